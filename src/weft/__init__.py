@@ -1,0 +1,1 @@
+"""weft trains one PyTorch model on many devices."""

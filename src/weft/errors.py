@@ -1,0 +1,44 @@
+"""Everything weft raises on purpose, told apart by whose turn it is to act.
+
+`UserError` and its subclasses mean that the program, strategy or input asks for something that cannot work; the
+message says where, what was expected, what was found and what would do. `RankFailure` means that the outside failed
+(a rank died, a peer did not answer). `InternalError` means a bug in weft.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Root of every error that weft raises on purpose."""
+
+
+class UserError(WeftError):
+    """Something in the user's program, strategy or input cannot work."""
+
+
+class CaptureError(UserError):
+    """The training step cannot be captured as one graph."""
+
+
+class LayoutError(UserError):
+    """A placement or an SBP does not fit the tensor, the op or the world."""
+
+
+class RuleError(UserError):
+    """An op has no sharding rule, or no signature of it fits the fixed layouts."""
+
+
+class StrategyError(UserError):
+    """A strategy names something that does not exist or contradicts itself."""
+
+
+class BatchError(UserError):
+    """A batch differs from the example that the program was compiled for."""
+
+
+class RankFailure(WeftError):
+    """A rank raised, died or did not answer in time."""
+
+
+class InternalError(WeftError):
+    """An invariant of weft does not hold: a bug in weft, not in the user's program."""

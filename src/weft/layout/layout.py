@@ -1,0 +1,66 @@
+"""Layout: a placement and one SBP for each axis of its grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import LayoutError
+from weft.layout.placement import Placement
+from weft.layout.sbp import SBP, Broadcast, Split
+from weft.layout.shard import shard_range
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a tensor lies: `sbp[i]` says how along axis `i` of `placement`.
+
+    Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the next cuts the
+    pieces.
+    """
+
+    placement: Placement
+    sbp: tuple[SBP, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sbp) != self.placement.axes:
+            raise LayoutError(
+                f"a layout needs one SBP for each of the {self.placement.axes} axes of {self.placement}, "
+                f"found ({', '.join(map(str, self.sbp))})"
+            )
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise LayoutError when a split names a dimension that a tensor of `shape` does not have."""
+        for sbp in self.sbp:
+            if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):
+                raise LayoutError(
+                    f"{self} splits dimension {sbp.dim}, but the tensor of shape {list(shape)} has dimensions "
+                    f"0 to {len(shape) - 1}"
+                )
+
+    def local_ranges(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
+        """(offset, length) of each dimension of the part that `rank` holds of a tensor of whole `shape`."""
+        ranges = [(0, size) for size in shape]
+        for sbp, parts, index in zip(
+            self.sbp, self.placement.shape, self.placement.coordinates[rank], strict=True
+        ):
+            if isinstance(sbp, Split):
+                start, length = ranges[sbp.dim]
+                offset, length = shard_range(length, parts, index)
+                ranges[sbp.dim] = (start + offset, length)
+        return tuple(ranges)
+
+    def local_shape(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Shape of the part that `rank` holds of a tensor of whole `shape`."""
+        return tuple(length for _, length in self.local_ranges(shape, rank))
+
+    def with_axis(self, axis: int, sbp: SBP) -> Layout:
+        """This layout with another SBP on one axis."""
+        return Layout(self.placement, self.sbp[:axis] + (sbp,) + self.sbp[axis + 1 :])
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.sbp))}) on {self.placement}"
+
+
+def broadcast_layout(placement: Placement) -> Layout:
+    """The layout that holds the whole tensor on every rank of `placement`."""
+    return Layout(placement, (Broadcast(),) * placement.axes)

@@ -1,0 +1,111 @@
+"""Placement: a device type and an n-D grid of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from weft.errors import LayoutError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A grid of ranks on which a tensor or an op lives.
+
+    Attributes:
+        device_type: "cpu" or "cuda".
+        shape: number of ranks along each axis of the grid.
+        ranks: the ranks in row-major order; all different.
+    """
+
+    device_type: str
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(size < 1 for size in self.shape):
+            raise LayoutError(
+                f"a placement needs at least one axis and one rank on each, found shape {self.shape}"
+            )
+        if math.prod(self.shape) != len(self.ranks):
+            raise LayoutError(
+                f"a grid of shape {self.shape} needs {math.prod(self.shape)} ranks, found {self.ranks}"
+            )
+        if len(set(self.ranks)) != len(self.ranks):
+            raise LayoutError(f"a rank stands twice in the placement {self.grid}")
+        if any(rank < 0 for rank in self.ranks):
+            raise LayoutError(f"ranks count from 0, found {self.grid}")
+
+    @property
+    def axes(self) -> int:
+        """Number of axes of the grid."""
+        return len(self.shape)
+
+    @cached_property
+    def grid(self) -> list[Any]:
+        """The ranks as nested lists, one level for each axis."""
+        return _nest(self.ranks, self.shape)
+
+    @cached_property
+    def coordinates(self) -> dict[int, tuple[int, ...]]:
+        """The position of each rank on the grid."""
+        positions = product(*(range(size) for size in self.shape))
+        return dict(zip(self.ranks, positions, strict=True))
+
+    def group(self, rank: int, axis: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` only along `axis`, in the order of the grid."""
+        here = self.coordinates[rank]
+        line = (here[:axis] + (i,) + here[axis + 1 :] for i in range(self.shape[axis]))
+        at = {position: other for other, position in self.coordinates.items()}
+        return tuple(at[position] for position in line)
+
+    def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """All groups along `axis`, each once, ordered by their first rank's position."""
+        return tuple(dict.fromkeys(self.group(rank, axis) for rank in self.ranks))
+
+    def __str__(self) -> str:
+        return f"{self.device_type} {self.grid}"
+
+
+def placement(device_type: str, ranks: Sequence[Any]) -> Placement:
+    """Build a placement from nested lists of ranks.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        ranks: `[0, 1]` for one axis, `[[0, 1], [2, 3]]` for two, and so on.
+
+    Raises:
+        LayoutError: when the lists are ragged, empty, or name a rank twice.
+    """
+    if device_type not in ("cpu", "cuda"):
+        raise LayoutError(f'a placement\'s device type is "cpu" or "cuda", found {device_type!r}')
+    shape = _shape(ranks)
+    return Placement(device_type, shape, tuple(_flatten(ranks, len(shape))))
+
+
+def _shape(nested: Sequence[Any]) -> tuple[int, ...]:
+    if isinstance(nested, int):
+        return ()
+    shapes = {_shape(part) for part in nested}
+    if len(shapes) != 1:
+        raise LayoutError(
+            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested}"
+        )
+    return (len(nested), *shapes.pop())
+
+
+def _flatten(nested: Sequence[Any], depth: int) -> list[int]:
+    if depth == 1:
+        return list(nested)
+    return [rank for part in nested for rank in _flatten(part, depth - 1)]
+
+
+def _nest(ranks: tuple[int, ...], shape: tuple[int, ...]) -> list[Any]:
+    if len(shape) == 1:
+        return list(ranks)
+    step = len(ranks) // shape[0]
+    return [_nest(ranks[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]

@@ -1,0 +1,77 @@
+"""One call of an op as the rules see it: argument tree with numbered operands, and the shapes of all tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from weft.layout import SBP
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A constant of torch that the graph carries by name: `Token("dtype", "float32")`, `Token("device", "cpu")`.
+
+    `kind` is one of "dtype", "device", "layout", "memory_format".
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The place of a tensor in an argument tree: operand number `index` of the call."""
+
+    index: int
+
+
+# A node of an argument tree: an operand, a scalar, a constant of torch, or a tuple of arguments (lists become tuples).
+Argument: TypeAlias = (
+    "Operand | Token | bool | int | float | complex | str | None | tuple[Argument, ...]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of a tensor; `dtype` is torch's name without the prefix, such as "float32"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of the op `op`, such as "aten.mm.default".
+
+    `operands` are the tensors in the order of their first appearance in `args`, then `kwargs`; the trees hold
+    `Operand(i)` in their place. `results` has one entry for each output; an output that is no tensor (None) is None.
+    """
+
+    op: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    operands: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One legal combination of SBPs of an op along one axis of a grid.
+
+    `results` has one entry for each output of the call (Broadcast for outputs that are no tensors).
+    """
+
+    operands: tuple[SBP, ...]
+    results: tuple[SBP, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}"
+
+
+def map_argument(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Apply `function` to every leaf of an argument tree, keeping the tuples."""
+    if isinstance(argument, tuple):
+        return tuple(map_argument(function, part) for part in argument)
+    return function(argument)

@@ -1,0 +1,25 @@
+"""Units as types, so that bytes are not added to seconds."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+Bytes = NewType("Bytes", int)
+Flops = NewType("Flops", int)
+Seconds = NewType("Seconds", float)
+
+# Size of one element of every dtype that weft's graphs may hold, in bytes.
+ITEM_SIZE: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
