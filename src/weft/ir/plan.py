@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from weft.ir.logical import Arg, Role
-from weft.units import Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
@@ -99,7 +98,7 @@ class Collective:
     split_dim: int = 0
     sizes: tuple[int, ...] = ()
     split_sizes: tuple[int, ...] = ()
-    bytes: Bytes = Bytes(0)
+    bytes: int = 0
 
 
 LocalNode: TypeAlias = LocalCall | LocalUpdate | Collective
