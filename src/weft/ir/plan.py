@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from weft.ir.logical import Arg, Role
+from weft.ir.nodes import Arg, Role
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (

@@ -1,0 +1,156 @@
+"""The five kinds of nodes of a logical graph, and the values between them.
+
+Every value is assigned once; `Update` nodes write a new version of an input in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from weft.layout import Layout
+from weft.ops.call import Token
+
+Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
+ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
+# Roles whose values live on from one step to the next.
+VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A use of the value called `name`."""
+
+    name: str
+
+
+# A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered operands.
+Arg: TypeAlias = "Ref | Token | bool | int | float | complex | str | None | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph: its name, whole shape, dtype, and, once deduced, its layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where in the user's program a node comes from.
+
+    Attributes:
+        file: path of the source file.
+        line: line number in it.
+        module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the model.
+        backward: whether the node belongs to the backward pass of that line.
+    """
+
+    file: str
+    line: int
+    module: str = ""
+    backward: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}"
+        inside = f" in {self.module}" if self.module else ""
+        return f"{where}{inside}{' (backward)' if self.backward else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A value that comes from outside: a variable (parameter, buffer, state), a leaf of the batch, a constant.
+
+    `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x", "[1].mask".
+    """
+
+    value: Value
+    role: Role
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an op. `outputs` has one entry for each result; None where the op returns no tensor."""
+
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[Value | None, ...]
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Boxing: `output` is `input` in another layout. `cause` names the node that asked for it, in words."""
+
+    input: Ref
+    output: Value
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Write a new version of the variable `target` in place.
+
+    `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as "AdamW" (`source` is the
+    gradient, `states` the optimizer's tensors for this parameter, updated in place too). `group` is the index of
+    the parameter group that the hyperparameters come from. `elementwise` says whether the rule may run on any shard.
+    """
+
+    rule: str
+    target: Ref
+    source: Ref
+    states: tuple[Ref, ...] = ()
+    group: int = 0
+    elementwise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A value that `step` returns; `key` is its place in what the loss function returned, such as "loss" or "[1]"."""
+
+    value: Ref
+    key: str
+
+
+Node: TypeAlias = Input | Call | Box | Update | Output
+
+
+def node_outputs(node: Node) -> tuple[Value, ...]:
+    """The values that a node makes."""
+    match node:
+        case Input(value=value):
+            return (value,)
+        case Call(outputs=outputs):
+            return tuple(value for value in outputs if value is not None)
+        case Box(output=output):
+            return (output,)
+        case _:
+            return ()
+
+
+def node_uses(node: Node) -> tuple[str, ...]:
+    """The names of the values that a node reads, in the order of its arguments, repeated as they stand."""
+    match node:
+        case Call(args=args, kwargs=kwargs):
+            return tuple(refs(args)) + tuple(name for _, arg in kwargs for name in refs(arg))
+        case Box(input=ref) | Output(value=ref):
+            return (ref.name,)
+        case Update(target=target, source=source, states=states):
+            return (target.name, source.name, *(ref.name for ref in states))
+        case _:
+            return ()
+
+
+def refs(arg: Any) -> Iterator[str]:
+    """The names of all values in an argument tree, in order."""
+    if isinstance(arg, Ref):
+        yield arg.name
+    elif isinstance(arg, tuple):
+        for part in arg:
+            yield from refs(part)
