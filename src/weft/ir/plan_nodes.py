@@ -1,0 +1,217 @@
+"""The parts of a plan: local nodes, registers, and the actors that they belong to.
+
+A rank's local nodes work on plain local tensors. Actors are bound to queues; tensors that pass from one actor to another
+stand in registers. Each actor acts once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from weft.ir.nodes import Arg, Role
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+)
+
+# A register's contents, for the memory table.
+RegisterKind: TypeAlias = Literal[
+    "parameter", "buffer", "state", "batch", "constant", "activation", "communication"
+]
+
+# Queues: "compute" (the device's stream), "host" (feeding the batch, fetching results), "comm:<communicator id>".
+COMPUTE = "compute"
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """An ordered group of ranks with one queue of its own; collectives on it run in the order of the plan."""
+
+    id: int
+    ranks: tuple[int, ...]
+
+    @property
+    def queue(self) -> str:
+        return f"comm:{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalValue:
+    """A local tensor: name, local shape, dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """A call of an op on local tensors; `op` is an ATen name or one of weft's local ops (`weft.…`)."""
+
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[LocalValue | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpdate:
+    """Write a new version of the local shard `target` in place (see `weft.ir.logical.Update`)."""
+
+    rule: str
+    target: str
+    source: str
+    states: tuple[str, ...]
+    group: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective on one local tensor, as rank number `index` of its communicator sees it.
+
+    Attributes:
+        kind: what runs.
+        communicator: id of the communicator.
+        input, output: local values before and after.
+        reduction: "sum", "max" or "min"; for all_reduce and reduce_scatter.
+        dim: dimension that is gathered (all_gather, all_to_all: concatenated) or scattered (reduce_scatter).
+        split_dim: for all_to_all: the dimension that is cut into pieces for the peers.
+        sizes: length along `dim` of every rank's piece (all_gather: inputs; reduce_scatter: outputs; all_to_all:
+            the lengths of the pieces along `dim` as they arrive from each rank).
+        split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
+        bytes: what this collective moves in total over all ranks of the communicator (Table 2 of OneFlow).
+    """
+
+    kind: CollectiveKind
+    communicator: int
+    input: LocalValue
+    output: LocalValue
+    reduction: str = "sum"
+    dim: int = 0
+    split_dim: int = 0
+    sizes: tuple[int, ...] = ()
+    split_sizes: tuple[int, ...] = ()
+    bytes: int = 0
+
+
+LocalNode: TypeAlias = LocalCall | LocalUpdate | Collective
+
+
+@dataclass(frozen=True, slots=True)
+class LocalInput:
+    """A local value that comes from outside: the shard of a variable, of a batch leaf, or of a constant."""
+
+    value: LocalValue
+    role: Role
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutput:
+    """A local value that the step returns under `key`."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A counted slot for one local tensor.
+
+    Attributes:
+        value: the tensor in it.
+        kind: for the memory table.
+        producer: id of the actor that writes it.
+        consumers: ids of the actors that read it (never the producer).
+        credits: how many versions may exist at a time.
+        full: whether a version is there before the first step (variables and constants).
+    """
+
+    value: LocalValue
+    kind: RegisterKind
+    producer: int
+    consumers: tuple[int, ...]
+    credits: int = 1
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Host actor: takes the batch that the user passed and fills the registers of its leaves (`keys[i]` → `produces[i]`)."""
+
+    id: int
+    keys: tuple[str, ...]
+    produces: tuple[str, ...]
+    queue: str = HOST
+
+    @property
+    def consumes(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A segment: local calls and updates that run without a stop on the compute queue.
+
+    `produces` holds fresh tensors and the variables that the segment updates in place.
+    """
+
+    id: int
+    nodes: tuple[LocalCall | LocalUpdate, ...]
+    consumes: tuple[str, ...]
+    produces: tuple[str, ...]
+    queue: str = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate:
+    """One or more collectives of one kind on one communicator, run as one."""
+
+    id: int
+    collectives: tuple[Collective, ...]
+    queue: str
+
+    @property
+    def consumes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(collective.input.name for collective in self.collectives))
+
+    @property
+    def produces(self) -> tuple[str, ...]:
+        return tuple(collective.output.name for collective in self.collectives)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Host actor: hands the results of the step to the caller."""
+
+    id: int
+    keys: tuple[str, ...]
+    consumes: tuple[str, ...]
+    queue: str = HOST
+
+    @property
+    def produces(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Owner of the registers that no actor ever rewrites: constants, and variables without an update. Never acts."""
+
+    id: int
+    produces: tuple[str, ...]
+    queue: str = HOST
+
+    @property
+    def consumes(self) -> tuple[str, ...]:
+        return ()
+
+
+Actor: TypeAlias = Feed | Compute | Communicate | Fetch | Hold

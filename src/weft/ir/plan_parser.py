@@ -1,0 +1,232 @@
+"""Read the text of a plan (see `weft.ir.plan_printer`): `parse_plan(str(plan)) == plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from weft.ir.nodes import ROLES, Ref
+from weft.ir.plan import Plan, RankPlan
+from weft.ir.plan_nodes import (
+    COLLECTIVE_KINDS,
+    Actor,
+    Collective,
+    Communicate,
+    Communicator,
+    Compute,
+    Feed,
+    Fetch,
+    Hold,
+    LocalCall,
+    LocalInput,
+    LocalNode,
+    LocalUpdate,
+    LocalValue,
+    Register,
+    RegisterKind,
+)
+from weft.ir.scanner import Scanner
+
+
+@dataclass
+class _Rank:
+    """One rank's plan while its lines are read; the lines of an actor's body follow its head."""
+
+    rank: int
+    inputs: list[LocalInput] = field(default_factory=list)
+    registers: list[Register] = field(default_factory=list)
+    heads: list[tuple[Actor, list[LocalNode]]] = field(default_factory=list)
+
+
+def parse_plan(text: str) -> Plan:
+    """The plan that `text` describes.
+
+    Raises:
+        UserError: naming the line and what was expected there.
+    """
+    name, communicators = "", []
+    ranks: list[_Rank] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        scanner = Scanner(line, number)
+        if number == 1:
+            scanner.expect("plan")
+            name = scanner.string()
+        elif scanner.accept("communicator"):
+            communicators.append(_communicator(scanner))
+        elif scanner.accept("rank"):
+            ranks.append(_Rank(scanner.integer()))
+        elif not ranks:
+            raise scanner.error("expected a communicator or a rank")
+        else:
+            _rank_line(scanner, ranks[-1])
+        scanner.end()
+    return Plan(name, tuple(communicators), tuple(map(_finish, ranks)))
+
+
+def _communicator(scanner: Scanner) -> Communicator:
+    number = scanner.integer()
+    scanner.expect("=")
+    return Communicator(number, scanner.integers())
+
+
+def _rank_line(scanner: Scanner, rank: _Rank) -> None:
+    if scanner.accept("input"):
+        rank.inputs.append(_input(scanner))
+    elif scanner.accept("register"):
+        rank.registers.append(_register(scanner))
+    elif scanner.accept("actor"):
+        rank.heads.append((_actor(scanner), []))
+    elif rank.heads:
+        rank.heads[-1][1].append(_local(scanner))
+    else:
+        raise scanner.error("expected an input, a register or an actor")
+
+
+def _finish(rank: _Rank) -> RankPlan:
+    actors = tuple(_with_body(actor, body) for actor, body in rank.heads)
+    return RankPlan(rank.rank, tuple(rank.inputs), actors, tuple(rank.registers))
+
+
+def _with_body(actor: Actor, body: list[Any]) -> Actor:
+    match actor:
+        case Compute(id=number, consumes=consumes, produces=produces, queue=queue):
+            return Compute(number, tuple(body), consumes, produces, queue)
+        case Communicate(id=number, queue=queue):
+            return Communicate(number, tuple(body), queue)
+        case _:
+            return actor
+
+
+def _input(scanner: Scanner) -> LocalInput:
+    name = scanner.name()
+    scanner.expect("=")
+    word = scanner.take("word")
+    role = next((role for role in ROLES if role == word), None)
+    if role is None:
+        raise scanner.error(f"expected one of {', '.join(ROLES)}, found {word!r}")
+    key = scanner.string()
+    scanner.expect(":")
+    return LocalInput(_value(scanner, name), role, key)
+
+
+def _value(scanner: Scanner, name: str) -> LocalValue:
+    shape, dtype = scanner.tensor()
+    return LocalValue(name, shape, dtype)
+
+
+def _register(scanner: Scanner) -> Register:
+    name = scanner.name()
+    scanner.expect(":")
+    value = _value(scanner, name)
+    word = scanner.take("word")
+    kind = next((kind for kind in get_args(RegisterKind) if kind == word), None)
+    if kind is None:
+        raise scanner.error(f"expected one of {', '.join(get_args(RegisterKind))}, found {word!r}")
+    scanner.expect("credits")
+    credit_count = scanner.integer()
+    scanner.expect("from")
+    producer = scanner.integer()
+    scanner.expect("to")
+    consumers = scanner.integers()
+    return Register(value, kind, producer, consumers, credit_count, scanner.accept("full"))
+
+
+def _actor(scanner: Scanner) -> Actor:
+    number = scanner.integer()
+    scanner.expect("on")
+    queue = scanner.string()
+    word = scanner.take("word")
+    match word:
+        case "feed":
+            keys, names = _pairs(scanner)
+            return Feed(number, keys, names, queue)
+        case "fetch":
+            keys, names = _pairs(scanner)
+            return Fetch(number, keys, names, queue)
+        case "hold":
+            return Hold(number, _list(scanner), queue)
+        case "compute":
+            consumes = _references(scanner)
+            scanner.expect("->")
+            return Compute(number, (), consumes, _references(scanner), queue)
+        case "communicate":
+            return Communicate(number, (), queue)
+    raise scanner.error(f"expected feed, fetch, hold, compute or communicate, found {word!r}")
+
+
+def _pairs(scanner: Scanner) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    keys, names = [], []
+    while scanner.kind() == "string":
+        keys.append(scanner.string())
+        names.append(scanner.name())
+        scanner.accept(",")
+    return tuple(keys), tuple(names)
+
+
+def _list(scanner: Scanner) -> tuple[str, ...]:
+    return tuple(scanner.names()) if scanner.kind() == "value" else ()
+
+
+def _references(scanner: Scanner) -> tuple[str, ...]:
+    items = scanner.argument()
+    if not isinstance(items, tuple) or not all(isinstance(item, Ref) for item in items):
+        raise scanner.error("expected a list of values")
+    return tuple(item.name for item in items)
+
+
+def _local(scanner: Scanner) -> LocalNode:
+    if scanner.accept("update"):
+        return _update(scanner)
+    names: list[str | None] = []
+    while not names or scanner.accept(","):
+        names.append(None if scanner.accept("_") else scanner.name())
+    scanner.expect("=")
+    if scanner.accept("call"):
+        return _call(scanner, names)
+    kind = next((kind for kind in COLLECTIVE_KINDS if kind == scanner.peek()), None)
+    if kind is None or len(names) != 1 or names[0] is None:
+        raise scanner.error("expected call or a collective")
+    scanner.expect(kind)
+    source = scanner.name()
+    scanner.expect(":")
+    before = _value(scanner, source)
+    scanner.expect("->")
+    after = _value(scanner, names[0])
+    fields = dict(_fields(scanner))
+    return Collective(kind, fields.pop("comm"), before, after, **fields)
+
+
+def _fields(scanner: Scanner) -> list[tuple[str, Any]]:
+    scanner.expect("(")
+    found = []
+    while not scanner.accept(")"):
+        key = scanner.take("word")
+        scanner.expect("=")
+        found.append((key, scanner.argument()))
+        scanner.accept(",")
+    return found
+
+
+def _call(scanner: Scanner, names: list[str | None]) -> LocalCall:
+    op, args, kwargs = scanner.call()
+    scanner.expect(":")
+    outputs: list[LocalValue | None] = []
+    for index, name in enumerate(names):
+        if index:
+            scanner.expect(",")
+        if name is None:
+            scanner.expect("_")
+        outputs.append(None if name is None else _value(scanner, name))
+    return LocalCall(op, args, kwargs, tuple(outputs))
+
+
+def _update(scanner: Scanner) -> LocalUpdate:
+    rule = scanner.string()
+    scanner.expect("group")
+    group = scanner.integer()
+    key = scanner.string()
+    target = scanner.name()
+    scanner.expect("from")
+    source = scanner.name()
+    states = tuple(scanner.names()) if scanner.accept("states") else ()
+    return LocalUpdate(rule, target, source, states, group, key)

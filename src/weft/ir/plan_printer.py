@@ -1,0 +1,100 @@
+"""Text of plans; `weft.ir.plan_parser` reads it back to an equal plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.ir.plan_nodes import (
+    Actor,
+    Collective,
+    Communicate,
+    Compute,
+    Feed,
+    Fetch,
+    Hold,
+    LocalCall,
+    LocalInput,
+    LocalNode,
+    LocalUpdate,
+    LocalValue,
+    Register,
+)
+from weft.ir.text import argument_text, call_text, quoted, tensor_text
+
+
+def input_text(item: LocalInput) -> str:
+    """`input %w = parameter "fc.weight" : float32[10, 20]`"""
+    return f"input %{item.value.name} = {item.role} {quoted(item.key)} : {_type_text(item.value)}"
+
+
+def register_text(register: Register) -> str:
+    """`register %y : float32[8, 10] activation credits 1 from 2 to [3, 4]`, `full` before the first step."""
+    value = register.value
+    return (
+        f"register %{value.name} : {_type_text(value)} {register.kind} credits {register.credits}"
+        f" from {register.producer} to {argument_text(register.consumers)}{' full' if register.full else ''}"
+    )
+
+
+def actor_text(actor: Actor) -> str:
+    """An actor: number, kind and queue on one line, what it does on lines below."""
+    match actor:
+        case Feed(keys=keys, produces=names):
+            body = [
+                "feed " + ", ".join(f"{quoted(k)} %{n}" for k, n in zip(keys, names, strict=True))
+            ]
+        case Fetch(keys=keys, consumes=names):
+            body = [
+                "fetch " + ", ".join(f"{quoted(k)} %{n}" for k, n in zip(keys, names, strict=True))
+            ]
+        case Hold(produces=names):
+            body = [f"hold {_names(names)}"]
+        case Compute(nodes=nodes, consumes=consumes, produces=produces):
+            body = [
+                f"compute [{_names(consumes)}] -> [{_names(produces)}]",
+                *map(local_text, nodes),
+            ]
+        case Communicate(collectives=collectives):
+            body = ["communicate", *map(local_text, collectives)]
+    lines = [
+        f"actor {actor.id} on {quoted(actor.queue)} {body[0]}",
+        *(f"  {line}" for line in body[1:]),
+    ]
+    return "\n".join(lines)
+
+
+def local_text(node: LocalNode) -> str:
+    """One local node on one line."""
+    match node:
+        case LocalCall(op=op, args=args, kwargs=kwargs, outputs=outputs):
+            names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
+            types = ", ".join("_" if value is None else _type_text(value) for value in outputs)
+            return f"{names} = call {call_text(op, args, kwargs)} : {types}"
+        case LocalUpdate(rule=rule, group=group, key=key, target=target, source=source):
+            states = f" states {_names(node.states)}" if node.states else ""
+            head = f"update {quoted(rule)} group {group} {quoted(key)}"
+            return f"{head} %{target} from %{source}{states}"
+        case Collective():
+            return _collective_text(node)
+
+
+def _collective_text(node: Collective) -> str:
+    fields: list[tuple[str, object]] = [("comm", node.communicator)]
+    if node.kind in ("all_reduce", "reduce_scatter"):
+        fields.append(("reduction", node.reduction))
+    if node.kind != "all_reduce":
+        fields += [("dim", node.dim), ("sizes", node.sizes)]
+    if node.kind == "all_to_all":
+        fields += [("split_dim", node.split_dim), ("split_sizes", node.split_sizes)]
+    fields.append(("bytes", node.bytes))
+    details = ", ".join(f"{key}={argument_text(value)}" for key, value in fields)
+    types = f"{_type_text(node.input)} -> {_type_text(node.output)}"
+    return f"%{node.output.name} = {node.kind} %{node.input.name} : {types} ({details})"
+
+
+def _type_text(value: LocalValue) -> str:
+    return tensor_text(value.shape, value.dtype)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"%{name}" for name in names)

@@ -1,0 +1,156 @@
+"""What is a legal logical graph: one table of rules, checked before and after every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from weft.errors import InternalError, LayoutError
+from weft.ir.logical import (
+    VARIABLE_ROLES,
+    Box,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Update,
+    Value,
+    node_outputs,
+    node_uses,
+)
+from weft.ir.printer import node_text
+from weft.units import ITEM_SIZE
+
+# A rule yields (node, what is wrong) for each place where it does not hold.
+Finding = tuple[Node, str]
+Rule = Callable[[LogicalGraph], Iterator[Finding]]
+
+# Inputs first, then what computes, then updates, then outputs.
+_ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
+
+
+def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
+    """Return `graph` when it is legal.
+
+    Args:
+        graph: what to check.
+        with_layouts: also require a layout on every value, and equal layouts where the graph says so.
+
+    Raises:
+        InternalError: naming the rule and the node, since only a pass of weft can have made the graph.
+    """
+    for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
+        for node, problem in rule(graph):
+            line = node_text(node, graph.placements)
+            raise InternalError(
+                f"graph {graph.name!r} breaks the rule {rule.__name__}: {problem} in\n  {line}"
+            )
+    return graph
+
+
+def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
+    """Inputs stand first, then calls and boxings, then updates, then outputs."""
+    reached = 0
+    for node in graph.nodes:
+        if _ORDER[type(node)] < reached:
+            yield node, "it stands after a node of a later kind"
+        reached = max(reached, _ORDER[type(node)])
+
+
+def values_assigned_once(graph: LogicalGraph) -> Iterator[Finding]:
+    """No two nodes make a value of the same name."""
+    seen: set[str] = set()
+    for node in graph.nodes:
+        for value in node_outputs(node):
+            if value.name in seen:
+                yield node, f"%{value.name} is assigned twice"
+            seen.add(value.name)
+
+
+def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
+    """A node reads only values that an earlier node made."""
+    seen: set[str] = set()
+    for node in graph.nodes:
+        for name in node_uses(node):
+            if name not in seen:
+                yield node, f"%{name} is not made before"
+        seen.update(value.name for value in node_outputs(node))
+
+
+def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
+    """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
+    for node, value in _made(graph):
+        if value.dtype not in ITEM_SIZE:
+            yield node, f"dtype {value.dtype!r} is unknown"
+        if any(size < 0 for size in value.shape):
+            yield node, f"shape {value.shape} has a negative size"
+
+
+def keys_unique(graph: LogicalGraph) -> Iterator[Finding]:
+    """No two inputs share role and key; no two outputs share a key."""
+    seen: set[tuple[str, str]] = set()
+    for node in graph.nodes:
+        if not isinstance(node, Input | Output):
+            continue
+        entry = (node.role if isinstance(node, Input) else "output", node.key)
+        if entry in seen:
+            yield node, f"the key {node.key!r} stands twice"
+        seen.add(entry)
+
+
+def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:
+    """An update's target and states are variables, each written once; its source has the target's shape."""
+    written: set[str] = set()
+    for node in graph.of_kind(Update):
+        for ref in (node.target, *node.states):
+            made_by = graph.producers[ref.name]
+            if not isinstance(made_by, Input) or made_by.role not in VARIABLE_ROLES:
+                yield node, f"%{ref.name} is no variable"
+            if ref.name in written:
+                yield node, f"%{ref.name} is updated twice"
+            written.add(ref.name)
+        if graph.values[node.target.name].shape != graph.values[node.source.name].shape:
+            yield node, "source and target differ in shape"
+
+
+def boxing_keeps_the_tensor(graph: LogicalGraph) -> Iterator[Finding]:
+    """A boxing changes the layout, never shape or dtype."""
+    for node in graph.of_kind(Box):
+        source = graph.values[node.input.name]
+        if (source.shape, source.dtype) != (node.output.shape, node.output.dtype):
+            yield node, "shape or dtype changes"
+
+
+def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
+    """Every value has a layout that fits its shape."""
+    for node, value in _made(graph):
+        if value.layout is None:
+            yield node, f"%{value.name} has no layout"
+            continue
+        try:
+            value.layout.check(value.shape)
+        except LayoutError as error:
+            yield node, str(error)
+
+
+def updates_in_place(graph: LogicalGraph) -> Iterator[Finding]:
+    """The source of an update lies as its target does."""
+    for node in graph.of_kind(Update):
+        if graph.values[node.source.name].layout != graph.values[node.target.name].layout:
+            yield node, "source and target differ in layout"
+
+
+def _made(graph: LogicalGraph) -> Iterator[tuple[Node, Value]]:
+    return ((node, value) for node in graph.nodes for value in node_outputs(node))
+
+
+RULES: tuple[Rule, ...] = (
+    kinds_in_order,
+    values_assigned_once,
+    values_made_before_use,
+    dtypes_known,
+    keys_unique,
+    updates_write_variables,
+    boxing_keeps_the_tensor,
+)
+LAYOUT_RULES: tuple[Rule, ...] = (layouts_given, updates_in_place)

@@ -1,0 +1,59 @@
+"""Each rule of the legal-graph table fires on the smallest graph that breaks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import InternalError
+from weft.ir.parser import parse_graph
+from weft.ir.verify import LAYOUT_RULES, RULES, verify
+
+HEAD = 'graph "g"\nplacement @0 = cpu [0, 1]\n'
+PARAMETER = '%w = parameter "w" : float32[4] @0(B)\n'
+GRADIENT = "%g = call aten.neg.default(%w) : float32[4] @0(B)\n"
+
+LEGAL = (
+    HEAD
+    + PARAMETER
+    + GRADIENT
+    + "%b = box %g : float32[4] @0(S(0))\n"
+    + 'update "SGD" group 0 %w from %g\n'
+    + 'output "loss" %b\n'
+)
+
+BROKEN = {
+    "kinds_in_order": HEAD + PARAMETER + GRADIENT + '%x = batch "x" : float32[4] @0(B)\n',
+    "values_assigned_once": HEAD + PARAMETER + GRADIENT + GRADIENT,
+    "values_made_before_use": HEAD
+    + PARAMETER
+    + "%g = call aten.neg.default(%v) : float32[4] @0(B)\n",
+    "dtypes_known": HEAD + '%w = parameter "w" : quaternion[4] @0(B)\n',
+    "keys_unique": HEAD + PARAMETER + PARAMETER.replace("%w", "%v"),
+    "updates_write_variables": HEAD + PARAMETER + GRADIENT + 'update "SGD" group 0 %g from %w\n',
+    "boxing_keeps_the_tensor": HEAD + PARAMETER + "%b = box %w : float32[5] @0(B)\n",
+    "layouts_given": HEAD + '%w = parameter "w" : float32[4]\n',
+    "updates_in_place": HEAD
+    + PARAMETER
+    + "%g = call aten.neg.default(%w) : float32[4] @0(P(sum))\n"
+    + 'update "SGD" group 0 %w from %g\n',
+}
+
+
+def test_a_legal_graph_passes() -> None:
+    graph = parse_graph(LEGAL)
+    assert verify(graph, with_layouts=True) is graph
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_each_rule_fires(rule: str) -> None:
+    with pytest.raises(InternalError, match=f"breaks the rule {rule}"):
+        verify(parse_graph(BROKEN[rule]), with_layouts=True)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.__name__ for rule in RULES + LAYOUT_RULES} == set(BROKEN)
+
+
+def test_a_layout_that_does_not_fit_the_shape_is_illegal() -> None:
+    with pytest.raises(InternalError, match="splits dimension 1"):
+        verify(parse_graph(HEAD + '%w = parameter "w" : float32[4] @0(S(1))\n'), with_layouts=True)
