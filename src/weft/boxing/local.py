@@ -1,0 +1,93 @@
+"""What one rank does in a step of boxing: local shapes, peers, and the pieces that they exchange."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.boxing.step import Step, StepKind, step_bytes
+from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, shard_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """One rank's part in a step.
+
+    Attributes:
+        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and zeroes it elsewhere; a
+            "reinterpret" leaves it as it is.
+        ranks: the group along the step's axis; `index` is this rank's place in it.
+        input_shape, output_shape: local shapes before and after.
+        reduction: for all_reduce and reduce_scatter.
+        dim: dimension that is sliced, padded, gathered, scattered, or (all_to_all) concatenated.
+        split_dim: for all_to_all: dimension that is cut into pieces for the peers.
+        sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and all_to_all.
+        split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
+        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor lies in the result.
+        length: for slice and pad: length of the result along `dim`.
+        bytes: what this group moves in total.
+    """
+
+    kind: StepKind
+    ranks: tuple[int, ...]
+    index: int
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    reduction: Reduction = "sum"
+    dim: int = 0
+    split_dim: int = 0
+    sizes: tuple[int, ...] = ()
+    split_sizes: tuple[int, ...] = ()
+    offset: int = 0
+    length: int = 0
+    bytes: int = 0
+
+
+def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
+    """What `rank` does in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
+
+    All ranks of a group see the same tensor: the one that the group holds together. Its pieces are balanced shards,
+    so that peers agree on their sizes without asking.
+    """
+    placement = step.source.placement
+    group = placement.group(rank, step.axis)
+    parts, index = len(group), group.index(rank)
+    held = step.source.with_axis(step.axis, Broadcast()).local_shape(shape, rank)
+    before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
+    dim, split_dim = _dims(step.kind, before, after)
+    pieces = shard_sizes(held[dim], parts) if dim is not None else ()
+    offset, length = _window(step.kind, held, dim, parts, index)
+    return LocalStep(
+        kind=step.kind,
+        ranks=group,
+        index=index,
+        input_shape=step.source.local_shape(shape, rank),
+        output_shape=step.target.local_shape(shape, rank),
+        reduction=before.reduction if isinstance(before, Partial) else "sum",
+        dim=dim or 0,
+        split_dim=split_dim or 0,
+        sizes=() if step.kind in ("slice", "pad") else pieces,
+        split_sizes=shard_sizes(held[split_dim], parts) if split_dim is not None else (),
+        offset=offset,
+        length=length,
+        bytes=step_bytes(step.kind, parts, math.prod(held) * itemsize),
+    )
+
+
+def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | None]:
+    """`dim` and `split_dim` of a step, None where it has none."""
+    if kind == "reinterpret":
+        return None, None
+    if isinstance(before, Split):
+        return before.dim, after.dim if isinstance(after, Split) else None
+    return after.dim if isinstance(after, Split) else None, None
+
+
+def _window(
+    kind: StepKind, held: tuple[int, ...], dim: int | None, parts: int, index: int
+) -> tuple[int, int]:
+    """Offset and length of a slice or a pad along `dim`."""
+    if dim is None or kind not in ("slice", "pad"):
+        return 0, 0
+    offset, length = shard_range(held[dim], parts, index)
+    return offset, length if kind == "slice" else held[dim]

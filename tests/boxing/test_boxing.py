@@ -1,0 +1,307 @@
+"""Chains of boxing, executed with numpy for many ranks in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.boxing import (
+    COLLECTIVE_BYTES,
+    COLLECTIVES,
+    LocalStep,
+    Step,
+    axis_bytes,
+    axis_collectives,
+    local_step,
+    steps,
+)
+from weft.errors import LayoutError
+from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, placement
+
+B, S0, S1, P, PMAX, PMIN = (
+    Broadcast(),
+    Split(0),
+    Split(1),
+    Partial(),
+    Partial("max"),
+    Partial("min"),
+)
+REDUCE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+Array: TypeAlias = npt.NDArray[Any]
+Locals: TypeAlias = dict[int, Array]
+
+
+def reduce(reduction: str, tensors: list[Array]) -> Array:
+    return np.asarray(REDUCE[reduction].reduce(np.stack(tensors), axis=0))
+
+
+def scatter(value: Array, layout: Layout) -> Locals:
+    """Local tensors of `value` in `layout`; the ranks of a Partial hold different random parts of it."""
+    rng = np.random.default_rng(7)
+    held: dict[tuple[int, ...], Array] = {(): value}
+    for axis, parts in enumerate(layout.placement.shape):
+        held = {
+            (*at, index): piece
+            for at, tensor in held.items()
+            for index, piece in enumerate(_cut(tensor, layout.sbp[axis], parts, rng))
+        }
+    # A Broadcast axis repeats its tensor before a later axis draws random parts: draw them once.
+    same = {at: _canonical(at, layout) for at in held}
+    return {rank: held[same[at]] for rank, at in layout.placement.coordinates.items()}
+
+
+def _canonical(at: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    return tuple(0 if isinstance(s, Broadcast) else i for i, s in zip(at, layout.sbp, strict=True))
+
+
+def _cut(tensor: Array, sbp: SBP, parts: int, rng: np.random.Generator) -> list[Array]:
+    if isinstance(sbp, Split):
+        return np.array_split(tensor, parts, axis=sbp.dim)
+    if isinstance(sbp, Broadcast):
+        return [tensor] * parts
+    noise = [rng.integers(1, 9, tensor.shape) for _ in range(parts - 1)]
+    if sbp.reduction == "sum":
+        return [*noise, tensor - sum(noise)]
+    away = -1 if sbp.reduction == "max" else 1
+    return [*(tensor + away * extra for extra in noise), tensor]
+
+
+def gather(held: Locals, layout: Layout) -> Array:
+    """The whole value of local tensors; raises when copies on a Broadcast axis differ."""
+    at = {place: held[rank] for rank, place in layout.placement.coordinates.items()}
+    for axis in reversed(range(layout.placement.axes)):
+        lines: dict[tuple[int, ...], list[Array]] = {}
+        for place, tensor in sorted(at.items(), key=lambda item: item[0]):
+            lines.setdefault(place[:axis], []).append(tensor)
+        at = {place: _join(tensors, layout.sbp[axis]) for place, tensors in lines.items()}
+    return at[()]
+
+
+def _join(tensors: list[Array], sbp: SBP) -> Array:
+    if isinstance(sbp, Split):
+        return np.concatenate(tensors, axis=sbp.dim)
+    if isinstance(sbp, Partial):
+        return reduce(sbp.reduction, tensors)
+    for tensor in tensors[1:]:
+        np.testing.assert_array_equal(tensor, tensors[0])
+    return tensors[0]
+
+
+def execute(chain: tuple[Step, ...], held: Locals, shape: tuple[int, ...]) -> Locals:
+    for step in chain:
+        parts = {rank: local_step(step, shape, 8, rank) for rank in held}
+        held = {rank: run(parts, held, rank) for rank in held}
+    return held
+
+
+def run(parts: dict[int, LocalStep], held: Locals, rank: int) -> Array:
+    """What `rank` holds after a step, from the pieces that its peers send it by their own view of the step."""
+    me, x = parts[rank], held[rank]
+    assert x.shape == me.input_shape
+    assert me.ranks[me.index] == rank
+    result = _local(me, x) if me.kind not in COLLECTIVES else _collective(me, parts, held)
+    assert result.shape == me.output_shape
+    return result
+
+
+def _local(me: LocalStep, x: Array) -> Array:
+    if me.kind == "slice":
+        return np.take(x, range(me.offset, me.offset + me.length), axis=me.dim)
+    if me.kind == "pad":
+        around = [(0, 0)] * x.ndim
+        around[me.dim] = (me.offset, me.length - me.offset - x.shape[me.dim])
+        return np.pad(x, around)
+    return np.zeros_like(x) if me.kind == "keep_first" and me.index else x
+
+
+def _collective(me: LocalStep, parts: dict[int, LocalStep], held: Locals) -> Array:
+    if me.kind == "all_reduce":
+        return reduce(me.reduction, [held[peer] for peer in me.ranks])
+    if me.kind == "all_gather":
+        assert me.sizes == tuple(held[peer].shape[me.dim] for peer in me.ranks)
+        return np.concatenate([held[peer] for peer in me.ranks], axis=me.dim)
+    received = [_sent(parts[peer], held[peer], me.index) for peer in me.ranks]
+    if me.kind == "reduce_scatter":
+        return reduce(me.reduction, received)
+    assert me.sizes == tuple(piece.shape[me.dim] for piece in received)
+    return np.concatenate(received, axis=me.dim)
+
+
+def _sent(peer: LocalStep, x: Array, to: int) -> Array:
+    """The piece that `peer` sends to number `to` of the group."""
+    scatters = peer.kind == "reduce_scatter"
+    dim, sizes = (peer.dim, peer.sizes) if scatters else (peer.split_dim, peer.split_sizes)
+    assert sum(sizes) == x.shape[dim]
+    return np.split(x, np.cumsum(sizes)[:-1], axis=dim)[to]
+
+
+def grid_of(shape: tuple[int, ...]) -> Placement:
+    return Placement("cpu", shape, tuple(range(math.prod(shape))))
+
+
+def parse(texts: list[str]) -> tuple[SBP, ...]:
+    known: dict[str, SBP] = {"B": B, "P": P, "S0": S0, "S1": S1}
+    return tuple(known[text] for text in texts)
+
+
+RECORDED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "oneflow.jsonl").read_text().splitlines()
+]
+
+
+def test_recorded_cases_are_there() -> None:
+    assert len(RECORDED) == 289
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_equals_what_oneflow_recorded(axes: int) -> None:
+    for shape, ranks, before, after, expected in RECORDED:
+        if len(before) != axes:
+            continue
+        where = placement("cpu", ranks)
+        source, target = Layout(where, parse(before)), Layout(where, parse(after))
+        value = np.arange(1, math.prod(shape) + 1).reshape(shape)
+        held = execute(steps(source, target, tuple(shape), 4), scatter(value, source), tuple(shape))
+        np.testing.assert_array_equal(gather(held, target), value)
+        if P not in target.sbp:
+            for rank in where.ranks:
+                np.testing.assert_array_equal(held[rank], expected[rank])
+
+
+@st.composite
+def transitions(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...]]:
+    grid = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    if math.prod(grid) > 12:
+        grid = grid[:2]
+    shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=3)))
+    choices = [B, P, PMAX, PMIN, *(Split(dim) for dim in range(len(shape)))]
+    sbps = st.tuples(*(st.sampled_from(choices) for _ in grid))
+    return Layout(grid_of(grid), draw(sbps)), Layout(grid_of(grid), draw(sbps)), shape
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(transitions())
+def test_chain_preserves_the_value(case: tuple[Layout, Layout, tuple[int, ...]]) -> None:
+    source, target, shape = case
+    value = np.random.default_rng(0).integers(-50, 50, shape)
+    chain = steps(source, target, shape, 8)
+    held = scatter(value, source)
+    np.testing.assert_array_equal(gather(held, source), value)
+    np.testing.assert_array_equal(gather(execute(chain, held, shape), target), value)
+    ends = [source, *(step.target for step in chain)]
+    assert [step.source for step in chain] == ends[:-1]
+    assert ends[-1] == target
+    for step in chain:
+        groups = {group[0] for group in source.placement.groups(step.axis)}
+        total = sum(local_step(step, shape, 8, first).bytes for first in groups)
+        # The floor in the bytes of an all-to-all is taken once for the step, and once for each group.
+        assert step.bytes - len(groups) < total <= step.bytes
+
+
+def exhaustive(source: Layout, target: Layout, shape: tuple[int, ...], longest: int) -> int:
+    """Least weight over all chains of at most `longest` steps, found by trying every layout next."""
+    if source == target:
+        return 0
+    if longest == 0:
+        return 10**9
+    options = {B, P, *source.sbp, *target.sbp, *(Split(dim) for dim in range(len(shape)))}
+    best = 10**9
+    for axis, sbp in product(range(source.placement.axes), sorted(options, key=str)):
+        there = source.with_axis(axis, sbp)
+        single = steps(source, there, shape, 4) if there != source else ()
+        if len(single) == 1:
+            weight = single[0].bytes + COLLECTIVE_BYTES * (single[0].kind in COLLECTIVES)
+            best = min(best, weight + exhaustive(there, target, shape, longest - 1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((P, P), (B, B)),
+        ((S0, S0), (B, S0)),
+        ((S0, S1), (S1, S0)),
+        ((P, S0), (S0, B)),
+        ((S0, S0), (S1, S1)),
+        ((B, S0), (S0, S0)),
+        ((S0, B), (P, PMAX)),
+    ],
+)
+def test_chain_is_the_cheapest(before: tuple[SBP, ...], after: tuple[SBP, ...]) -> None:
+    where = grid_of((2, 2))
+    source, target, shape = Layout(where, before), Layout(where, after), (8, 128)
+    chain = steps(source, target, shape, 4)
+    weight = sum(step.bytes + COLLECTIVE_BYTES * (step.kind in COLLECTIVES) for step in chain)
+    assert weight == exhaustive(source, target, shape, 4)
+
+
+def test_large_gradient_on_a_grid_takes_reduce_scatter_first() -> None:
+    where = grid_of((2, 2))
+    chain = steps(Layout(where, (P, P)), Layout(where, (B, B)), (1024, 1024), 4)
+    assert [step.kind for step in chain] == ["reduce_scatter", "all_reduce", "all_gather"]
+    assert sum(step.bytes for step in chain) == 6 * 2**22
+
+
+def test_small_gradient_on_a_grid_takes_fewer_collectives() -> None:
+    where = grid_of((2, 2))
+    chain = steps(Layout(where, (P, P)), Layout(where, (B, B)), (4,), 4)
+    assert [step.kind for step in chain] == ["all_reduce", "all_reduce"]
+
+
+TABLE = [  # source, target, kinds, bytes for T = 1200 and p = 4
+    (S0, S0, [], 0),
+    (S0, S1, ["all_to_all"], 900),
+    (S0, B, ["all_gather"], 3600),
+    (S0, P, ["pad"], 0),
+    (B, S0, ["slice"], 0),
+    (B, B, [], 0),
+    (B, P, ["keep_first"], 0),
+    (B, PMAX, ["reinterpret"], 0),
+    (P, S1, ["reduce_scatter"], 3600),
+    (P, B, ["all_reduce"], 7200),
+    (P, P, [], 0),
+    (PMAX, P, ["all_reduce", "keep_first"], 7200),
+    (S0, PMAX, ["all_gather", "reinterpret"], 3600),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "kinds", "moved"), TABLE)
+def test_bytes_of_table_2(before: SBP, after: SBP, kinds: list[str], moved: int) -> None:
+    where = grid_of((4,))
+    chain = steps(Layout(where, (before,)), Layout(where, (after,)), (30, 10), 4)
+    assert [step.kind for step in chain] == kinds
+    assert sum(step.bytes for step in chain) == moved == axis_bytes(before, after, 4, 1200)
+    assert axis_collectives(before, after, 4) == sum(kind in COLLECTIVES for kind in kinds)
+
+
+def test_an_axis_of_one_rank_moves_nothing() -> None:
+    where = grid_of((1,))
+    chain = steps(Layout(where, (P,)), Layout(where, (S0,)), (4,), 4)
+    assert [(step.kind, step.bytes) for step in chain] == [("reinterpret", 0)]
+    assert axis_bytes(P, B, 1, 100) == 0
+    assert axis_collectives(P, B, 1) == 0
+
+
+def test_bytes_count_every_group() -> None:
+    chain = steps(Layout(grid_of((2, 3)), (B, P)), Layout(grid_of((2, 3)), (B, B)), (5,), 4)
+    assert [step.bytes for step in chain] == [2 * (2 * 2 * 20)]
+
+
+def test_other_placement_is_refused() -> None:
+    with pytest.raises(LayoutError, match="not supported yet"):
+        steps(Layout(grid_of((2,)), (B,)), Layout(grid_of((4,)), (B,)), (4,), 4)
+
+
+def test_split_of_a_missing_dimension_is_refused() -> None:
+    with pytest.raises(LayoutError, match="splits dimension 1"):
+        steps(Layout(grid_of((2,)), (B,)), Layout(grid_of((2,)), (S1,)), (4,), 4)
