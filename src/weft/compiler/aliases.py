@@ -1,0 +1,110 @@
+"""Views of variables: a view shares the memory that an update overwrites, so its readers count as readers of the variable.
+
+Within the compute queue that is enough: whoever reads a view is entered as a reader of the variable itself. A collective or
+a result that the caller keeps works on a copy instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.ir.logical import Ref, refs
+from weft.ir.plan import (
+    Collective,
+    LocalCall,
+    LocalNode,
+    LocalOutput,
+    LocalProgram,
+    LocalValue,
+)
+
+# Ops whose results may share memory with their first operand.
+VIEW_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_reshape_alias.default",
+        "_unsafe_view.default",
+        "alias.default",
+        "as_strided.default",
+        "chunk.default",
+        "contiguous.default",
+        "detach.default",
+        "diagonal.default",
+        "expand.default",
+        "expand_as.default",
+        "flatten.using_ints",
+        "lift_fresh.default",
+        "movedim.intlist",
+        "narrow.default",
+        "numpy_T.default",
+        "permute.default",
+        "positive.default",
+        "reshape.default",
+        "select.int",
+        "slice.Tensor",
+        "split.Tensor",
+        "split_with_sizes.default",
+        "squeeze.default",
+        "squeeze.dim",
+        "squeeze.dims",
+        "swapaxes.default",
+        "t.default",
+        "transpose.int",
+        "unbind.int",
+        "unfold.default",
+        "unsqueeze.default",
+        "view.default",
+        "view.dtype",
+        "view_as.default",
+        "view_as_complex.default",
+        "view_as_real.default",
+    )
+) | frozenset(("weft.slice", "weft.keep", "weft.hint"))
+
+
+def variable_views(program: LocalProgram) -> dict[str, str]:
+    """For each value that may share memory with a variable or constant: the name of that input; inputs included."""
+    bases = {item.value.name: item.value.name for item in program.inputs if item.role != "batch"}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.op in VIEW_OPS:
+            first = next(refs(node.args), "")
+            if first in bases:
+                made = (value.name for value in node.outputs if value is not None)
+                bases.update((name, bases[first]) for name in made)
+    return bases
+
+
+def copy_escaping_views(program: LocalProgram) -> LocalProgram:
+    """Copy views of variables where they leave the compute queue: into a collective, or to the caller."""
+    bases = variable_views(program)
+    nodes: list[LocalNode] = []
+    for node in program.nodes:
+        if (
+            isinstance(node, Collective)
+            and bases.get(node.input.name, node.input.name) != node.input.name
+        ):
+            copy = replace(node.input, name=f"{node.output.name}.copy")
+            nodes.append(_clone(node.input.name, copy))
+            node = replace(node, input=copy)
+        nodes.append(node)
+    values = _values(program)
+    outputs = []
+    for number, output in enumerate(program.outputs):
+        if output.name in bases:
+            copy = replace(values[output.name], name=f"{output.name}.out{number}")
+            nodes.append(_clone(output.name, copy))
+            output = LocalOutput(copy.name, output.key)
+        outputs.append(output)
+    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))
+
+
+def _clone(name: str, copy: LocalValue) -> LocalCall:
+    return LocalCall("aten.clone.default", (Ref(name),), (), (copy,))
+
+
+def _values(program: LocalProgram) -> dict[str, LocalValue]:
+    found = {item.value.name: item.value for item in program.inputs}
+    for node in program.nodes:
+        if isinstance(node, LocalCall):
+            found.update((value.name, value) for value in node.outputs if value is not None)
+    return found

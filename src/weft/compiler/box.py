@@ -1,0 +1,153 @@
+"""Insert boxing wherever a node wants a value in another layout than its producer gives.
+
+Before: a graph without layouts, and an `Assignment`. After: every value has a layout, and every node reads its operands
+in the layouts that the assignment names. Consumers that want the same layout share one boxing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.assignment import Assignment
+from weft.ir.logical import (
+    Box,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_uses,
+)
+from weft.layout import Layout
+
+
+def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
+    """The graph with layouts on all values and `Box` nodes between layouts that differ.
+
+    The boxing of a computed value stands right after its producer, so that communication starts as early as it can;
+    the boxing of an input stands right before its first reader, so that a gathered copy lives as short as it can.
+    """
+    boxings = _Boxings(graph, assignment)
+    nodes: list[Node] = []
+    tail: list[Node] = []
+    for index, node in enumerate(graph.nodes):
+        renamed = boxings.rewire(index, node)
+        late = boxings.before(index)
+        if isinstance(node, Update | Output):
+            tail.append(renamed)
+            nodes.extend(late)
+        else:
+            nodes.extend(late)
+            nodes.append(renamed)
+            nodes.extend(boxings.after(renamed))
+    return LogicalGraph(graph.name, tuple(nodes + tail))
+
+
+@dataclass
+class _Boxings:
+    """All boxings of a graph, found before the graph is rebuilt.
+
+    Attributes:
+        wanted: for each value, the boxings of it by target layout, in the order of their first readers.
+        due: for each node's index, the boxings of inputs that must stand right before it.
+    """
+
+    graph: LogicalGraph
+    assignment: Assignment
+    wanted: dict[str, dict[Layout, Box]] = field(default_factory=dict)
+    due: dict[int, list[Box]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, node in enumerate(self.graph.nodes):
+            for name, layout in self._operands(index, node):
+                if layout != self.assignment.values[name]:
+                    self._want(index, node, name, layout)
+
+    def rewire(self, index: int, node: Node) -> Node:
+        """`node` with layouts on its outputs, reading the boxed values where it needs them."""
+        names = {
+            name: self.wanted[name][layout].output.name
+            for name, layout in self._operands(index, node)
+            if layout in self.wanted.get(name, {})
+        }
+        return _renamed(self._with_layouts(node), names)
+
+    def before(self, index: int) -> Iterable[Node]:
+        """Boxings of inputs whose first reader is node number `index`."""
+        return self.due.get(index, ())
+
+    def after(self, node: Node) -> Iterable[Node]:
+        """Boxings of the values that `node` computes."""
+        if not isinstance(node, Call):
+            return ()
+        names = (value.name for value in node.outputs if value is not None)
+        return tuple(boxing for name in names for boxing in self.wanted.get(name, {}).values())
+
+    def _operands(self, index: int, node: Node) -> Iterable[tuple[str, Layout]]:
+        names = tuple(dict.fromkeys(node_uses(node)))
+        return zip(names, self.assignment.operands.get(index, ()), strict=True)
+
+    def _want(self, index: int, node: Node, name: str, layout: Layout) -> None:
+        boxings = self.wanted.setdefault(name, {})
+        if layout in boxings:
+            return
+        value = self.graph.values[name]
+        output = Value(f"{name}.box{len(boxings)}", value.shape, value.dtype, layout)
+        boxings[layout] = Box(Ref(name), output, _describe(node, self.graph))
+        if isinstance(self.graph.producers[name], Input):
+            self.due.setdefault(index, []).append(boxings[layout])
+
+    def _with_layouts(self, node: Node) -> Node:
+        def laid(value: Value) -> Value:
+            return replace(value, layout=self.assignment.values[value.name])
+
+        match node:
+            case Input(value=value):
+                return replace(node, value=laid(value))
+            case Call(outputs=outputs):
+                return replace(node, outputs=tuple(v and laid(v) for v in outputs))
+            case _:
+                return node
+
+
+def _describe(node: Node, graph: LogicalGraph) -> str:
+    """The reader that causes a boxing, in words."""
+    match node:
+        case Call(op=op, location=location):
+            return f"{op} at {location}" if location else op
+        case Update(rule=rule, target=target):
+            producer = graph.producers[target.name]
+            return (
+                f"update {rule} of {producer.key if isinstance(producer, Input) else target.name}"
+            )
+        case Output(key=key):
+            return f"output {key}"
+    return ""
+
+
+def _renamed(node: Node, names: dict[str, str]) -> Node:
+    def ref(old: Ref) -> Ref:
+        return Ref(names.get(old.name, old.name))
+
+    match node:
+        case Call(args=args, kwargs=kwargs):
+            kept = tuple((key, _renamed_arg(arg, names)) for key, arg in kwargs)
+            return replace(node, args=_renamed_arg(args, names), kwargs=kept)
+        case Update(source=source):
+            return replace(node, source=ref(source))
+        case Output(value=value):
+            return replace(node, value=ref(value))
+        case _:
+            return node
+
+
+def _renamed_arg(arg: object, names: dict[str, str]) -> object:
+    if isinstance(arg, Ref):
+        return Ref(names.get(arg.name, arg.name))
+    if isinstance(arg, tuple):
+        return tuple(_renamed_arg(part, names) for part in arg)
+    return arg

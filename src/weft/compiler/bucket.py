@@ -1,0 +1,84 @@
+"""Join small all-reduces: one call for many gradients costs one latency instead of many.
+
+Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which all-reduces on one communicator that
+nothing waits for yet stand together. Every rank of a communicator decides alike: the sizes, the order and the readers
+that decide are the same on all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from weft.ir.logical import Arg, refs
+from weft.ir.plan import Collective, LocalCall, LocalNode, LocalProgram, LocalUpdate
+
+# What a bucket may move in total over its ranks, in bytes. Larger buckets save latency, smaller ones start earlier.
+BUCKET_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Collectives that run as one."""
+
+    collectives: tuple[Collective, ...]
+
+
+ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
+Schedule: TypeAlias = tuple[ScheduleItem, ...]
+
+
+def bucket(program: LocalProgram, bucket_bytes: int = BUCKET_BYTES) -> Schedule:
+    """The nodes of `program` in order, with all-reduces joined into buckets of at most about `bucket_bytes`."""
+    joiner = _Joiner(bucket_bytes)
+    for node in program.nodes:
+        joiner.add(node)
+    joiner.close(joiner.open.copy())
+    return tuple(joiner.items)
+
+
+def node_reads(node: LocalNode) -> set[str]:
+    """The local values that a node reads."""
+    match node:
+        case LocalCall(args=args, kwargs=kwargs):
+            every: tuple[Arg, ...] = (args, tuple(arg for _, arg in kwargs))
+            return set(refs(every))
+        case LocalUpdate(target=target, source=source, states=states):
+            return {target, source, *states}
+        case Collective(input=value):
+            return {value.name}
+
+
+@dataclass
+class _Joiner:
+    """`open` holds, for each kind of all-reduce, the collectives that wait to be joined; all others are in `items`."""
+
+    limit: int
+    items: list[ScheduleItem] = field(default_factory=list)
+    open: dict[tuple[int, str, str], list[Collective]] = field(default_factory=dict)
+
+    def add(self, node: LocalNode) -> None:
+        reads = node_reads(node)
+        self.close(
+            key
+            for key, waiting in self.open.copy().items()
+            if any(collective.output.name in reads for collective in waiting)
+        )
+        if not isinstance(node, Collective):
+            self.items.append(node)
+        elif node.kind == "all_reduce":
+            self._join(node)
+        else:
+            self.close(key for key in self.open.copy() if key[0] == node.communicator)
+            self.items.append(Bucket((node,)))
+
+    def close(self, keys: object) -> None:
+        for key in list(keys):  # type: ignore[call-overload]
+            self.items.append(Bucket(tuple(self.open.pop(key))))
+
+    def _join(self, node: Collective) -> None:
+        key = (node.communicator, node.reduction, node.input.dtype)
+        waiting = self.open.setdefault(key, [])
+        waiting.append(node)
+        if sum(collective.bytes for collective in waiting) >= self.limit:
+            self.close([key])

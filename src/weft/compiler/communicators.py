@@ -1,0 +1,20 @@
+"""Which groups of ranks talk to each other: one communicator for each group, numbered alike on every rank."""
+
+from __future__ import annotations
+
+from weft.boxing import COLLECTIVES, steps
+from weft.ir.logical import Box, LogicalGraph
+from weft.ir.plan import Communicator
+from weft.units import ITEM_SIZE
+
+
+def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
+    """The communicators that the boxings of a graph need, in the order of their first use."""
+    found: dict[tuple[int, ...], Communicator] = {}
+    for node in graph.of_kind(Box):
+        source = graph.values[node.input.name]
+        for step in steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype]):
+            if step.kind in COLLECTIVES:
+                for ranks in step.source.placement.groups(step.axis):
+                    found.setdefault(ranks, Communicator(len(found), ranks))
+    return tuple(found.values())

@@ -1,0 +1,160 @@
+"""One rank's view of a graph: local shapes, adapted arguments, boxing as collectives.
+
+Before: a logical graph in which every value has a layout. After: the `LocalProgram` of one rank, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.boxing import COLLECTIVES, LocalStep, Step, local_step, steps
+from weft.compiler.calls import op_call, operand_names
+from weft.errors import InternalError
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
+from weft.ir.plan import (
+    Collective,
+    Communicator,
+    LocalCall,
+    LocalInput,
+    LocalNode,
+    LocalOutput,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+)
+from weft.layout import Broadcast, Layout
+from weft.ops import OpCall, Operand, Signature, TensorSpec
+from weft.ops import localize as localize_call
+from weft.ops.call import map_argument
+from weft.units import ITEM_SIZE
+
+
+def localize(
+    graph: LogicalGraph, rank: int, communicators: tuple[Communicator, ...]
+) -> LocalProgram:
+    """What `rank` runs of `graph`."""
+    view = _View(graph, rank, {c.ranks: c.id for c in communicators})
+    nodes = [local for node in graph.nodes for local in view.local_nodes(node)]
+    inputs = tuple(
+        LocalInput(view.value(node.value), node.role, node.key) for node in graph.of_kind(Input)
+    )
+    outputs = tuple(
+        LocalOutput(view.name(node.value.name), node.key) for node in graph.of_kind(Output)
+    )
+    return LocalProgram(rank, inputs, tuple(nodes), outputs)
+
+
+@dataclass
+class _View:
+    """The state of the walk: `aliases` maps values that are another value as it stands (hints, free boxing)."""
+
+    graph: LogicalGraph
+    rank: int
+    communicator_of: Mapping[tuple[int, ...], int]
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def name(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def value(self, value: Value) -> LocalValue:
+        shape = _layout(value).local_shape(value.shape, self.rank)
+        return LocalValue(value.name, shape, value.dtype)
+
+    def local_nodes(self, node: Any) -> Iterator[LocalNode]:
+        match node:
+            case Call(op="weft.hint", args=(Ref(name=name), *_), outputs=(Value(name=output),)):
+                self.aliases[output] = self.name(name)
+            case Call():
+                yield self._call(node)
+            case Box():
+                yield from self._box(node)
+            case Update():
+                yield self._update(node)
+
+    def _call(self, node: Call) -> LocalCall:
+        call = op_call(self.graph, node)
+        names = operand_names(node)
+        layouts = [_layout(self.graph.values[name]) for name in names]
+        results = [None if value is None else _layout(value) for value in node.outputs]
+        for signature, parts, index in self._axes(layouts, results):
+            call = localize_call(call, signature, parts, index)
+        outputs = tuple(value and self.value(value) for value in node.outputs)
+        self._check(node, call, outputs)
+
+        def back(leaf: Any) -> Any:
+            return Ref(self.name(names[leaf.index])) if isinstance(leaf, Operand) else leaf
+
+        kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
+        return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
+
+    def _axes(
+        self, operands: list[Layout], results: list[Layout | None]
+    ) -> Iterator[tuple[Signature, int, int]]:
+        """The signature along each axis of the grid, its length, and this rank's place on it."""
+        placement = next(layout for layout in (*operands, *results) if layout).placement
+        place = placement.coordinates[self.rank]
+        for axis, (parts, index) in enumerate(zip(placement.shape, place, strict=True)):
+            before = tuple(layout.sbp[axis] for layout in operands)
+            after = tuple(layout.sbp[axis] if layout else Broadcast() for layout in results)
+            yield Signature(before, after), parts, index
+
+    def _check(self, node: Call, call: OpCall, outputs: tuple[LocalValue | None, ...]) -> None:
+        """The rule's idea of the local results must be the layouts'."""
+        expected = tuple(v and TensorSpec(v.shape, v.dtype) for v in outputs)
+        if call.results != expected:
+            raise InternalError(
+                f"the rule of {node.op} gives rank {self.rank} {call.results}, its layouts say {expected}"
+            )
+
+    def _box(self, node: Box) -> Iterator[LocalNode]:
+        source = self.graph.values[node.input.name]
+        name = self.name(source.name)
+        itemsize = ITEM_SIZE[source.dtype]
+        chain = steps(_layout(source), _layout(node.output), source.shape, itemsize)
+        for number, step in enumerate(chain, 1):
+            local = local_step(step, source.shape, itemsize, self.rank)
+            if step.kind == "reinterpret":
+                continue
+            last = number == len(chain)
+            made = node.output.name if last else f"{node.output.name}.{number}"
+            output = LocalValue(made, local.output_shape, source.dtype)
+            yield self._step(step, local, LocalValue(name, local.input_shape, source.dtype), output)
+            name = made
+        if name != node.output.name:
+            self.aliases[node.output.name] = name
+
+    def _step(
+        self, step: Step, local: LocalStep, source: LocalValue, output: LocalValue
+    ) -> LocalNode:
+        if step.kind in COLLECTIVES:
+            return Collective(
+                step.kind,
+                self.communicator_of[local.ranks],
+                source,
+                output,
+                local.reduction,
+                local.dim,
+                local.split_dim,
+                local.sizes,
+                local.split_sizes,
+                local.bytes,
+            )
+        if step.kind == "keep_first":
+            return LocalCall("weft.keep", (Ref(source.name), local.index == 0), (), (output,))
+        window = (local.dim, local.offset, local.length)
+        return LocalCall(f"weft.{step.kind}", (Ref(source.name), *window), (), (output,))
+
+    def _update(self, node: Update) -> LocalUpdate:
+        target = self.graph.producers[node.target.name]
+        assert isinstance(target, Input)
+        states = tuple(ref.name for ref in node.states)
+        source = self.name(node.source.name)
+        return LocalUpdate(node.rule, node.target.name, source, states, node.group, target.key)
+
+
+def _layout(value: Value) -> Layout:
+    if value.layout is None:
+        raise InternalError(f"%{value.name} has no layout")
+    return value.layout
