@@ -1,1 +1,3 @@
+"""Hardware: what work and communication cost."""
 
+from weft.hardware.cost import CostModel as CostModel

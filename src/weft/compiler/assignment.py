@@ -1,0 +1,29 @@
+"""Assignment: what deduction decides, the layout of every value and of every operand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.layout import Layout
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The layouts of a logical graph.
+
+    Attributes:
+        values: the layout in which each value is produced, by its name.
+        operands: for node number `i` of the graph, the layouts in which it reads its operands: one for each distinct
+            value, in the order of first appearance (as `node_uses` names them). Inputs have no entry.
+        shared: for a value with several readers, the layout to which it is boxed once for all of them; each reader
+            takes it from there. Only values whose shared layout differs from the produced one have an entry.
+        cost: what the deduction's cost model says of all calls and boxings together, in bytes.
+        proven: whether `cost` is the least there is, along each axis with the others as they are.
+    """
+
+    values: Mapping[str, Layout]
+    operands: Mapping[int, tuple[Layout, ...]]
+    shared: Mapping[str, Layout] = field(default_factory=dict)
+    cost: float = 0.0
+    proven: bool = True

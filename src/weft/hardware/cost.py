@@ -1,0 +1,39 @@
+"""CostModel: one scale, bytes moved, for boxing and for work, so that deduction can add them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.boxing import COLLECTIVE_BYTES
+from weft.units import Bytes, Flops
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What deduction minimises, in bytes that cross between devices. All amounts are sums over all devices.
+
+    Sums, not the slowest device: work that is split costs its whole once, work that is replicated costs it on every
+    device. Dividing by the number of devices would change no decision.
+
+    Attributes:
+        bytes_per_collective: what one more collective weighs beside its bytes; stands for its latency.
+        bytes_per_flop: what one floating-point operation weighs. On real devices it is far below 1; it is
+            deliberately dear, so that a strategy keeps its meaning at small sizes. With x of (n, k) and w of (k, m),
+            data parallelism pays 2(p-1)·4·k·m bytes to reduce the gradient of w in float32; replicating the layer
+            instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is dearer for every n ≥ 1, so no batch is
+            too small for a split that the user asked for.
+        bytes_per_traffic: what one byte read or written in a device's memory weighs: element-wise work is rather
+            split than replicated, but never boxed for its own sake.
+    """
+
+    bytes_per_collective: float = float(COLLECTIVE_BYTES)
+    bytes_per_flop: float = 4.0
+    bytes_per_traffic: float = 0.1
+
+    def boxing(self, moved: Bytes, collectives: int) -> float:
+        """Cost of boxing that moves `moved` bytes over all devices in `collectives` collectives."""
+        return moved + self.bytes_per_collective * collectives
+
+    def work(self, flops: Flops, traffic: Bytes) -> float:
+        """Cost of calls with `flops` and `traffic` (bytes read and written), both summed over all devices."""
+        return self.bytes_per_flop * flops + self.bytes_per_traffic * traffic

@@ -1,0 +1,80 @@
+"""Variable elimination against brute force."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from weft.compiler.solver import Table, minimize
+
+Problem = tuple[list[Table], dict[tuple[int, int], Table]]
+
+
+def random_problem(seed: int, variables: int, edges: int, largest: int = 4) -> Problem:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, largest + 1, variables)
+    unary = [rng.integers(0, 20, size).astype(float) for size in sizes]
+    pairwise = {}
+    for _ in range(edges):
+        i, j = (int(v) for v in rng.choice(variables, 2, replace=False))
+        pairwise[i, j] = rng.integers(0, 20, (sizes[i], sizes[j])).astype(float)
+    return unary, pairwise
+
+
+def cost_of(choices: tuple[int, ...], problem: Problem) -> float:
+    unary, pairwise = problem
+    own = sum(table[c] for table, c in zip(unary, choices, strict=True))
+    return float(own + sum(table[choices[i], choices[j]] for (i, j), table in pairwise.items()))
+
+
+def brute_force(problem: Problem) -> float:
+    return min(
+        cost_of(choices, problem)
+        for choices in product(*(range(len(table)) for table in problem[0]))
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_equals_brute_force(seed: int) -> None:
+    problem = random_problem(seed, variables=6, edges=seed % 12)
+    found = minimize(*problem)
+    assert found.exact
+    assert found.cost == cost_of(found.choices, problem) == brute_force(problem)
+
+
+def test_a_limit_makes_the_result_unproven_but_whole() -> None:
+    problem = random_problem(1, variables=7, edges=30)
+    exact, limited = minimize(*problem), minimize(*problem, limit=8)
+    assert exact.exact
+    assert not limited.exact
+    assert limited.cost == cost_of(limited.choices, problem)
+    assert exact.cost <= limited.cost <= 1.3 * exact.cost
+
+
+def test_single_changes_cannot_improve_an_unproven_result() -> None:
+    problem = random_problem(2, variables=8, edges=40)
+    found = minimize(*problem, limit=4)
+    for variable, table in enumerate(problem[0]):
+        for choice in range(len(table)):
+            other = (*found.choices[:variable], choice, *found.choices[variable + 1 :])
+            assert cost_of(other, problem) >= found.cost
+
+
+def test_ties_go_to_the_first_choice() -> None:
+    assert minimize([np.zeros(3), np.zeros(2)], {(0, 1): np.zeros((3, 2))}).choices == (0, 0)
+
+
+def test_no_variables() -> None:
+    assert minimize([], {}) == ((), 0.0, True)
+
+
+def test_a_long_chain_with_a_hub_is_exact_and_fast() -> None:
+    rng = np.random.default_rng(3)
+    count = 3000
+    unary = [rng.random(5) for _ in range(count)]
+    pairwise = {(i, i + 1): rng.random((5, 5)) for i in range(count - 1)}
+    pairwise |= {(0, i): rng.random((5, 5)) for i in range(2, count, 10)}
+    found = minimize(unary, pairwise, limit=1000)
+    assert found.exact

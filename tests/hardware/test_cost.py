@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from weft.hardware import CostModel
+from weft.units import Bytes, Flops
+
+
+def test_boxing_adds_bytes_and_collectives() -> None:
+    assert CostModel(bytes_per_collective=10.0).boxing(Bytes(100), 2) == 120.0
+
+
+def test_work_adds_flops_and_traffic() -> None:
+    assert CostModel(bytes_per_flop=2.0, bytes_per_traffic=0.5).work(Flops(10), Bytes(4)) == 22.0
+
+
+def test_replicating_a_layer_is_dearer_than_reducing_its_gradient() -> None:
+    """The reason for the default of `bytes_per_flop`: it holds for a batch of one row."""
+    cost, rows, width, parts = CostModel(), 1, 1024, 2
+    replicated = cost.work(Flops((parts - 1) * 6 * rows * width * width), Bytes(0))
+    assert replicated > cost.boxing(Bytes(2 * (parts - 1) * 4 * width * width), 1)
