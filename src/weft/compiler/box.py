@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from weft.boxing import steps
 from weft.compiler.assignment import Assignment
 from weft.ir.logical import (
     Box,
@@ -23,6 +24,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import Layout
+from weft.units import ITEM_SIZE
 
 
 def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
@@ -96,10 +98,22 @@ class _Boxings:
         if layout in boxings:
             return
         value = self.graph.values[name]
+        source = self._source(value, layout)
+        if source is not None:
+            self._want(index, node, name, source)
+        start = name if source is None else boxings[source].output.name
         output = Value(f"{name}.box{len(boxings)}", value.shape, value.dtype, layout)
-        boxings[layout] = Box(Ref(name), output, _describe(node, self.graph))
+        boxings[layout] = Box(Ref(start), output, _describe(node, self.graph))
         if isinstance(self.graph.producers[name], Input):
             self.due.setdefault(index, []).append(boxings[layout])
+
+    def _source(self, value: Value, layout: Layout) -> Layout | None:
+        """The shared layout when boxing starts from there, None when it starts from the value as produced."""
+        shared = self.assignment.shared.get(value.name)
+        if shared is None or shared == layout:
+            return None
+        direct = _moved(value, self.assignment.values[value.name], layout)
+        return shared if _moved(value, shared, layout) <= direct else None
 
     def _with_layouts(self, node: Node) -> Node:
         def laid(value: Value) -> Value:
@@ -112,6 +126,11 @@ class _Boxings:
                 return replace(node, outputs=tuple(v and laid(v) for v in outputs))
             case _:
                 return node
+
+
+def _moved(value: Value, source: Layout, target: Layout) -> int:
+    """Bytes that boxing `value` from one layout to another moves."""
+    return sum(step.bytes for step in steps(source, target, value.shape, ITEM_SIZE[value.dtype]))
 
 
 def _describe(node: Node, graph: LogicalGraph) -> str:

@@ -10,5 +10,9 @@ from weft.layout.sbp import Broadcast as Broadcast
 from weft.layout.sbp import Partial as Partial
 from weft.layout.sbp import Reduction as Reduction
 from weft.layout.sbp import Split as Split
+from weft.layout.sbp import broadcast as broadcast
+from weft.layout.sbp import parse_sbp as parse_sbp
+from weft.layout.sbp import partial as partial
+from weft.layout.sbp import split as split
 from weft.layout.shard import shard_range as shard_range
 from weft.layout.shard import shard_sizes as shard_sizes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+from weft.errors import LayoutError
 
 Reduction: TypeAlias = Literal["sum", "max", "min"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
@@ -38,3 +41,33 @@ class Partial:
 
 
 SBP: TypeAlias = Split | Broadcast | Partial
+
+broadcast = Broadcast()
+
+
+def split(dim: int) -> Split:
+    """Each rank along the axis holds one balanced piece of dimension `dim`; negative dimensions count from the end."""
+    return Split(dim)
+
+
+def partial(reduction: Reduction = "sum") -> Partial:
+    """The value is the `reduction` ("sum", "max" or "min") of what the ranks along the axis hold."""
+    if reduction not in REDUCTIONS:
+        raise LayoutError(f"a partial value is one of {', '.join(REDUCTIONS)}, found {reduction!r}")
+    return Partial(reduction)
+
+
+def parse_sbp(text: str) -> SBP:
+    """Read what `str(sbp)` writes: "S(0)", "B", "P(sum)".
+
+    Raises:
+        LayoutError: when `text` is none of these.
+    """
+    match = re.fullmatch(r"B|S\((?P<dim>-?\d+)\)|P\((?P<reduction>\w+)\)", text.strip())
+    if match is None:
+        raise LayoutError(f'an SBP is "S(dim)", "B" or "P({"|".join(REDUCTIONS)})", found {text!r}')
+    if match["dim"] is not None:
+        return Split(int(match["dim"]))
+    if match["reduction"] is not None:
+        return partial(match["reduction"])  # type: ignore[arg-type]
+    return broadcast

@@ -1,0 +1,81 @@
+"""From a strategy's name patterns to hints: the SBP of each batch leaf, parameter and buffer that the user fixed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from weft.compiler.deduce import Hints
+from weft.errors import LayoutError, StrategyError
+from weft.ir.logical import Input, LogicalGraph
+from weft.layout import SBP, Broadcast, Partial, Placement, Split
+from weft.program.strategy import SBPs, Strategy
+
+
+def strategy_hints(strategy: Strategy, graph: LogicalGraph, placement: Placement) -> Hints:
+    """The hints that `strategy` gives for the inputs of `graph`.
+
+    Raises:
+        StrategyError: when a pattern names nothing, or gives a wrong number of SBPs.
+        LayoutError: when a split does not fit a tensor.
+    """
+    inputs = graph.of_kind(Input)
+    batch = [node for node in inputs if node.role == "batch"]
+    variables = [node for node in inputs if node.role in ("parameter", "buffer")]
+    found = _matched("batch", strategy.batch, batch, placement)
+    found |= _matched("parameters", strategy.parameters, variables, placement)
+    return Hints(found)
+
+
+def _matched(
+    field: str, patterns: Mapping[str, SBPs], inputs: Sequence[Input], placement: Placement
+) -> dict[str, tuple[SBP | None, ...]]:
+    keys = [node.key for node in inputs]
+    for pattern in patterns:
+        if pattern != "*" and not any(fnmatchcase(key, pattern) for key in keys):
+            raise StrategyError(_unknown(field, pattern, keys))
+    found: dict[str, tuple[SBP | None, ...]] = {}
+    for node in inputs:
+        pattern = next((p for p in patterns if _matches(node.key, p)), None)
+        if pattern is not None:
+            found[node.key] = _axes(field, pattern, patterns[pattern], node, placement)
+    return found
+
+
+def _matches(key: str, pattern: str) -> bool:
+    return key == pattern or fnmatchcase(key, pattern)
+
+
+def _axes(
+    field: str, pattern: str, sbp: SBPs, node: Input, placement: Placement
+) -> tuple[SBP | None, ...]:
+    """One SBP for each axis of the placement, with dimensions counted from the front."""
+    every = sbp if isinstance(sbp, tuple) else (sbp,) * placement.axes
+    where = f"{field}={{{pattern!r}: …}} for {node.key} of shape {list(node.value.shape)}"
+    if len(every) != placement.axes:
+        raise StrategyError(
+            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, "
+            f"found {len(every)}"
+        )
+    if not node.value.shape and pattern != node.key:
+        # A pattern for many tensors passes over scalars: they have no dimension to split.
+        return tuple(Broadcast() for _ in every)
+    return tuple(_from_front(where, part, node) for part in every)
+
+
+def _from_front(where: str, sbp: SBP, node: Input) -> SBP:
+    rank = len(node.value.shape)
+    if isinstance(sbp, Partial):
+        raise LayoutError(f"{where}: an input is split or broadcast, found {sbp}")
+    if not isinstance(sbp, Split):
+        return sbp
+    if not -rank <= sbp.dim < rank:
+        raise LayoutError(f"{where}: there is no dimension {sbp.dim} to split")
+    return Split(sbp.dim % rank)
+
+
+def _unknown(field: str, pattern: str, keys: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, keys, n=3, cutoff=0.4) or list(keys[:5])
+    names = ", ".join(near) if near else "none: there are no such tensors"
+    return f"{field}={{{pattern!r}: …}} matches nothing; names that exist: {names}"
