@@ -1,0 +1,37 @@
+# Every target sets up what it needs: a fresh machine has only Python (3.10 or later) and pip.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+# Seconds that one test run and one gate may take before it is stopped.
+LIMIT ?= 900
+
+export OMP_NUM_THREADS ?= 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: demo test gates check bench golden clean
+
+demo: $(READY)
+	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
+
+test: $(READY)
+	timeout $(LIMIT) $(BIN)/python -m pytest
+
+gates: $(READY)
+	timeout $(LIMIT) $(BIN)/python -m tools.gates
+
+check: gates test
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+golden: $(READY)
+	$(BIN)/python -m pytest --update-golden
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(READY)

@@ -1,0 +1,76 @@
+"""The options of the command line."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.cli import main
+from weft.runtime.launch import Fleet
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str], Fleet]]:
+    runs: list[tuple[Path, list[str], Fleet]] = []
+
+    def record(script: Path, arguments: list[str], fleet: Fleet) -> int:
+        runs.append((script, list(arguments), fleet))
+        return 7
+
+    monkeypatch.setattr(main, "run_script", record)
+    return runs
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.touch()
+    return path
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(main.app, ["--version"]).stdout == f"weft {version('weft')}\n"
+
+
+def test_options_before_the_script_are_weft_s_and_those_behind_are_the_script_s(
+    script: Path, started: list[tuple[Path, list[str], Fleet]]
+) -> None:
+    result = CliRunner().invoke(main.app, ["run", "-n", "2", str(script), "-n", "9", "--nodes=4"])
+    assert result.exit_code == 7
+    assert started == [(script, ["-n", "9", "--nodes=4"], Fleet(ranks=2))]
+
+
+def test_several_nodes(script: Path, started: list[tuple[Path, list[str], Fleet]]) -> None:
+    options = ["-n", "8", "--nnodes", "2", "--rendezvous", "first:29400", "--run-id", "a"]
+    CliRunner().invoke(main.app, ["run", *options, str(script)])
+    assert started == [(script, [], Fleet(8, 2, "first:29400", "a"))]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nodes", "2"], "--rendezvous host:port and --run-id"),
+        (["-n", "0"], "range"),
+    ],
+)
+def test_bad_options_are_refused(
+    script: Path,
+    started: list[tuple[Path, list[str], Fleet]],
+    options: list[str],
+    words: str,
+) -> None:
+    result = CliRunner().invoke(main.app, ["run", *options, str(script)], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert words in result.output
+    assert not started
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        main.app, ["run", str(tmp_path / "none.py")], env={"COLUMNS": "300"}
+    )
+    assert result.exit_code == 2
+    assert "does not exist" in result.output

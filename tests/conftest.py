@@ -1,0 +1,52 @@
+"""What all tests share: one thread for torch's ops, and golden files."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Two cores run several ranks in many tests; more threads only make them wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+UPDATE = "--update-golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(UPDATE, action="store_true", help="write the golden files anew")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption(UPDATE):
+        items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(text, name)` compares `text` with the file `golden/<name>.txt` beside the test module."""
+    folder = Path(request.path).parent / "golden"
+    update = bool(request.config.getoption(UPDATE))
+
+    def check(text: str, name: str) -> None:
+        path = folder / f"{name}.txt"
+        text = text.rstrip("\n") + "\n"
+        if update:
+            folder.mkdir(exist_ok=True)
+            path.write_text(text)
+            return
+        expected = path.read_text() if path.exists() else ""
+        if text != expected:
+            pytest.fail(_difference(path, expected, text), pytrace=False)
+
+    return check
+
+
+def _difference(path: Path, expected: str, found: str) -> str:
+    lines = difflib.unified_diff(
+        expected.splitlines(), found.splitlines(), f"golden/{path.name}", "found", lineterm=""
+    )
+    head = f"{path} is out of date; if the new text is right, run: make golden"
+    return "\n".join((head, *lines))
