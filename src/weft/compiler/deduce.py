@@ -1,0 +1,69 @@
+"""Deduction: one layout for every value and operand, the cheapest in total under the user's hints.
+
+One signature per call, one SBP per input: a sum of costs of single choices (work) and of pairs of choices (boxing on an
+edge), minimised exactly by variable elimination, not op by op. A grid of several axes is solved axis by axis: each axis
+exactly while the others stand still, again and again until nothing changes.
+"""
+
+from __future__ import annotations
+
+from weft.compiler.assignment import Assignment
+from weft.compiler.deduce_descent import Choice, descend
+from weft.compiler.deduce_hints import Hints as Hints
+from weft.compiler.deduce_hints import check_hints
+from weft.compiler.deduce_problem import Problem, build
+from weft.hardware import CostModel
+from weft.ir.logical import Call, LogicalGraph, Node, Output, Update, node_uses
+from weft.layout import Layout, Placement
+
+
+def deduce(
+    graph: LogicalGraph,
+    hints: Hints,
+    placement: Placement,
+    cost_model: CostModel = CostModel(),  # noqa: B008 (frozen)
+) -> Assignment:
+    """Choose the layouts of all values and operands of `graph` on `placement`.
+
+    Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any dimension (Broadcast
+    when that is as cheap), batch leaves Broadcast or split on their first, constants Broadcast; an optimizer's state
+    follows its parameter. An update runs in the layout of its target; outputs are Broadcast.
+
+    Raises:
+        LayoutError: when a hint cannot hold.
+        RuleError: when an op has no rule.
+    """
+    check_hints(graph, hints, placement)
+    problem = build(graph, hints, placement)
+    choice = descend(problem, placement.shape, cost_model)
+    return _assignment(graph, placement, problem, choice)
+
+
+def _assignment(
+    graph: LogicalGraph, placement: Placement, problem: Problem, choice: Choice
+) -> Assignment:
+    def result(variable: int, slot: int) -> Layout:
+        every = choice.signatures[variable]
+        return Layout(placement, tuple(signature.results[slot] for signature in every))
+
+    def operands(variable: int) -> tuple[Layout, ...]:
+        every = choice.signatures[variable]
+        by_operand = zip(*(signature.operands for signature in every), strict=True)
+        return tuple(Layout(placement, sbps) for sbps in by_operand)
+
+    def wanted(number: int, node: Node) -> tuple[Layout, ...]:
+        if isinstance(node, Update):
+            stay, target = {ref.name for ref in node.states}, node.target.name
+            names = dict.fromkeys(node_uses(node))
+            return tuple(values[name if name in stay else target] for name in names)
+        return operands(problem.variable_of[number])
+
+    values = {name: result(*made) for name, made in problem.made.items()}
+    readers = {
+        number: wanted(number, node)
+        for number, node in enumerate(graph.nodes)
+        if isinstance(node, Call | Update | Output)
+    }
+    shared = {name: result(share, 0) for name, share in problem.share_of.items()}
+    differing = {name: layout for name, layout in shared.items() if layout != values[name]}
+    return Assignment(values, readers, differing, choice.cost, choice.exact)

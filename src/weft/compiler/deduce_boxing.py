@@ -1,0 +1,87 @@
+"""What boxing costs between any two layouts of one tensor, as tables over all pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.boxing import COLLECTIVES
+from weft.boxing.path import moves
+from weft.hardware import CostModel
+from weft.layout import REDUCTIONS, SBP, Broadcast, Partial, Split
+from weft.ops import TensorSpec
+from weft.units import ITEM_SIZE, Bytes
+
+Table: TypeAlias = npt.NDArray[np.float64]
+SBPs: TypeAlias = tuple[SBP, ...]
+
+
+@dataclass(frozen=True)
+class BoxingCosts:
+    """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.
+
+    Unlike `weft.boxing.steps`, a chain may pass through splits that do not divide evenly, so that for odd sizes on
+    grids of several axes the cost can be slightly below the real chain's.
+    """
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _all_pairs: dict[tuple[int, tuple[int, ...]], Table] = field(default_factory=dict)
+
+    def along(self, spec: TensorSpec, axis: int, source: SBPs, target: SBPs) -> Table:
+        """Costs from each SBP to each other on `axis`, in the order of `sbp_numbers`.
+
+        Args:
+            spec: the whole tensor.
+            source, target: SBPs of the other axes before and after, in the order of the axes.
+
+        Returns:
+            Table of shape (SBPs before, SBPs after), in bytes.
+        """
+        numbers = sbp_numbers(len(spec.shape))
+        where = [numbers[sbp] for sbp in source] + [numbers[sbp] for sbp in target]
+        others = len(self.grid) - 1
+        index: list[int | slice] = [*where[:others], *where[others:]]
+        index.insert(axis, slice(None))
+        index.insert(len(self.grid) + axis, slice(None))
+        table: Table = self._pairs(spec)[tuple(index)]
+        return table
+
+    def _pairs(self, spec: TensorSpec) -> Table:
+        """Costs between all layouts: one dimension for each axis before, then one for each axis after."""
+        size = ITEM_SIZE.get(spec.dtype, 8)
+        key = (size, spec.shape)
+        if key not in self._all_pairs:
+            self._all_pairs[key] = self._shortest(spec.shape, size)
+        return self._all_pairs[key]
+
+    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> Table:
+        """All shortest paths over layouts (Floyd and Warshall)."""
+        options = tuple(sbp_numbers(len(shape)))
+        states = list(product(options, repeat=len(self.grid)))
+        number = {state: i for i, state in enumerate(states)}
+        costs = np.full((len(states), len(states)), np.inf)
+        np.fill_diagonal(costs, 0.0)
+        for state, row in number.items():
+            for kind, _, after, moved in moves(state, self.grid, shape, itemsize, options):
+                costs[row, number[after]] = self.cost_model.boxing(
+                    Bytes(moved), int(kind in COLLECTIVES)
+                )
+        for via in range(len(states)):
+            np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
+        return costs.reshape((len(options),) * (2 * len(self.grid)))
+
+
+_NUMBERS: dict[int, dict[SBP, int]] = {}
+
+
+def sbp_numbers(dims: int) -> dict[SBP, int]:
+    """All SBPs of a tensor of `dims` dimensions, numbered."""
+    if dims not in _NUMBERS:
+        every: SBPs = (Broadcast(), *map(Partial, REDUCTIONS), *map(Split, range(dims)))
+        _NUMBERS[dims] = {sbp: number for number, sbp in enumerate(every)}
+    return _NUMBERS[dims]

@@ -1,0 +1,93 @@
+"""Hints: the layouts that the user fixed, checked against the graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.errors import LayoutError
+from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.layout import REDUCTIONS, SBP, Broadcast, Partial, Placement, Split
+
+_SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((sum|max|min)\))?")
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the user fixed: for an input's key, one SBP for each axis of the placement; None leaves the axis free."""
+
+    inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
+
+
+def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None:
+    """Raise LayoutError when a hint for an input cannot hold."""
+    inputs = {node.key: node for node in graph.of_kind(Input)}
+    for key, sbps in hints.inputs.items():
+        if key not in inputs:
+            raise LayoutError(f"the hint for {key!r} names no input of the step {graph.name!r}")
+        _check(f"the hint for {key!r}", inputs[key].value, sbps, placement)
+        partial = next((sbp for sbp in sbps if isinstance(sbp, Partial)), None)
+        if partial is not None:
+            raise LayoutError(
+                f"the hint for {key!r}: an input is split or broadcast, found {partial}"
+            )
+
+
+def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP, ...]:
+    """The SBPs, one for each axis, that a `weft.hint` call gives to its value; one alone stands for all axes.
+
+    Raises:
+        LayoutError: when the text cannot be read or does not fit the value.
+    """
+    text, value = str(node.args[1]), node.outputs[0]
+    assert value is not None  # a hint returns the tensor that it was given
+    where = f"weft.hint(…, {text!r}) at {node.location}"
+    sbps = tuple(_parse(part.strip(), where, value) for part in text.split(","))
+    every = sbps * placement.axes if len(sbps) == 1 else sbps
+    _check(where, value, every, placement)
+    return every
+
+
+def enough_elements(
+    shape: tuple[int, ...], sbps: Sequence[SBP | None], grid: tuple[int, ...]
+) -> bool:
+    """Whether every rank gets at least one element along each dimension that is split."""
+    pieces: dict[int, int] = {}
+    for sbp, parts in zip(sbps, grid, strict=True):
+        if isinstance(sbp, Split):
+            pieces[sbp.dim] = pieces.get(sbp.dim, 1) * parts
+    return all(dim < len(shape) and shape[dim] >= count for dim, count in pieces.items())
+
+
+def _parse(text: str, where: str, value: Value) -> SBP:
+    found = _SBP_TEXT.fullmatch(text)
+    if found is None:
+        raise LayoutError(f"{where}: expected SBPs such as S(0), B or P(sum), found {text!r}")
+    dim, broadcast, reduction = found.groups()
+    if dim is not None:
+        # Dimensions count from the back too; one out of range stays so and is refused with the others.
+        rank = len(value.shape)
+        return Split(int(dim) % rank if -rank <= int(dim) < rank else abs(int(dim)))
+    whole = [Partial(name) for name in REDUCTIONS if name == (reduction or "sum")]
+    return Broadcast() if broadcast else whole[0]
+
+
+def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Placement) -> None:
+    shape = list(value.shape)
+    if len(sbps) != placement.axes:
+        raise LayoutError(
+            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, found {len(sbps)}"
+        )
+    for sbp in sbps:
+        if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):
+            raise LayoutError(
+                f"{where} splits dimension {sbp.dim}, but the tensor of shape {shape} has "
+                f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}, counted from 0"
+            )
+    if not enough_elements(value.shape, sbps, placement.shape):
+        found = ", ".join("free" if sbp is None else str(sbp) for sbp in sbps)
+        raise LayoutError(
+            f"{where}: ({found}) cuts a dimension of the tensor of shape {shape} into more pieces than it has "
+            f"elements on {placement}; split another dimension or broadcast it"
+        )

@@ -1,0 +1,153 @@
+"""Options: the signatures that a variable of the deduction may take along one axis, with their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from weft.compiler.deduce_boxing import Table, sbp_numbers
+from weft.compiler.deduce_hints import enough_elements
+from weft.compiler.deduce_problem import Given, Share, Variable, Work
+from weft.hardware import CostModel
+from weft.layout import SBP, Broadcast, Split
+from weft.ops import OpCall, Signature, TensorSpec, flops, localize, signatures, traffic
+from weft.units import Bytes, Flops
+
+# One signature for each axis of the grid.
+PerAxis: TypeAlias = tuple[Signature, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The signatures to choose from, and what each costs by itself; compared by identity."""
+
+    signatures: tuple[Signature, ...]
+    costs: Table
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Options of op calls on a grid; equal calls share them."""
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _known: dict[tuple[OpCall, int, PerAxis], Options] = field(default_factory=dict)
+
+    def of(self, call: OpCall, axis: int, chosen: PerAxis) -> Options:
+        """The options of `call` along `axis` while the other axes keep their `chosen` signatures.
+
+        Only signatures under which those of the later axes stay legal, and that leave no rank without elements. The
+        chosen one is always among them.
+
+        Raises:
+            RuleError: when the op has no rule.
+        """
+        key = (call, axis, chosen[:axis] + chosen[axis + 1 :])
+        if key not in self._known:
+            self._known[key] = self._options(call, axis, chosen)
+        return self._known[key]
+
+    def _options(self, call: OpCall, axis: int, chosen: PerAxis) -> Options:
+        outer = call
+        for before in range(axis):
+            outer = localize(outer, chosen[before], self.grid[before], 0)
+        found: dict[Signature, float] = {}
+        for signature in self._candidates(outer, axis):
+            every = chosen[:axis] + (signature,) + chosen[axis + 1 :]
+            if all_have_elements(call, every, self.grid):
+                local = self._inner(localize(outer, signature, self.grid[axis], 0), axis, chosen)
+                if local is not None:
+                    found[signature] = self._cost(local)
+        return Options(tuple(found), np.array(list(found.values())))
+
+    def _candidates(self, call: OpCall, axis: int) -> Sequence[Signature]:
+        every = signatures(call, self.grid[axis])
+        # Along an axis of one rank all signatures mean the same.
+        return every if self.grid[axis] > 1 else every[:1]
+
+    def _inner(self, call: OpCall, axis: int, chosen: PerAxis) -> OpCall | None:
+        """The call localized along the axes after `axis` too; None when their signatures do not fit it."""
+        for after in range(axis + 1, len(self.grid)):
+            if chosen[after] not in signatures(call, self.grid[after]):
+                return None
+            call = localize(call, chosen[after], self.grid[after], 0)
+        return call
+
+    def _cost(self, local: OpCall) -> float:
+        devices = int(np.prod(self.grid))
+        return self.cost_model.work(Flops(devices * flops(local)), Bytes(devices * traffic(local)))
+
+
+@dataclass(frozen=True)
+class GivenOptions:
+    """Options of inputs, hints, outputs and Shares."""
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _known: dict[object, Options] = field(default_factory=dict)
+
+    def of(self, given: Given, axis: int, chosen: PerAxis) -> Options:
+        """The options of an input, a hint or an output along `axis` while the other axes keep theirs."""
+        key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
+        if key not in self._known:
+            fit = self._fitting(given.spec, given.choices[axis], axis, chosen)
+            dear = self.cost_model.bytes_per_collective if given.prefer_broadcast else 0.0
+            costs = [dear * isinstance(one.operands[0], Split) for one in fit]
+            self._known[key] = Options(fit, np.array(costs))
+        return self._known[key]
+
+    def shared(self, spec: TensorSpec, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
+        """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""
+        key = (spec, seen, axis, chosen)
+        if key not in self._known:
+            numbers = sbp_numbers(len(spec.shape))
+            sbps = sorted(seen | set(chosen[axis].results), key=lambda sbp: numbers[sbp])
+            every = tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
+            fit = self._fitting(spec, every, axis, chosen)
+            self._known[key] = Options(fit, np.zeros(len(fit)))
+        return self._known[key]
+
+    def _fitting(
+        self, spec: TensorSpec, every: tuple[Signature, ...], axis: int, chosen: PerAxis
+    ) -> tuple[Signature, ...]:
+        """Those that leave no rank without elements; all of them where the user left no other choice."""
+        fit = tuple(
+            one
+            for one in every
+            if enough_elements(
+                spec.shape,
+                [other.operands[0] for other in (*chosen[:axis], one, *chosen[axis + 1 :])],
+                self.grid,
+            )
+        )
+        return fit or every
+
+
+def start(variable: Variable, axes: int) -> PerAxis:
+    """Where the search starts: everything Broadcast, which is always legal."""
+    match variable:
+        case Work(call=call):
+            operands, results = len(call.operands), len(call.results)
+        case Given(choices=choices):
+            operands, results = 1, len(choices[0][0].results)
+        case Share():
+            operands, results = 1, 1
+    return (Signature((Broadcast(),) * operands, (Broadcast(),) * results),) * axes
+
+
+def all_have_elements(call: OpCall, chosen: PerAxis, grid: tuple[int, ...]) -> bool:
+    """Whether no operand or result is split into more pieces than it has elements."""
+    ports: Iterable[tuple[TensorSpec | None, int, bool]] = (
+        *((spec, slot, True) for slot, spec in enumerate(call.operands)),
+        *((spec, slot, False) for slot, spec in enumerate(call.results)),
+    )
+    return all(
+        spec is None
+        or enough_elements(
+            spec.shape, [(s.operands if reads else s.results)[slot] for s in chosen], grid
+        )
+        for spec, slot, reads in ports
+    )
