@@ -35,6 +35,7 @@ def run_shell(example: Example) -> str | None:
 
 
 pytest_collect_file = Sybil(
+    path=str(Path(__file__).parents[1]),
     parsers=[PythonCodeBlockParser(), CodeBlockParser(language="bash", evaluator=run_shell)],
     patterns=["*.md"],
 ).pytest()

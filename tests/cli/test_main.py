@@ -53,7 +53,7 @@ def test_several_nodes(script: Path, started: list[tuple[Path, list[str], Fleet]
     ("options", "words"),
     [
         (["--nodes", "2"], "--rendezvous host:port and --run-id"),
-        (["-n", "0"], "range"),
+        (["-n", "0"], "'-n' / '--ranks'"),
     ],
 )
 def test_bad_options_are_refused(

@@ -1,0 +1,189 @@
+"""Each gate fires: fed one bad file, it fails and says why. Beside the bad file, the tree is in order."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.gates import BIN, GATES, Gate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[2]
+GATE = {gate.name: gate for gate in GATES}
+
+BRANCHES = "\n".join(f"    if x == {i}:\n        return {i}" for i in range(10))
+COMPLEX = f'"""Bad."""\n\n\ndef f(x: int) -> int:\n    """Bad."""\n{BRANCHES}\n    return x\n'
+LATE_IMPORT = (
+    '"""Bad."""\n\n\ndef f() -> object:\n    """Bad."""\n    import json\n\n    return json\n'
+)
+NO_DOCSTRING = "def f() -> None: ...\n"
+PRINTS = '"""Bad."""\n\nprint("here")\n'
+RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of the project around the packages of weft, all of them empty."""
+    for name in ("pyproject.toml", "tools"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
+        write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
+    for module in ("errors", "units"):
+        write(tmp_path / f"src/weft/{module}.py", '"""Empty."""\n')
+    write(tmp_path / "README.md", "```python\nassert True\n```\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def assert_fires(gate: Gate, tree: Path, *words: str) -> None:
+    result = gate.run(tree)
+    assert result.returncode != 0, f"the gate {gate.name} let the bad file pass"
+    for word in words:
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
+def test_a_tree_in_order_passes(gate: Gate, tree: Path) -> None:
+    result = gate.run(tree)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (COMPLEX, "C901"),
+        (LATE_IMPORT, "PLC0415"),
+        (NO_DOCSTRING, "D103"),
+        (PRINTS, "T201"),
+        (RELATIVE, "TID252"),
+        (f'"""Bad."""\n\nx = "{"y" * 120}"\n', "E501"),
+    ],
+    ids=["complexity", "late import", "docstring", "print", "relative import", "long line"],
+)
+def test_lint_fires(tree: Path, text: str, rule: str) -> None:
+    write(tree / "src/weft/ir/bad.py", text)
+    assert_fires(GATE["lint"], tree, rule, "src/weft/ir/bad.py")
+
+
+def test_format_fires(tree: Path) -> None:
+    write(tree / "src/weft/ir/bad.py", '"""Bad."""\n\nx = {  "a":1 }\n')
+    assert_fires(GATE["format"], tree, "src/weft/ir/bad.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('"""Bad."""\n\nx: int = "a"\n', "[assignment]"),
+        ('"""Bad."""\n\n\ndef f(x):\n    """Bad."""\n', "[no-untyped-def]"),
+        ('"""Bad."""\n\nx = [] + 1  # type: ignore\n', "[ignore-without-code]"),
+    ],
+    ids=["wrong type", "no type", "blanket ignore"],
+)
+def test_types_fires(tree: Path, text: str, error: str) -> None:
+    write(tree / "src/weft/ir/bad.py", text)
+    assert_fires(GATE["types"], tree, "src/weft/ir/bad.py", error)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("ir.bad", "weft.compiler"),
+        ("ops.bad", "weft.boxing"),
+        ("errors", "weft.layout"),
+        ("program.bad", "weft.cli"),
+    ],
+    ids=["upwards", "sibling", "from the lowest", "from the highest"],
+)
+def test_layers_fires_on_an_import_that_does_not_go_down(
+    tree: Path, module: str, imported: str
+) -> None:
+    write(tree / f"src/weft/{module.replace('.', '/')}.py", f"import {imported}\n")
+    assert_fires(GATE["layers"], tree, "BROKEN", f"weft.{module} -> {imported}")
+
+
+def test_layers_fires_on_a_package_that_has_no_layer(tree: Path) -> None:
+    write(tree / "src/weft/extras/__init__.py", "")
+    assert_fires(GATE["layers"], tree, "weft.extras")
+
+
+@pytest.mark.parametrize(
+    "package", ["cli", "compiler", "actors", "hardware", "ir", "ops", "layout"]
+)
+def test_layers_fires_on_torch_where_it_must_not_be(tree: Path, package: str) -> None:
+    write(tree / f"src/weft/{package}/bad.py", "import torch.nn\n")
+    assert_fires(GATE["layers"], tree, "BROKEN", f"weft.{package}.bad -> torch")
+
+
+def test_layers_lets_torch_stand_where_it_may(tree: Path) -> None:
+    for package in ("capture", "runtime", "program"):
+        write(tree / f"src/weft/{package}/good.py", "import torch.nn\n")
+    result = GATE["layers"].run(tree)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("```python\nassert 1 == 2\n```\n", "AssertionError"),
+        ("```python\nx = 1\n```\n\n```python\nx.step()\n```\n", "AttributeError"),
+        ("```bash\necho before; false | true\n```\n", "exit code 1"),
+    ],
+    ids=["python", "second block", "bash"],
+)
+def test_readme_fires(tree: Path, block: str, words: str) -> None:
+    write(tree / "README.md", f"# Title\n\n{block}")
+    assert_fires(GATE["readme"], tree, words)
+
+
+def test_readme_runs_shell_blocks_with_the_programs_of_the_environment(tree: Path) -> None:
+    write(
+        tree / "README.md", "```bash\ncommand -v weft > where.txt\n```\n\n```console\nfalse\n```\n"
+    )
+    result = GATE["readme"].run(tree)
+    assert result.returncode == 0, result.stdout
+    assert (tree / "where.txt").read_text().strip() == str(BIN / "weft")
+
+
+GOLDEN_TEST = """
+def test_text(golden):
+    golden("second text\\n", "text")
+"""
+
+
+def golden_run(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(ROOT / "tests/conftest.py", tree / "tests/conftest.py")
+    write(tree / "tests/test_text.py", GOLDEN_TEST)
+    command = (*GATE["readme"].command[:3], "-q", "-p", "no:cacheprovider", *options)
+    return Gate("golden", command).run(tree)
+
+
+def test_golden_fires_on_a_file_that_is_out_of_date(tree: Path) -> None:
+    write(tree / "tests/golden/text.txt", "first text\n")
+    result = golden_run(tree)
+    assert result.returncode == 1
+    assert "-first text" in result.stdout
+    assert "+second text" in result.stdout
+    assert "make golden" in result.stdout
+
+
+def test_golden_fires_on_a_file_that_is_not_there(tree: Path) -> None:
+    write(tree / "tests/nothing.txt", "")
+    assert golden_run(tree).returncode == 1
+
+
+def test_golden_files_are_written_on_demand(tree: Path) -> None:
+    write(tree / "tests/nothing.txt", "")
+    assert golden_run(tree, "--update-golden").returncode == 0
+    assert (tree / "tests/golden/text.txt").read_text() == "second text\n"
+    assert golden_run(tree).returncode == 0
