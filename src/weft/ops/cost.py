@@ -1,0 +1,54 @@
+"""Work of one call: floating-point operations and bytes of memory traffic."""
+
+from __future__ import annotations
+
+from math import prod
+
+from weft.ops.call import OpCall, TensorSpec
+from weft.ops.factors import factor_sizes
+from weft.ops.rule import rule_of
+from weft.units import ITEM_SIZE, Bytes, Flops
+
+
+def flops(call: OpCall) -> Flops:
+    """Floating-point operations of one call.
+
+    A multiply and an add for each point of the iteration space where two operands share a contracted factor (matrix
+    products, convolutions), none for views, otherwise one for each element of the largest tensor; rules may say more.
+
+    Raises:
+        RuleError: when the op has no rule.
+    """
+    rule = rule_of(call)
+    if rule.flops is not None:
+        return Flops(rule.flops(call))
+    if rule.view:
+        return Flops(0)
+    factors = rule.bind(call)
+    carried = [name for dims in factors.operands for name in set(dims) & factors.contracted]
+    if len(carried) > len(set(carried)):
+        return Flops(2 * prod(max(sizes) for sizes in factor_sizes(call, factors).values()))
+    return Flops(max((prod(spec.shape) for spec in _tensors(call)), default=0))
+
+
+def traffic(call: OpCall) -> Bytes:
+    """Bytes that one call reads and writes: all operands and results once, nothing for views; rules may say more.
+
+    Raises:
+        RuleError: when the op has no rule.
+    """
+    rule = rule_of(call)
+    if rule.traffic is not None:
+        return Bytes(rule.traffic(call))
+    if rule.view:
+        return Bytes(0)
+    return Bytes(sum(tensor_bytes(spec) for spec in _tensors(call)))
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of one tensor; dtypes unknown to weft (such as uint64 seeds) count as 8 bytes an element."""
+    return prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8)
+
+
+def _tensors(call: OpCall) -> tuple[TensorSpec, ...]:
+    return call.operands + tuple(spec for spec in call.results if spec is not None)

@@ -1,0 +1,154 @@
+"""Declarations of rules: one call of `rule` for each op, or for a list of ops that behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from weft.errors import RuleError
+from weft.layout import Reduction, Split, shard_range
+from weft.ops.arguments import with_arguments
+from weft.ops.call import OpCall, Signature
+from weft.ops.factors import Factors, bind, parse_factors, without_broadcasts
+
+# Groups of argument positions: the op is linear jointly in each group while all other arguments are fixed.
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which piece of a call is being localized: the whole call, its signature, and the rank's place on the axis."""
+
+    whole: OpCall
+    signature: Signature
+    parts: int
+    index: int
+
+    def operand_range(self, operand: int, dim: int) -> tuple[int, int]:
+        """(offset, length) of this rank's piece of dimension `dim` of an operand."""
+        sbp = self.signature.operands[operand]
+        size = self.whole.operands[operand].shape[dim]
+        return shard_range(size, self.parts, self.index) if sbp == Split(dim) else (0, size)
+
+    def result_range(self, dim: int, result: int = 0) -> tuple[int, int]:
+        """(offset, length) of this rank's piece of dimension `dim` of a result."""
+        spec = self.whole.results[result]
+        size = spec.shape[dim] if spec else 0
+        split = self.signature.results[result] == Split(dim)
+        return shard_range(size, self.parts, self.index) if split else (0, size)
+
+
+Adapt: TypeAlias = Callable[[OpCall, Cut], OpCall]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What weft knows about an op; see `rule` for the fields."""
+
+    factors: str | Callable[[OpCall], Factors]
+    linear: Groups | Callable[[OpCall], Groups] = ()
+    monotone: Groups = ()
+    reduction: Reduction = "sum"
+    adapt: Adapt | None = None
+    extra: Callable[[OpCall, int], Iterable[Signature]] | None = None
+    view: bool = False
+    flops: Callable[[OpCall], int] | None = None
+    traffic: Callable[[OpCall], int] | None = None
+
+    def bind(self, call: OpCall) -> Factors:
+        """The factors of one call."""
+        factors = self.factors
+        bound = bind(factors, call) if isinstance(factors, str) else factors(call)
+        return without_broadcasts(call, bound)
+
+    def linear_groups(self, call: OpCall) -> Groups:
+        """The groups of positions in which one call is linear."""
+        return self.linear(call) if callable(self.linear) else self.linear
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    ops: str | Sequence[str], factors: str | Callable[[OpCall], Factors], **options: Any
+) -> None:
+    """Declare the rule of one op, or of several that behave alike; a later rule replaces an earlier one.
+
+    Args:
+        ops: names such as "aten.mm.default".
+        factors: factor notation (see `weft.ops.factors`), or a function from a call to its `Factors`.
+        **options: the other fields of `Rule`:
+            linear: groups of argument positions (or a function from a call to them). Partial(sum) passes when all
+                operands of a group are Partial and all others Broadcast; a number other than 0 in the group forbids it.
+            monotone: the same for Partial(max) and Partial(min); numbers do not matter.
+            reduction: of results that lack a contracted factor.
+            adapt: function (call with local shapes, Cut) -> local call, where arguments name sizes or positions.
+            extra: function (call, parts) -> further legal signatures.
+            view: whether the op moves no data.
+            flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
+
+    Raises:
+        RuleError: when the notation is malformed.
+    """
+    if isinstance(factors, str):
+        parse_factors(factors)
+    declared = Rule(factors, **options)
+    for name in (ops,) if isinstance(ops, str) else ops:
+        _RULES[name] = declared
+
+
+def rule_of(call: OpCall) -> Rule:
+    """The rule of a call's op.
+
+    Raises:
+        RuleError: when there is none; says how to declare one.
+    """
+    found = _RULES.get(call.op)
+    if found is None:
+        operands = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in call.operands)
+        raise RuleError(
+            f"the op {call.op} ({operands}) has no sharding rule. Declare one in a line, for example "
+            f'weft.ops.rule("{call.op}", "m k+, k n -> m n"): one term of factors for each tensor argument and result, '
+            "+ marks a contracted factor, ! one that is never split"
+        )
+    return found
+
+
+def has_rule(op: str) -> bool:
+    """Whether the op has a rule."""
+    return op in _RULES
+
+
+def registered_ops() -> tuple[str, ...]:
+    """Names of all ops that have a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def aten(names: str) -> tuple[str, ...]:
+    """Full names of ATen ops given by words: `aten("mm sum.dim_IntList")`."""
+    return tuple(
+        f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split()
+    )
+
+
+def resized(position: int) -> Adapt:
+    """An `adapt` for ops whose argument at `position` is the shape of the result."""
+
+    def adapt(local: OpCall, cut: Cut) -> OpCall:
+        return with_arguments(local, {position: _shape(local)})
+
+    return adapt
+
+
+def renamed(op: str, position: int) -> Adapt:
+    """An `adapt` that runs `op(first argument, shape of the result)` instead."""
+
+    def adapt(local: OpCall, cut: Cut) -> OpCall:
+        return OpCall(op, (local.args[0], _shape(local)), (), local.operands, local.results)
+
+    return adapt
+
+
+def _shape(call: OpCall) -> tuple[int, ...]:
+    return call.results[0].shape if call.results[0] else ()

@@ -1,0 +1,12 @@
+"""The rules of all ops, one module for each family; importing it registers them."""
+
+from weft.ops.rules import attention as attention
+from weft.ops.rules import convolution as convolution
+from weft.ops.rules import factories as factories
+from weft.ops.rules import indexing as indexing
+from weft.ops.rules import loss as loss
+from weft.ops.rules import matmul as matmul
+from weft.ops.rules import normalization as normalization
+from weft.ops.rules import pointwise as pointwise
+from weft.ops.rules import reduction as reduction
+from weft.ops.rules import views as views

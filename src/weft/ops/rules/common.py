@@ -1,0 +1,66 @@
+"""Factors that many ops share."""
+
+from __future__ import annotations
+
+from weft.ops.arguments import slot_specs
+from weft.ops.call import OpCall, TensorSpec
+from weft.ops.factors import WHOLE, Dims, Factors
+
+FIRST = ((0,),)  # linear (or monotone) in the first argument
+EITHER = ((0,), (1,))  # in the first and in the second, one at a time
+TOGETHER = ((0, 1),)  # in the first two together
+
+
+def numbered(rank: int) -> Dims:
+    """A factor for each dimension of a tensor."""
+    return tuple(f"d{i}" for i in range(rank))
+
+
+def shape_of(spec: TensorSpec | None) -> tuple[int, ...]:
+    """The shape; that of a scalar for a result that is no tensor."""
+    return spec.shape if spec else ()
+
+
+def aligned(shape: tuple[int, ...], whole: tuple[int, ...]) -> Dims:
+    """The factors of a tensor of `shape` that broadcasts to `whole`, whose factors are `numbered`."""
+    shift = len(whole) - len(shape)
+    return tuple(
+        f"d{i + shift}" if i + shift >= 0 and size == whole[i + shift] else WHOLE
+        for i, size in enumerate(shape)
+    )
+
+
+def pointwise(call: OpCall) -> Factors:
+    """Every dimension of the first result is a factor; all tensors broadcast to it."""
+    whole = shape_of(call.results[0])
+    return Factors(
+        tuple(aligned(spec.shape, whole) for spec in slot_specs(call)),
+        tuple(aligned(shape_of(spec), whole) for spec in call.results),
+    )
+
+
+def like_first(call: OpCall) -> Factors:
+    """Every dimension of the first operand is a factor; all other tensors broadcast to it."""
+    whole = slot_specs(call)[0].shape
+    return Factors(
+        tuple(aligned(spec.shape, whole) for spec in slot_specs(call)),
+        tuple(aligned(shape_of(spec), whole) for spec in call.results),
+    )
+
+
+def all_whole(call: OpCall) -> Factors:
+    """No dimension may be split: only the all-Broadcast signature."""
+    return Factors(
+        tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call)),
+        tuple((WHOLE,) * len(shape_of(spec)) for spec in call.results),
+    )
+
+
+def except_dims(rank: int, dims: frozenset[int] | set[int]) -> Dims:
+    """`numbered`, with some dimensions whole."""
+    return tuple(WHOLE if i in dims else f"d{i}" for i in range(rank))
+
+
+def without_dims(rank: int, dims: frozenset[int] | set[int]) -> Dims:
+    """`numbered`, with some dimensions left out."""
+    return tuple(f"d{i}" for i in range(rank) if i not in dims)

@@ -1,0 +1,120 @@
+"""Convolutions by batch, input and output channels and groups; pooling by batch and channels. Space stays whole."""
+
+from __future__ import annotations
+
+from math import prod
+
+from weft.ops.arguments import argument, tensor_argument, with_arguments
+from weft.ops.call import OpCall, Operand
+from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import Cut, aten, resized, rule
+from weft.ops.rules.common import FIRST, shape_of
+
+
+def _image(rank: int, channel: str) -> Dims:
+    return ("n", channel, *(WHOLE,) * (rank - 2))
+
+
+def _weight(rank: int, groups: int, transposed: bool) -> Dims:
+    if groups > 1:
+        return ("g", *(WHOLE,) * (rank - 1))
+    return (*("io" if transposed else "oi"), *(WHOLE,) * (rank - 2))
+
+
+def _convolution(call: OpCall) -> Factors:
+    """Channels of groups are split group by group; without groups, input channels are contracted."""
+    transposed, groups = bool(argument(call, 6)), argument(call, 8)
+    x, weight = call.operands[0].shape, call.operands[1].shape
+    inner, outer = ("g", "g") if groups > 1 else ("i", "o")
+    operands: list[Dims] = [_image(len(x), inner), _weight(len(weight), groups, transposed)]
+    if isinstance(call.args[2], Operand):
+        operands.append((outer,))
+    return Factors(
+        tuple(operands),
+        (_image(len(x), outer),),
+        contracted=frozenset("i"),
+        hidden=(("g", groups),) if groups > 1 else (),
+    )
+
+
+def _convolution_backward(call: OpCall) -> Factors:
+    """Gradients of the weight add up over the batch, those of the input over output channels."""
+    transposed, groups = bool(argument(call, 7)), argument(call, 9)
+    rank = len(call.operands[0].shape)
+    inner, outer = ("g", "g") if groups > 1 else ("i", "o")
+    weight = _weight(rank, groups, transposed)
+    results: tuple[Dims, ...] = (_image(rank, inner), weight, (outer,))
+    return Factors(
+        (_image(rank, outer), _image(rank, inner), weight),
+        tuple(dims if spec else () for dims, spec in zip(results, call.results, strict=True)),
+        contracted=frozenset("no"),
+        hidden=(("g", groups),) if groups > 1 else (),
+    )
+
+
+def _adapt_convolution(local: OpCall, cut: Cut) -> OpCall:
+    """Splitting by groups leaves fewer groups."""
+    return with_arguments(local, {8: _local_groups(local, cut, argument(local, 8), 0)})
+
+
+def _adapt_convolution_backward(local: OpCall, cut: Cut) -> OpCall:
+    groups = _local_groups(local, cut, argument(local, 9), 1)
+    outer = local.operands[0].shape[1]
+    sizes = None if argument(local, 3) is None else (outer,)
+    return with_arguments(local, {3: sizes, 9: groups})
+
+
+def _local_groups(local: OpCall, cut: Cut, groups: int, x: int) -> int:
+    whole, here = cut.whole.operands[x].shape[1], local.operands[x].shape[1]
+    return groups * here // whole if groups > 1 else groups
+
+
+def _convolution_flops(call: OpCall) -> int:
+    """A multiply and an add for each output element, input channel of its group and position of the kernel."""
+    backward = call.op == "aten.convolution_backward.default"
+    start = 1 if backward else 0
+    x, weight = tensor_argument(call, start), tensor_argument(call, start + 1)
+    assert x is not None
+    assert weight is not None
+    output = call.operands[0].shape if backward else shape_of(call.results[0])
+    transposed = bool(argument(call, 7 if backward else 6))
+    positions = prod(x.shape[:1]) * prod((x.shape if transposed else output)[2:])
+    products = sum(1 for spec in call.results[:2] if spec) if backward else 1
+    return 2 * products * positions * prod(weight.shape)
+
+
+rule(
+    aten("convolution"),
+    _convolution,
+    linear=((0, 2), (1, 2)),
+    adapt=_adapt_convolution,
+    flops=_convolution_flops,
+)
+rule(
+    aten("convolution_backward"),
+    _convolution_backward,
+    linear=FIRST,
+    adapt=_adapt_convolution_backward,
+    flops=_convolution_flops,
+)
+
+rule(aten("max_pool2d_with_indices"), "... 1 1 -> ... 1 1, ... 1 1")
+rule(
+    aten("max_pool2d_with_indices_backward"),
+    "... 1 1, ... 1 1, _, _, _, _, _, ... 1 1 -> ... 1 1",
+    linear=FIRST,
+)
+rule(aten("avg_pool2d _adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+rule(
+    aten("avg_pool2d_backward _adaptive_avg_pool2d_backward"),
+    "... 1 1, ... 1 1 -> ... 1 1",
+    linear=FIRST,
+)
+rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
+rule(aten("upsample_nearest2d upsample_bilinear2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+rule(
+    aten("upsample_nearest2d_backward upsample_bilinear2d_backward"),
+    "... 1 1 -> ... 1 1",
+    linear=FIRST,
+    adapt=resized(2),
+)

@@ -1,0 +1,183 @@
+"""Reading and writing at indices: embeddings, gather, scatter, advanced indexing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.layout import Split
+from weft.ops.arguments import argument, normal_dim, slot_specs, tensor_argument
+from weft.ops.call import OpCall, Operand
+from weft.ops.cost import tensor_bytes
+from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import Cut, aten, rule
+from weft.ops.rules.common import FIRST, except_dims, numbered, shape_of
+
+EMBEDDING_SHARD = "weft.embedding_shard"
+EMBEDDING_GRADIENT_SHARD = "weft.embedding_dense_backward_shard"
+
+
+def _adapt_embedding(local: OpCall, cut: Cut) -> OpCall:
+    """A row-split table looks up its own rows only: the result is Partial."""
+    if cut.signature.operands[0] != Split(0):
+        return local
+    before = argument(cut.whole, 2, "offset", 0) if cut.whole.op == EMBEDDING_SHARD else 0
+    args = (*local.args[:2], before + cut.operand_range(0, 0)[0])
+    return OpCall(EMBEDDING_SHARD, args, (), local.operands, local.results)
+
+
+def _embedding_backward(call: OpCall) -> Factors:
+    """Rows of the table may be split; gradients add up over the indices unless they are scaled by frequency."""
+    indices = numbered(len(slot_specs(call)[1].shape))
+    shard = call.op == EMBEDDING_GRADIENT_SHARD
+    scaled = argument(call, 5 if shard else 4, "scale_grad_by_freq", False)
+    marks = frozenset(indices)
+    return Factors(
+        ((*indices, "e"), indices),
+        (("v", "e"),),
+        contracted=frozenset() if scaled else marks,
+        whole=marks if scaled else frozenset(),
+    )
+
+
+def _adapt_embedding_backward(local: OpCall, cut: Cut) -> OpCall:
+    if cut.signature.results[0] != Split(0):
+        return local
+    offset, rows = cut.result_range(0)
+    if cut.whole.op == EMBEDDING_GRADIENT_SHARD:
+        gradient, indices, _, before, padding, scale = local.args
+        offset += before
+    else:
+        gradient, indices, _, padding, scale = local.args
+    args = (gradient, indices, rows, offset, padding, scale)
+    return OpCall(EMBEDDING_GRADIENT_SHARD, args, (), local.operands, local.results)
+
+
+def _read_bytes(call: OpCall) -> int:
+    """Looking up reads only the rows that it returns."""
+    result, *others = call.results[0], *call.operands[1:]
+    return sum(tensor_bytes(spec) for spec in (result, result, *others) if spec)
+
+
+def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], Dims]:
+    """Factors of `x`, of each index tensor, and of `x[indices]`.
+
+    Indexed dimensions are whole; index tensors broadcast to common dimensions j0, j1, … that stand at the first
+    indexed dimension, or in front when a `None` lies between indexed ones.
+    """
+    at = [i for i, value in enumerate(indices) if isinstance(value, Operand)]
+    ranks = [len(source.operands[indices[i].index].shape) for i in at]
+    common = tuple(f"j{i}" for i in range(max(ranks)))
+    x = except_dims(rank, set(at))
+    rest = [f"d{i}" for i in range(rank) if i not in at]
+    contiguous = at == list(range(at[0], at[-1] + 1))
+    place = at[0] if contiguous else 0
+    result = (*rest[:place], *common, *rest[place:])
+    return x, [common[len(common) - r :] for r in ranks], result
+
+
+def _index_tensor(call: OpCall) -> Factors:
+    if any(spec.dtype in ("bool", "uint8") for spec in call.operands[1:]):
+        return _whole(call)
+    x, indices, result = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
+    return Factors((x, *indices), (result,))
+
+
+def _index_put(call: OpCall) -> Factors:
+    """Without accumulation, later writes win: the indices stay whole."""
+    accumulate = bool(argument(call, 3, "accumulate", False))
+    if any(spec.dtype in ("bool", "uint8") for spec in slot_specs(call)[1:-1]):
+        return _whole(call)
+    x, indices, piece = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
+    values = piece[len(piece) - len(slot_specs(call)[-1].shape) :]
+    written = frozenset(name for name in piece if name.startswith("j"))
+    return Factors(
+        (x, *indices, values),
+        (x,),
+        contracted=written if accumulate else frozenset(),
+        whole=frozenset() if accumulate else written,
+    )
+
+
+def _whole(call: OpCall) -> Factors:
+    return Factors(
+        tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call)),
+        tuple((WHOLE,) * len(shape_of(spec)) for spec in call.results),
+    )
+
+
+def _index_select(call: OpCall) -> Factors:
+    rank = len(slot_specs(call)[0].shape)
+    dim = normal_dim(argument(call, 1, "dim"), rank)
+    x = except_dims(rank, {dim})
+    index = ("j",) * len(slot_specs(call)[1].shape)
+    return Factors((x, index), (tuple("j" if i == dim else name for i, name in enumerate(x)),))
+
+
+def _index_add(call: OpCall) -> Factors:
+    rank = len(slot_specs(call)[0].shape)
+    dim = normal_dim(argument(call, 1, "dim"), rank)
+    x = except_dims(rank, {dim})
+    index = ("j",) * len(slot_specs(call)[1].shape)
+    source = tuple("j" if i == dim else name for i, name in enumerate(x))
+    return Factors((x, index, source), (x,), contracted=frozenset("j"))
+
+
+def _shared(call: OpCall) -> tuple[Dims, Dims]:
+    """Factors of `x` and of `index` in gather and scatter: dimensions of equal size go together."""
+    x, index = slot_specs(call)[:2]
+    dim = normal_dim(argument(call, 1, "dim"), len(x.shape))
+    equal = {i for i, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if a == b}
+    different = set(range(len(x.shape))) - equal
+    names = except_dims(len(x.shape), different | {dim})
+    return names, tuple("j" if i == dim else name for i, name in enumerate(names))
+
+
+def _gather(call: OpCall) -> Factors:
+    if not slot_specs(call)[0].shape:
+        return _whole(call)
+    x, index = _shared(call)
+    return Factors((x, index), (index,))
+
+
+def _scatter(call: OpCall) -> Factors:
+    """Along the dimension that is written, everything stays whole: the last write wins."""
+    x, index = _shared(call)
+    return Factors(_scatter_operands(call, x, index), (x,), whole=frozenset("j"))
+
+
+def _scatter_add(call: OpCall) -> Factors:
+    x, index = _shared(call)
+    return Factors(_scatter_operands(call, x, index), (x,), contracted=frozenset("j"))
+
+
+def _scatter_operands(call: OpCall, x: Dims, index: Dims) -> tuple[Dims, ...]:
+    source = tensor_argument(call, 3, "src")
+    if source is None:
+        return (x, index)
+    exact = source.shape == slot_specs(call)[1].shape
+    return (x, index, index if exact else (WHOLE,) * len(source.shape))
+
+
+rule(
+    aten("embedding"),
+    "v+ e, ... -> ... e",
+    linear=FIRST,
+    adapt=_adapt_embedding,
+    traffic=_read_bytes,
+)
+rule(
+    EMBEDDING_SHARD, "v+ e, ... -> ... e", linear=FIRST, adapt=_adapt_embedding, traffic=_read_bytes
+)
+rule(
+    (*aten("embedding_dense_backward"), EMBEDDING_GRADIENT_SHARD),
+    _embedding_backward,
+    linear=FIRST,
+    adapt=_adapt_embedding_backward,
+)
+rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, linear=FIRST, traffic=_read_bytes)
+rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),))
+rule(aten("index_select"), _index_select, linear=FIRST, traffic=_read_bytes)
+rule(aten("index_add"), _index_add, linear=((0, 3),))
+rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
+rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
+rule(aten("scatter_add"), _scatter_add, linear=((0, 3),))

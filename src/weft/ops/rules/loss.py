@@ -1,0 +1,86 @@
+"""Losses: a sum contracts the batch, a mean needs it whole (capture writes a mean as sum / count)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.ops.arguments import argument, slot_specs
+from weft.ops.call import OpCall
+from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import aten, rule
+from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
+
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reduction=
+
+
+def _marked(factors: Factors, reduction: int) -> Factors:
+    names = frozenset(factors.names)
+    contracted = names if reduction == SUM else frozenset()
+    whole = factors.whole | (names if reduction == MEAN else frozenset())
+    return Factors(factors.operands, factors.results, contracted - factors.whole, whole)
+
+
+def _elementwise(position: int) -> Callable[[OpCall], Factors]:
+    """Factors of an element-wise loss whose reduction stands at `position`."""
+
+    def factors(call: OpCall) -> Factors:
+        return _marked(like_first(call), argument(call, position, "reduction", MEAN))
+
+    return factors
+
+
+def _elementwise_backward(position: int) -> Callable[[OpCall], Factors]:
+    """Factors of the gradient: nothing is contracted, and only a mean looks at the number of elements."""
+
+    def factors(call: OpCall) -> Factors:
+        names = numbered(len(shape_of(call.results[0])))
+        operands = tuple(names[len(names) - len(spec.shape) :] for spec in slot_specs(call))
+        mean = argument(call, position, "reduction", MEAN) == MEAN
+        return Factors(operands, (names,), whole=frozenset(names) if mean else frozenset())
+
+    return factors
+
+
+def _class_dims(shape: tuple[int, ...]) -> Dims:
+    """Factors of scores: (classes), (batch, classes) or (batch, classes, height, width)."""
+    return ("c",) if len(shape) == 1 else ("n", "c", "y", "x")[: len(shape)]
+
+
+def _target_dims(shape: tuple[int, ...]) -> Dims:
+    return ("n", "y", "x")[: len(shape)]
+
+
+def _nll_forward(call: OpCall) -> Factors:
+    scores, target, *weight = slot_specs(call)
+    operands = (_class_dims(scores.shape), _target_dims(target.shape)) + ((WHOLE,),) * len(weight)
+    results = tuple(_target_dims(shape_of(spec)) for spec in call.results)
+    factors = Factors(operands, results, whole=frozenset("c"))
+    return _marked(factors, argument(call, 3, "reduction", MEAN))
+
+
+def _nll_backward(call: OpCall) -> Factors:
+    """The total weight is an operand, so that even a mean's gradient may be split."""
+    gradient, scores, target, *rest = slot_specs(call)
+    operands = (
+        _target_dims(gradient.shape),
+        _class_dims(scores.shape),
+        _target_dims(target.shape),
+        *((WHOLE,) * len(spec.shape) for spec in rest),
+    )
+    return Factors(operands, (_class_dims(scores.shape),), whole=frozenset("c"))
+
+
+rule(aten("mse_loss"), _elementwise(2))
+rule(aten("smooth_l1_loss huber_loss"), _elementwise(2))
+rule(aten("binary_cross_entropy"), _elementwise(3))
+rule(aten("binary_cross_entropy_with_logits"), _elementwise(4))
+rule(aten("soft_margin_loss"), _elementwise(2))
+rule(
+    aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward"),
+    _elementwise_backward(3),
+    linear=FIRST,
+)
+rule(aten("binary_cross_entropy_backward"), _elementwise_backward(4), linear=FIRST)
+rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
+rule(aten("nll_loss_forward nll_loss2d_forward"), _nll_forward)
+rule(aten("nll_loss_backward nll_loss2d_backward"), _nll_backward, linear=FIRST)

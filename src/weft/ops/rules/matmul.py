@@ -1,0 +1,18 @@
+"""Matrix products: linear in each factor; a bias that is added must be Partial when the contraction is split."""
+
+from __future__ import annotations
+
+from weft.ops.rule import aten, rule
+from weft.ops.rules.common import EITHER
+
+BIASED = ((0, 1), (0, 2))
+
+rule(aten("mm"), "m k+, k n -> m n", linear=EITHER)
+rule(aten("bmm"), "b m k+, b k n -> b m n", linear=EITHER)
+rule(aten("addmm"), "m n, m k+, k n -> m n", linear=BIASED)
+rule(aten("baddbmm"), "b m n, b m k+, b k n -> b m n", linear=BIASED)
+rule(aten("addmv"), "m, m k+, k -> m", linear=BIASED)
+rule(aten("dot vdot"), "k+, k -> ", linear=EITHER)
+rule(aten("mv"), "m k+, k -> m", linear=EITHER)
+rule(aten("outer"), "m, n -> m n", linear=EITHER)
+rule(aten("linear"), "... k+, n k, n -> ... n", linear=((0, 2), (1, 2)))

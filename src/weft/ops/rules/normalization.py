@@ -1,0 +1,128 @@
+"""Normalizations with their backward ops. Statistics are taken over whole dimensions only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ops.arguments import argument, slot_specs, with_arguments
+from weft.ops.call import OpCall, Operand
+from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import Cut, aten, rule
+from weft.ops.rules.common import FIRST, numbered, shape_of
+
+
+def _normalized(call: OpCall, shape: Any, contracted: bool) -> Factors:
+    """Layer norm and RMS norm: leading dimensions are a batch, those of `shape` whole."""
+    rank = max(len(spec.shape) for spec in call.operands)
+    batch = rank - len(shape)
+
+    def dims(tensor: tuple[int, ...]) -> Dims:
+        if len(tensor) != rank:
+            return (WHOLE,) * len(tensor)
+        return tuple(f"d{i}" if i < batch else WHOLE for i in range(rank))
+
+    return Factors(
+        tuple(dims(spec.shape) for spec in slot_specs(call)),
+        tuple(dims(shape_of(spec)) for spec in call.results),
+        contracted=frozenset(numbered(batch)) if contracted else frozenset(),
+    )
+
+
+def _layer_norm(call: OpCall) -> Factors:
+    return _normalized(call, argument(call, 1, "normalized_shape"), contracted=False)
+
+
+def _layer_norm_backward(call: OpCall) -> Factors:
+    return _normalized(call, argument(call, 2, "normalized_shape"), contracted=True)
+
+
+def _channels(shape: tuple[int, ...], batch: str = "n", channel: str = "c") -> Dims:
+    """Factors of (batch, channel, positions ...), or of a vector of channels."""
+    if len(shape) < 2:
+        return (channel,) * len(shape)
+    return (batch, channel, *(f"s{i}" for i in range(len(shape) - 2)))
+
+
+def _batch_norm_of(call: OpCall, training: bool, backward: bool) -> Factors:
+    """Channels may be split; batch and positions only where statistics are not taken over them."""
+    results = tuple(
+        _channels(shape) if shape != (0,) else (WHOLE,) for shape in map(shape_of, call.results)
+    )
+    operands = tuple(
+        _channels(spec.shape) if spec.shape != (0,) else (WHOLE,) for spec in slot_specs(call)
+    )
+    over = frozenset(name for dims in operands for name in dims if name not in ("c", WHOLE))
+    return Factors(
+        operands,
+        results,
+        contracted=over if backward and not training else frozenset(),
+        whole=over if training else frozenset(),
+    )
+
+
+def _batch_norm_inference(call: OpCall) -> Factors:
+    return _batch_norm_of(call, training=False, backward=False)
+
+
+def _batch_norm(call: OpCall) -> Factors:
+    return _batch_norm_of(call, bool(argument(call, 5, "training")), backward=False)
+
+
+def _batch_norm_backward(call: OpCall) -> Factors:
+    return _batch_norm_of(call, bool(argument(call, 7, "train")), backward=True)
+
+
+def _group_norm_of(call: OpCall, groups: int, backward: bool) -> Factors:
+    """Split by batch, or by groups of channels: the channels of a group stay together."""
+
+    def dims(shape: tuple[int, ...]) -> Dims:
+        named = _channels(shape, channel="g")
+        return tuple(name if name in "ng" else WHOLE for name in named)
+
+    return Factors(
+        tuple(dims(spec.shape) for spec in slot_specs(call)),
+        tuple(dims(shape_of(spec)) for spec in call.results),
+        contracted=frozenset("n") if backward else frozenset(),
+        hidden=(("g", groups),),
+    )
+
+
+def _group_norm(call: OpCall) -> Factors:
+    return _group_norm_of(call, argument(call, 6, "group"), backward=False)
+
+
+def _group_norm_backward(call: OpCall) -> Factors:
+    return _group_norm_of(call, argument(call, 8, "group"), backward=True)
+
+
+def _adapt_group_norm(x: int, sizes: int) -> Any:
+    """N, C, HxW, group stand from position `sizes` on; the input tensor at position `x`."""
+
+    def adapt(local: OpCall, cut: Cut) -> OpCall:
+        operand = local.args[x]
+        assert isinstance(operand, Operand)
+        batch, channels = local.operands[operand.index].shape[:2]
+        whole_channels, groups = local.args[sizes + 1], local.args[sizes + 3]
+        assert isinstance(whole_channels, int)
+        assert isinstance(groups, int)
+        local_groups = groups * channels // whole_channels
+        changes = {sizes: batch, sizes + 1: channels, sizes + 3: local_groups}
+        return with_arguments(local, changes)
+
+    return adapt
+
+
+rule(aten("native_layer_norm _fused_rms_norm"), _layer_norm)
+rule(
+    aten("native_layer_norm_backward _fused_rms_norm_backward"), _layer_norm_backward, linear=FIRST
+)
+rule(aten("native_group_norm"), _group_norm, adapt=_adapt_group_norm(0, 3))
+rule(
+    aten("native_group_norm_backward"),
+    _group_norm_backward,
+    linear=FIRST,
+    adapt=_adapt_group_norm(1, 5),
+)
+rule(aten("_native_batch_norm_legit_no_training"), _batch_norm_inference)
+rule(aten("native_batch_norm _native_batch_norm_legit_functional"), _batch_norm)
+rule(aten("native_batch_norm_backward"), _batch_norm_backward, linear=FIRST)

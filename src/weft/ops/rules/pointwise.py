@@ -1,0 +1,72 @@
+"""Element-wise ops: every dimension may be split, and tensors broadcast as torch does."""
+
+from __future__ import annotations
+
+from weft.ops.call import OpCall
+from weft.ops.rule import Groups, aten, rule
+from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
+
+IDENTITIES = "alias clone contiguous detach lift_fresh_copy positive"
+
+INCREASING = """
+    asinh atan ceil clamp clamp_max clamp_min elu erf exp exp2 expm1 floor hardsigmoid
+    hardtanh log log10 log1p log2 relu relu6 round round.decimals selu sigmoid sign sinh
+    softplus sqrt tanh threshold trunc"""
+
+UNARY = """
+    abs acos acosh angle asin atanh bitwise_not celu cos cosh digamma erfc erfinv frac gelu hardshrink
+    hardswish isfinite isinf isnan isneginf isposinf leaky_relu lgamma log_sigmoid_forward logical_not
+    logit mish nan_to_num reciprocal rsqrt sgn signbit silu sin sinc softshrink square tan"""
+
+BINARY = """
+    atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_left_shift.Tensor
+    bitwise_left_shift.Tensor_Scalar bitwise_or.Scalar bitwise_or.Tensor bitwise_right_shift.Tensor
+    bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar bitwise_xor.Tensor clamp.Tensor
+    clamp_max.Tensor clamp_min.Tensor complex copysign.Scalar copysign.Tensor div.Scalar_mode
+    div.Tensor_mode eq.Scalar eq.Tensor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor
+    gt.Scalar gt.Tensor heaviside hypot le.Scalar le.Tensor logaddexp logaddexp2 logical_and logical_or
+    logical_xor lt.Scalar lt.Tensor ne.Scalar ne.Tensor polar pow.Scalar pow.Tensor_Scalar
+    pow.Tensor_Tensor remainder.Scalar remainder.Scalar_Tensor remainder.Tensor xlogy.Scalar_Other
+    xlogy.Scalar_Self xlogy.Tensor _prelu_kernel"""
+
+# Gradients: linear in what comes back from above.
+BACKWARD = """
+    elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward
+    leaky_relu_backward log_sigmoid_backward logit_backward mish_backward native_dropout_backward
+    sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backward
+    _prelu_kernel_backward"""
+
+
+def _conversion(call: OpCall) -> Groups:
+    """Conversions are linear unless they cut off fractions."""
+    source, result = call.operands[0].dtype, call.results[0]
+    cuts = result is not None and "int" in result.dtype and "int" not in source
+    return () if cuts else FIRST
+
+
+rule(aten(IDENTITIES), pointwise, linear=FIRST, monotone=FIRST)
+rule(aten(INCREASING), pointwise, monotone=FIRST)
+rule(aten(UNARY), pointwise)
+rule(aten(BINARY), pointwise)
+rule(aten(BACKWARD), pointwise, linear=FIRST)
+rule(aten("conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
+rule(aten("_to_copy"), pointwise, linear=_conversion, monotone=FIRST)
+rule("prims.convert_element_type.default", pointwise, linear=_conversion, monotone=FIRST)
+
+rule(
+    aten("add.Scalar add.Tensor sub.Scalar sub.Tensor"), pointwise, linear=TOGETHER, monotone=FIRST
+)
+rule(aten("rsub.Scalar rsub.Tensor"), pointwise, linear=TOGETHER)
+rule(aten("mul.Scalar mul.Tensor"), pointwise, linear=EITHER)
+rule(aten("div.Scalar div.Tensor true_divide.Tensor"), pointwise, linear=FIRST)
+rule(aten("maximum minimum fmax fmin max.other min.other"), pointwise, monotone=EITHER)
+rule(aten("addcmul"), pointwise, linear=((0, 1), (0, 2)))
+rule(aten("addcdiv lerp.Scalar lerp.Tensor"), pointwise, linear=TOGETHER)
+rule(aten("copy"), pointwise, linear=((1,), (0, 1)), monotone=((1,),))
+rule(
+    aten("where.self where.Scalar where.ScalarOther where.ScalarSelf"),
+    pointwise,
+    linear=((1, 2),),
+    monotone=((1,), (2,), (1, 2)),
+)
+rule(aten("masked_fill.Scalar masked_fill.Tensor"), pointwise, linear=((0, 2),), monotone=FIRST)

@@ -1,0 +1,98 @@
+"""Reductions: sums and extrema contract the dimensions they reduce; everything else keeps them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.layout import Reduction
+from weft.ops.arguments import argument, normal_dim, normal_dims, slot_specs
+from weft.ops.call import OpCall
+from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import aten, rule
+from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
+
+
+def _reduced(rank: int, results: tuple[int, ...], dims: frozenset[int]) -> Dims:
+    """The factors of a result, whether the reduced dimensions are kept with size 1 or not."""
+    kept = len(results) == rank
+    return tuple(WHOLE if i in dims else f"d{i}" for i in range(rank) if i not in dims or kept)
+
+
+def _reduce(call: OpCall, dims: frozenset[int], contracted: bool) -> Factors:
+    rank = len(call.operands[0].shape)
+    reduced = frozenset(f"d{i}" for i in dims)
+    return Factors(
+        (numbered(rank),),
+        tuple(_reduced(rank, shape_of(spec), dims) for spec in call.results),
+        contracted=reduced if contracted else frozenset(),
+        whole=frozenset() if contracted else reduced,
+    )
+
+
+def _over(position: int, contracted: bool = False, default: Any = None) -> Callable[..., Factors]:
+    """Factors of a reduction whose dimensions stand at `position` (None or () means all)."""
+
+    def factors(call: OpCall) -> Factors:
+        dims = argument(call, position, "dim", default)
+        rank = len(call.operands[0].shape)
+        return _reduce(call, normal_dims(dims, rank), contracted)
+
+    return factors
+
+
+def _over_all(contracted: bool) -> Callable[..., Factors]:
+    def factors(call: OpCall) -> Factors:
+        return _reduce(call, normal_dims(None, len(call.operands[0].shape)), contracted)
+
+    return factors
+
+
+def along(position: int, default: int = -1) -> Callable[..., Factors]:
+    """Factors of an op that works along one dimension and keeps it whole, such as softmax, cumsum or sort.
+
+    All tensors have the rank of the first; a result may have another size along that dimension.
+    """
+
+    def factors(call: OpCall) -> Factors:
+        dim = argument(call, position, "dim", default)
+        whole = like_first(call) if dim is None else None
+        if whole is not None:
+            return Factors(whole.operands, whole.results, whole=frozenset(whole.names))
+        rank = len(call.operands[0].shape)
+        names = numbered(rank)
+        return Factors(
+            tuple(names[: len(spec.shape)] for spec in slot_specs(call)),
+            tuple(names[: len(shape_of(spec))] for spec in call.results),
+            whole=frozenset((f"d{normal_dim(dim, rank)}",)),
+        )
+
+    return factors
+
+
+rule(aten("sum"), _over_all(True), linear=FIRST)
+rule(aten("sum.dim_IntList"), _over(1, True), linear=FIRST)
+rule(aten("mean"), _over_all(False), linear=FIRST)
+rule(aten("mean.dim"), _over(1), linear=FIRST)
+
+EXTREMA: tuple[tuple[Reduction, str, str], ...] = (
+    ("max", "max", "amax"),
+    ("min", "min", "amin"),
+)
+for _reduction, _all, _dims in EXTREMA:
+    rule(aten(_all), _over_all(True), monotone=FIRST, reduction=_reduction)
+    rule(aten(_dims), _over(1, True), monotone=FIRST, reduction=_reduction)
+
+rule(aten("any all prod std var"), _over_all(False))
+rule(aten("max.dim min.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"), _over(1))
+rule(aten("logsumexp var.correction var.dim std.correction std.dim"), _over(1))
+rule(aten("var_mean.correction var_mean.dim std_mean.correction"), _over(1))
+rule(aten("linalg_vector_norm norm.ScalarOpt_dim"), _over(2))
+rule(aten("norm.Scalar"), _over_all(False))
+
+rule(aten("cumsum"), along(1), linear=FIRST)
+rule(aten("cumprod logcumsumexp cummax cummin _softmax _log_softmax argsort"), along(1))
+rule(aten("sort"), along(1))
+rule(aten("topk"), along(2))
+rule(aten("_softmax_backward_data _log_softmax_backward_data"), along(2), linear=FIRST)
+rule(aten("glu"), along(1))

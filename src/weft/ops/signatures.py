@@ -1,0 +1,137 @@
+"""From a rule to the legal signatures of one call along one grid axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from weft.layout import SBP, Broadcast, Partial, Reduction, Split
+from weft.ops.arguments import operand_indices, slots
+from weft.ops.call import OpCall, Signature
+from weft.ops.factors import Factors, factor_sizes
+from weft.ops.rule import Groups, Rule, rule_of
+
+
+def signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
+    """All legal signatures of `call` along one grid axis of `parts` ranks; the all-Broadcast one first.
+
+    A factor may be split when it has at least `parts` elements; where a view merges or splits dimensions, the split
+    dimensions must be divisible by `parts`, so that the shards agree.
+
+    Raises:
+        RuleError: when the op has no rule.
+    """
+    return _signatures(rule_of(call), call, parts)
+
+
+@cache
+def _signatures(rule: Rule, call: OpCall, parts: int) -> tuple[Signature, ...]:
+    factors = rule.bind(call)
+    groups = _existing(rule.linear_groups(call), call)
+    found: Iterable[Signature | None] = chain(
+        (_uniform(call, Broadcast()),),
+        _splits(rule, call, factors, groups, parts),
+        (_partial(call, group, "sum") for group in groups if _sums(call, group)),
+        (
+            _partial(call, group, reduction)
+            for group in _existing(rule.monotone, call)
+            for reduction in ("max", "min")
+        ),
+        rule.extra(call, parts) if rule.extra else (),
+    )
+    return tuple(dict.fromkeys(one for one in found if one is not None and _sound(call, one)))
+
+
+def _splits(
+    rule: Rule, call: OpCall, factors: Factors, groups: Groups, parts: int
+) -> Iterator[Signature | None]:
+    added = _added(call, groups)
+    for name, sizes in factor_sizes(call, factors).items():
+        if name in factors.whole or not _divides(sizes, parts):
+            continue
+        partial: SBP = Partial(rule.reduction) if name in factors.contracted else Broadcast()
+        operands = [
+            _split(dims, name, partial if slot in added else Broadcast())
+            for slot, dims in enumerate(factors.operands)
+        ]
+        results = [
+            _split(dims, name, partial) if spec else Broadcast()
+            for dims, spec in zip(factors.results, call.results, strict=True)
+        ]
+        yield _merge(call, operands, results)
+
+
+def _split(dims: tuple[str, ...], name: str, otherwise: SBP) -> SBP:
+    return Split(dims.index(name)) if name in dims else otherwise
+
+
+def _divides(sizes: tuple[int, ...], parts: int) -> bool:
+    if len(sizes) == 1:
+        return sizes[0] >= parts
+    return all(size % parts == 0 for size in sizes)
+
+
+def _partial(call: OpCall, group: tuple[int, ...], reduction: Reduction) -> Signature | None:
+    """The operands at the positions of `group` and all results are Partial, other operands Broadcast."""
+    operands: list[SBP] = []
+    for position, value in enumerate((*call.args, *(value for _, value in call.kwargs))):
+        inside = position in group and position < len(call.args)
+        for _ in operand_indices(value):
+            operands.append(Partial(reduction) if inside else Broadcast())
+    results = [Partial(reduction) if spec else Broadcast() for spec in call.results]
+    return _merge(call, operands, results)
+
+
+def _merge(call: OpCall, by_slot: list[SBP], results: list[Any]) -> Signature | None:
+    """From slots to operands; None when one operand would need two SBPs."""
+    by_operand: dict[int, SBP] = {}
+    for operand, sbp in zip(slots(call), by_slot, strict=True):
+        if by_operand.setdefault(operand, sbp) != sbp:
+            return None
+    operands = tuple(by_operand[i] for i in range(len(call.operands)))
+    return Signature(operands, tuple(results))
+
+
+def _uniform(call: OpCall, sbp: SBP) -> Signature:
+    return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
+
+
+def _existing(groups: Groups, call: OpCall) -> Groups:
+    """The groups that hold at least one operand of this call."""
+    arguments = call.args
+    return tuple(
+        group
+        for group in groups
+        if any(list(operand_indices(arguments[i])) for i in group if i < len(arguments))
+    )
+
+
+def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
+    """Whether Partial(sum) passes: a number other than 0 would be added once on every rank."""
+    members = (call.args[i] for i in group if i < len(call.args))
+    return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
+
+
+def _added(call: OpCall, groups: Groups) -> frozenset[int]:
+    """Slots that stand in every linear group: they are added to the rest, as the bias of addmm is.
+
+    When a factor that they lack is contracted, they must be Partial too, or every rank would add them.
+    """
+    if not groups:
+        return frozenset()
+    everywhere = frozenset.intersection(*(frozenset(group) for group in groups))
+    positions = [i for i, value in enumerate(call.args) for _ in operand_indices(value)]
+    return frozenset(slot for slot, position in enumerate(positions) if position in everywhere)
+
+
+def _sound(call: OpCall, signature: Signature) -> bool:
+    """Bool tensors are never Partial: there is no sum of them."""
+    pairs = chain(
+        zip(call.operands, signature.operands, strict=True),
+        zip(call.results, signature.results, strict=True),
+    )
+    return not any(
+        isinstance(sbp, Partial) and spec and spec.dtype == "bool" for spec, sbp in pairs
+    )
