@@ -1,0 +1,169 @@
+"""What `Program.explain` prints: layouts, boxing with bytes and cause, parameters and memory.
+
+Rows that differ only in the number of a repeated block stand once, with a count.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.boxing import COLLECTIVES, steps
+from weft.compiler.memory import memory
+from weft.compiler.pipeline import Compiled
+from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Value
+from weft.layout import Layout
+from weft.units import ITEM_SIZE
+
+WIDTH = 160
+
+
+def explain(compiled: Compiled) -> str:
+    """The tables as plain text."""
+    graph = compiled.graph
+    console = Console(file=io.StringIO(), width=WIDTH, no_color=True, force_terminal=False)
+    console.print(f"{graph.name} on {', '.join(map(str, graph.placements))}", highlight=False)
+    for table in (_inputs(graph), _layouts(graph), _boxings(graph), _memory(compiled)):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def _inputs(graph: LogicalGraph) -> Table:
+    rows = [
+        (
+            node.role,
+            _stars(node.key),
+            _shape(node.value),
+            _sbp(node.value),
+            bytes_text(_local(node.value)),
+        )
+        for node in graph.of_kind(Input)
+    ]
+    return _table("inputs", ("role", "name", "whole shape", "layout", "per rank"), rows)
+
+
+def _layouts(graph: LogicalGraph) -> Table:
+    rows = [
+        (node.op, _shape(value), _sbp(value), _where(node.location))
+        for node in graph.of_kind(Call)
+        for value in node.outputs
+        if value is not None
+    ]
+    return _table("layouts", ("op", "whole shape", "layout", "where"), rows)
+
+
+def _boxings(graph: LogicalGraph) -> Table:
+    rows = [_boxing_row(graph, node) for node in graph.of_kind(Box)]
+    columns = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
+    return _table(
+        "boxing", columns, rows, total=sum(_moved(graph, node) for node in graph.of_kind(Box))
+    )
+
+
+def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
+    source = graph.values[node.input.name]
+    kinds = [step.kind for step in _steps(source, node)]
+    return (
+        _sbp(source),
+        _sbp(node.output),
+        ", ".join(kinds) or "as it stands",
+        bytes_text(_moved(graph, node)),
+        _shape(source),
+        _maker(graph, node.input.name),
+        _stars(node.cause),
+    )
+
+
+def _maker(graph: LogicalGraph, name: str) -> str:
+    node = graph.producers[name]
+    match node:
+        case Input(role=role, key=key):
+            return f"{role} {_stars(key)}"
+        case Call(op=op, location=location):
+            return f"{op} at {_where(location)}"
+        case Box(input=ref):
+            return _maker(graph, ref.name)
+    return name
+
+
+def _steps(source: Value, node: Box) -> tuple[object, ...]:
+    return steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype])
+
+
+def _moved(graph: LogicalGraph, node: Box) -> int:
+    chain = _steps(graph.values[node.input.name], node)
+    return sum(step.bytes for step in chain if step.kind in COLLECTIVES)
+
+
+def _memory(compiled: Compiled) -> Table:
+    kinds = ("parameters", "buffers", "states", "batch", "constants", "activations", "peak")
+    rows = []
+    for program in compiled.programs:
+        found = memory(program)
+        sizes = (bytes_text(getattr(found, kind)) for kind in kinds)
+        rows.append((str(program.rank), *sizes))
+    return _table("memory, as the plan states it", ("rank", *kinds), rows)
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]], total: int | None = None
+) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    counted = Counter(rows)
+    several = any(count > 1 for count in counted.values())
+    for column in (*(("×",) if several else ()), *columns):
+        table.add_column(column, overflow="fold")
+    for row, count in counted.items():
+        table.add_row(*((str(count),) if several else ()), *row)
+    if total is not None:
+        table.caption = (
+            f"{len(counted)} kinds, {counted.total()} boxings, {bytes_text(total)} a step"
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def bytes_text(size: int) -> str:
+    """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def _stars(name: str) -> str:
+    """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together."""
+    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", name)
+
+
+def _where(location: Location | None) -> str:
+    return _stars(str(location)) if location else ""
+
+
+def _shape(value: Value) -> str:
+    return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+
+
+def _layout(value: Value) -> Layout:
+    assert value.layout is not None
+    return value.layout
+
+
+def _sbp(value: Value) -> str:
+    return f"({', '.join(map(str, _layout(value).sbp))})"
+
+
+def _local(value: Value) -> int:
+    layout = _layout(value)
+    elements = 1
+    for size in layout.local_shape(value.shape, layout.placement.ranks[0]):
+        elements *= size
+    return elements * ITEM_SIZE[value.dtype]

@@ -1,0 +1,44 @@
+"""Bucketing joins all-reduces, never past a reader, never past the size, never across communicators."""
+
+from __future__ import annotations
+
+from local_programs import all_reduce, call, gather, program, training_step
+
+from weft.compiler.bucket import Bucket, Schedule, bucket
+
+
+def shown(schedule: Schedule) -> list[object]:
+    """Buckets as the list of what they make, other items as their kind."""
+    return [
+        [collective.output.name for collective in item.collectives]
+        if isinstance(item, Bucket)
+        else type(item).__name__
+        for item in schedule
+    ]
+
+
+def test_gradients_are_joined_and_run_before_the_first_update() -> None:
+    calls = ["LocalCall"] * 5
+    updates = ["LocalUpdate"] * 2
+    assert shown(bucket(training_step())) == [*calls, ["gw.sum", "gv.sum"], *updates]
+
+
+def test_a_full_bucket_starts_at_once() -> None:
+    items = shown(bucket(training_step(), bucket_bytes=32))
+    assert items.index(["gw.sum"]) == 3
+    assert items.index(["gv.sum"]) == 6
+
+
+def test_a_reader_closes_the_bucket() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a"), call("loss", "s"), all_reduce("t", "a")]
+    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], "LocalCall", ["t"]]
+
+
+def test_communicators_are_not_mixed() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a", 0), all_reduce("t", "a", 1)]
+    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], ["t"]]
+
+
+def test_another_collective_keeps_its_place_on_the_communicator() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a"), gather("g", "a"), all_reduce("t", "a")]
+    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], ["g"], ["t"]]

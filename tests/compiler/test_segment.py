@@ -1,0 +1,67 @@
+"""Segments are as long as communication allows, and every actor names what it reads and writes."""
+
+from __future__ import annotations
+
+from local_programs import all_reduce, call, program, training_step, update
+
+from weft.compiler.bucket import bucket
+from weft.compiler.segment import segment
+from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, LocalProgram
+
+GROUP = Communicator(0, (0, 1))
+
+
+def actors_of(local: LocalProgram, bucket_bytes: int = 1) -> list[object]:
+    return list(segment(local, bucket(local, bucket_bytes), (GROUP,)))
+
+
+def test_a_step_with_overlap() -> None:
+    hold, feed, forward, first, rest, second, late, early, fetch = actors_of(training_step())
+    assert isinstance(hold, Hold)
+    assert hold.produces == ()
+    assert isinstance(feed, Feed)
+    assert feed.produces == ("x",)
+    assert isinstance(forward, Compute)
+    assert [node.outputs[0].name for node in forward.nodes] == ["h", "loss", "gw"]
+    assert forward.consumes == ("v", "x", "w")
+    assert forward.produces == ("loss", "gw")
+    assert isinstance(first, Communicate)
+    assert first.queue == "comm:0"
+    assert isinstance(rest, Compute)
+    assert rest.produces == ("gv",)
+    assert isinstance(second, Communicate)
+    assert isinstance(fetch, Fetch)
+    # The gradient of w is reduced first, so w is updated first, while that of v is still on its way.
+    assert late.produces == ("w",)
+    assert early.produces == ("v",)
+    assert [actor.id for actor in actors_of(training_step())] == list(range(9))
+
+
+def test_without_communication_one_segment_is_left() -> None:
+    local = program([call("loss", "x", "v"), call("g", "loss"), update("v", "g")])
+    hold, _, step, _ = actors_of(local)
+    assert hold.produces == ("w",)
+    assert len(step.nodes) == 3
+    assert step.produces == ("loss", "v")
+
+
+def test_a_run_never_waits_for_what_its_own_nodes_must_send_first() -> None:
+    local = program([call("a", "x"), all_reduce("s", "a"), call("b", "x"), call("loss", "s", "b")])
+    names = [
+        [node.outputs[0].name for node in actor.nodes]
+        for actor in actors_of(local)
+        if isinstance(actor, Compute)
+    ]
+    assert names == [["a"], ["b"], ["loss"]]
+
+
+def test_a_reader_of_a_view_reads_the_variable() -> None:
+    nodes = [
+        call("t", "v", op="aten.t.default"),
+        call("a", "x", "t"),
+        all_reduce("s", "a"),
+        call("loss", "s", "t"),
+        update("w", "s"),
+    ]
+    _, reader = (actor for actor in actors_of(program(nodes)) if isinstance(actor, Compute))
+    assert {"t", "v"} <= set(reader.consumes)
