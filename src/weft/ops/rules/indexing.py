@@ -44,8 +44,8 @@ def _adapt_embedding_backward(local: OpCall, cut: Cut) -> OpCall:
         return local
     offset, rows = cut.result_range(0)
     if cut.whole.op == EMBEDDING_GRADIENT_SHARD:
-        gradient, indices, _, before, padding, scale = local.args
-        offset += before
+        gradient, indices, _, _, padding, scale = local.args
+        offset += argument(cut.whole, 3)
     else:
         gradient, indices, _, padding, scale = local.args
     args = (gradient, indices, rows, offset, padding, scale)
