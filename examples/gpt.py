@@ -1,0 +1,84 @@
+"""Train a byte-level GPT on the source files of Python's standard library, then compare with plain PyTorch.
+
+    weft run -n 2 examples/gpt.py
+
+A hybrid: most of the model is data parallel; the last block's feed-forward net and the head are split over the same
+ranks by columns and rows (tensor parallel). Then rank 0 alone takes the same steps with plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+from curves import compare, train
+from gpt_model import GPT, Batch, loss_fn
+from torch import Tensor
+
+import weft
+
+RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+SIZES = {"steps": 80, "batch": 16, "length": 128, "layers": 4, "width": 256, "heads": 4}
+
+
+def read_batches(steps: int, size: int, length: int) -> list[Batch]:
+    """Random windows of the standard library's text; all ranks draw the same."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
+    starts = torch.randint(len(text) - length, (steps, size, 1))
+    windows = text[starts + torch.arange(length + 1)].long()
+    return [{"x": window[:, :-1], "y": window[:, 1:]} for window in windows]
+
+
+def hybrid(last: int) -> weft.Strategy:
+    """Patterns of names; the first that fits counts."""
+    return weft.Strategy(
+        batch={"*": weft.split(0)},
+        parameters={
+            f"blocks.{last}.up.*": weft.split(0),
+            f"blocks.{last}.down.weight": weft.split(1),
+            "head.*": weft.split(0),
+            "*": weft.broadcast,
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A byte-level GPT, on several ranks and on one.")
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="for summary.json")
+    o = parser.parse_args()
+
+    torch.manual_seed(0)
+    batches = read_batches(o.steps, o.batch, o.length)
+    model = GPT(o.layers, o.width, o.heads, o.length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    strategy = hybrid(o.layers - 1)
+    placement = weft.placement("cpu", range(RANKS))
+    program = weft.compile(
+        model, loss_fn, optimizer, batches[0], placement=placement, strategy=strategy
+    )
+    found = train(f"{RANKS} ranks", program.step, batches, show=RANK == 0)
+    program.close()
+
+    def plain_step(batch: Batch) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_fn(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    if RANK == 0:
+        o.out.mkdir(parents=True, exist_ok=True)
+        strategy.save(o.out / "strategy.yaml")
+        plain = train("plain PyTorch", plain_step, batches, show=True)
+        compare(found, plain, RANKS, (o.out / "strategy.yaml").read_text(), o.out)
+
+
+if __name__ == "__main__":
+    main()
