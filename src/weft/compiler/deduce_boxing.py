@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeAlias
@@ -32,23 +33,25 @@ class BoxingCosts:
     cost_model: CostModel
     _all_pairs: dict[tuple[int, tuple[int, ...]], Table] = field(default_factory=dict)
 
-    def along(self, spec: TensorSpec, axis: int, source: SBPs, target: SBPs) -> Table:
-        """Costs from each SBP to each other on `axis`, in the order of `sbp_numbers`.
+    def table(
+        self, spec: TensorSpec, axis: int, others: tuple[SBPs, SBPs], ends: tuple[SBPs, SBPs]
+    ) -> Table:
+        """Costs from each SBP of `ends[0]` to each of `ends[1]` on `axis`, in bytes.
 
-        Args:
-            spec: the whole tensor.
-            source, target: SBPs of the other axes before and after, in the order of the axes.
-
-        Returns:
-            Table of shape (SBPs before, SBPs after), in bytes.
+        `others` are the SBPs of the other axes before and after, in the order of the axes.
         """
         numbers = sbp_numbers(len(spec.shape))
-        where = [numbers[sbp] for sbp in source] + [numbers[sbp] for sbp in target]
-        others = len(self.grid) - 1
-        index: list[int | slice] = [*where[:others], *where[others:]]
-        index.insert(axis, slice(None))
-        index.insert(len(self.grid) + axis, slice(None))
-        table: Table = self._pairs(spec)[tuple(index)]
+        before, after = ([numbers[sbp] for sbp in sbps] for sbps in others)
+        index: tuple[int | slice, ...] = (
+            *before[:axis],
+            slice(None),
+            *before[axis:],
+            *after[:axis],
+            slice(None),
+            *after[axis:],
+        )
+        rows, columns = ([numbers[sbp] for sbp in sbps] for sbps in ends)
+        table: Table = self._pairs(spec)[index][np.ix_(rows, columns)]
         return table
 
     def _pairs(self, spec: TensorSpec) -> Table:
@@ -74,6 +77,17 @@ class BoxingCosts:
         for via in range(len(states)):
             np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
         return costs.reshape((len(options),) * (2 * len(self.grid)))
+
+
+def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> int:
+    """Bytes that all ranks together hold more when a tensor is Broadcast along `axis` than when it is Split.
+
+    `others` are the SBPs of the other axes, in order. It is what an all-gather along the axis moves.
+    """
+    rest = grid[:axis] + grid[axis + 1 :]
+    copies = (parts for sbp, parts in zip(others, rest, strict=True) if not isinstance(sbp, Split))
+    size = math.prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8)
+    return (grid[axis] - 1) * size * math.prod(copies)
 
 
 _NUMBERS: dict[int, dict[SBP, int]] = {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.deduce_boxing import BoxingCosts, Table, sbp_numbers
+from weft.compiler.deduce_boxing import BoxingCosts, Table, idle_bytes
+from weft.compiler.deduce_intent import Intent, departures
 from weft.compiler.deduce_options import GivenOptions, Options, PerAxis, WorkOptions, start
 from weft.compiler.deduce_problem import Edge, Problem, Share, Work
 from weft.compiler.solver import minimize
@@ -136,11 +137,14 @@ class _Descent:
         after = tuple(chosen[edge.target][other].operands[edge.operand] for other in others)
         source, target = options[edge.source], options[edge.target]
         ports = (id(source), edge.result, id(target), edge.operand)
-        key = (edge.spec, axis, before, after, ports)
+        intent: Intent = edge.intents[axis] if edge.intents else ""
+        key = (edge.spec, axis, before, after, ports, intent)
         if key not in self.tables:
-            numbers = sbp_numbers(len(edge.spec.shape))
-            rows = [numbers[one.results[edge.result]] for one in source.signatures]
-            columns = [numbers[one.operands[edge.operand]] for one in target.signatures]
-            costs = self.boxing.along(edge.spec, axis, before, after)
-            self.tables[key] = costs[np.ix_(rows, columns)]
+            made = tuple(one.results[edge.result] for one in source.signatures)
+            wanted = tuple(one.operands[edge.operand] for one in target.signatures)
+            table = self.boxing.table(edge.spec, axis, (before, after), (made, wanted))
+            if intent:
+                idle = idle_bytes(edge.spec, axis, before, self.grid)
+                table = table + idle * departures(intent, made, wanted, self.cost_model)
+            self.tables[key] = table
         return self.tables[key]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.compiler.deduce_boxing import Table, sbp_numbers
+from weft.compiler.deduce_boxing import Table, idle_bytes, sbp_numbers
 from weft.compiler.deduce_hints import enough_elements
 from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.hardware import CostModel
@@ -94,10 +94,19 @@ class GivenOptions:
         key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
         if key not in self._known:
             fit = self._fitting(given.spec, given.choices[axis], axis, chosen)
-            dear = self.cost_model.bytes_per_collective if given.prefer_broadcast else 0.0
+            dear = self._split_charge(given, axis, chosen)
             costs = [dear * isinstance(one.operands[0], Split) for one in fit]
             self._known[key] = Options(fit, np.array(costs))
         return self._known[key]
+
+    def _split_charge(self, given: Given, axis: int, chosen: PerAxis) -> float:
+        """What splitting an input costs where the user left it free."""
+        if not given.prefer_broadcast or len(given.choices[axis]) == 1:
+            return 0.0
+        others = tuple(one.operands[0] for one in chosen)
+        unused = idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
+        # The collective decides ties.
+        return self.cost_model.whole_parameter * unused + self.cost_model.bytes_per_collective
 
     def shared(self, spec: TensorSpec, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
         """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, hinted_sbps
+from weft.compiler.deduce_intent import Intents, intents
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import SBP, Broadcast, Placement, Split
@@ -54,13 +55,17 @@ Variable: TypeAlias = Work | Given | Share
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`."""
+    """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
+
+    `intents` says for each axis what the edge is charged for beside its boxing; empty where for nothing.
+    """
 
     source: int
     result: int
     target: int
     operand: int
     spec: TensorSpec
+    intents: Intents = ()
 
 
 @dataclass
@@ -71,6 +76,7 @@ class Problem:
         made: for each value, the variable and result that decide its layout.
         variable_of: for each node number, its variable; updates have none.
         share_of: for each value with several readers, its Share.
+        intents: for each value that carries a parameter or a gradient, what its edges are charged for.
     """
 
     variables: list[Variable] = field(default_factory=list)
@@ -78,6 +84,7 @@ class Problem:
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
     variable_of: dict[int, int] = field(default_factory=dict)
     share_of: dict[str, int] = field(default_factory=dict)
+    intents: dict[str, Intents] = field(default_factory=dict)
 
     def add(self, variable: Variable) -> int:
         self.variables.append(variable)
@@ -86,7 +93,8 @@ class Problem:
     def read(self, name: str, target: int, operand: int, spec: TensorSpec) -> None:
         """Let operand `operand` of `target` read the value `name`, from its Share if it has one."""
         source, result = (self.share_of[name], 0) if name in self.share_of else self.made[name]
-        self.edges.append(Edge(source, result, target, operand, spec))
+        intents = self.intents.get(name, ())
+        self.edges.append(Edge(source, result, target, operand, spec, intents))
 
 
 def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
@@ -95,7 +103,8 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
     Raises:
         LayoutError: when a hint does not fit the value, or the update of a variable.
     """
-    problem, owners, whole = Problem(), _owners(graph), _whole_targets(graph)
+    owners, whole = _owners(graph), _whole_targets(graph)
+    problem = Problem(intents=intents(graph, hints, placement.axes))
     readers = _readers(graph)
     for number, node in _inputs_first(graph, owners):
         if isinstance(node, Input):
@@ -130,7 +139,7 @@ def _connect(
             problem.made[value.name] = (here, result)
             if readers[value.name] > 1:
                 share = problem.add(Share(_spec(value), value.name))
-                problem.edges.append(Edge(here, result, share, 0, _spec(value)))
+                problem.read(value.name, share, 0, _spec(value))
                 problem.share_of[value.name] = share
 
 

@@ -24,11 +24,20 @@ class CostModel:
             too small for a split that the user asked for.
         bytes_per_traffic: what one byte read or written in a device's memory weighs: element-wise work is rather
             split than replicated, but never boxed for its own sake.
+        whole_parameter: for a parameter that is Broadcast, what cutting it for use weighs, and what making its
+            gradient in pieces weighs, in units of the bytes that then lie idle, (p-1)·T; and what splitting a
+            parameter weighs that the user left free. At 2 it equals the all-reduce of the gradient: splitting never
+            wins by saving that alone, only by what it saves on activations. 0 counts bytes only.
+        split_parameter: for a parameter that the user split, what using it in another layout weighs, in the same
+            unit: high, so that it is computed where it lies whenever the op can. 0 counts bytes only, and gathers
+            the parameter for use wherever activations are larger.
     """
 
     bytes_per_collective: float = float(COLLECTIVE_BYTES)
     bytes_per_flop: float = 4.0
     bytes_per_traffic: float = 0.1
+    whole_parameter: float = 2.0
+    split_parameter: float = 1000.0
 
     def boxing(self, moved: Bytes, collectives: int) -> float:
         """Cost of boxing that moves `moved` bytes over all devices in `collectives` collectives."""
