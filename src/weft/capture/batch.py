@@ -1,0 +1,110 @@
+"""What the example batch looks like, and the check that later batches look the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.capture.tree import Static, Tree, flatten
+from weft.errors import BatchError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A tensor of the batch: its key, whole shape and dtype ("int64")."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"a tensor {self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """Containers and leaves of the batch that a step was captured for; leaves that are no tensors are baked in."""
+
+    tree: Tree
+    leaves: tuple[TensorLeaf | Static, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorLeaf, ...]:
+        """The tensors of the batch, in order."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorLeaf))
+
+    def flatten_batch(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The tensors of a later batch by key.
+
+        Raises:
+            BatchError: naming the first leaf whose place, shape, dtype or baked-in value differs.
+        """
+        found, tree = flatten(batch, "batch")
+        self._check_structure([key for key, _ in found], tree)
+        for expected, (_, leaf) in zip(self.leaves, found, strict=True):
+            _check_leaf(expected, leaf)
+        return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
+
+    def _check_structure(self, keys: list[str], tree: Tree) -> None:
+        expected = [leaf.key for leaf in self.leaves]
+        if keys != expected or tree != self.tree:
+            raise BatchError(
+                f"the batch has the leaves {keys} ({tree}), but the program was compiled for "
+                f"{expected} ({self.tree}); pass a batch built like the example batch, or compile again"
+            )
+
+
+def describe_batch(batch: Any) -> BatchSpec:
+    """What `batch` looks like.
+
+    Raises:
+        BatchError: when a leaf is neither a tensor nor a plain constant, or two leaves have the same key.
+    """
+    found, tree = flatten(batch, "batch")
+    leaves = tuple(_describe(key, leaf) for key, leaf in found)
+    keys = [leaf.key for leaf in leaves]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BatchError(f"two leaves of the example batch are called {key!r}; rename one")
+    return BatchSpec(tree, leaves)
+
+
+def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
+    if isinstance(leaf, torch.Tensor):
+        return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
+    if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
+        return Static(key, leaf)
+    raise BatchError(
+        f"the leaf {key!r} of the example batch is a {type(leaf).__name__}; expected a torch.Tensor or a plain "
+        "constant (bool, int, float, str, None): convert it, for instance with torch.as_tensor"
+    )
+
+
+def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
+    if isinstance(expected, Static):
+        if isinstance(leaf, torch.Tensor) or leaf != expected.value:
+            raise _mismatch(expected.key, f"the constant {expected.value!r}", _shown(leaf))
+    elif not isinstance(leaf, torch.Tensor):
+        raise _mismatch(expected.key, str(expected), _shown(leaf))
+    elif (tuple(leaf.shape), dtype_name(leaf.dtype)) != (expected.shape, expected.dtype):
+        raise _mismatch(expected.key, str(expected), _shown(leaf))
+
+
+def _shown(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return str(TensorLeaf("", tuple(leaf.shape), dtype_name(leaf.dtype)))
+    return f"{leaf!r} of type {type(leaf).__name__}"
+
+
+def _mismatch(key: str, expected: str, found: str) -> BatchError:
+    return BatchError(
+        f"leaf {key!r} of the batch: the program was compiled for {expected}, found {found}; "
+        "pass the same kind of batch as the example, or compile again for this one"
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of a dtype without the prefix: "float32"."""
+    return str(dtype).removeprefix("torch.")

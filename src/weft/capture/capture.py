@@ -1,0 +1,112 @@
+"""From an ordinary module, loss function and optimizer to the logical graph of the whole step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.capture.batch import BatchSpec, describe_batch
+from weft.capture.convert import Boundary, to_logical
+from weft.capture.optimizer import UpdateRule, groups_of, update_rules
+from weft.capture.outputs import OutputSpec
+from weft.capture.trace import LossFunction, Traced, Variables, read_variables, trace_step
+from weft.errors import CaptureError
+from weft.ir import verify
+from weft.ir.logical import Input, LogicalGraph, Role
+
+# Tracing swaps tensors in the user's model and notes in torch.fx: one capture at a time in a process.
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured step.
+
+    Attributes:
+        graph: the step on whole tensors; no layouts yet.
+        batch: what a batch must look like, and how to take it apart.
+        outputs: how to build what the loss function returned.
+        constants: tensors from outside of model and batch, by the key of their input; not copied.
+    """
+
+    graph: LogicalGraph
+    batch: BatchSpec
+    outputs: OutputSpec
+    constants: Mapping[str, torch.Tensor]
+
+    def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
+        """What the loss function returned, built from the values of the graph's outputs by key."""
+        return self.outputs.unflatten(values)
+
+
+def capture(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer | None,
+    example_batch: Any,
+    device_type: str = "cpu",
+    training: bool = True,
+) -> Captured:
+    """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
+
+    Args:
+        model: any module, also on the meta device.
+        loss_fn: `loss_fn(model, batch)`; when training it returns the loss, alone, first of a tuple or as the entry
+            "loss" of a dict. In evaluation it may return any nest of tensors.
+        optimizer: updates the model's parameters; None for a step without updates.
+        example_batch: nest of tensors and plain constants; only shapes, dtypes and constants are used.
+        device_type: where the step will run: "cpu" or "cuda".
+        training: False for forward only, with the model in evaluation mode.
+
+    Raises:
+        CaptureError: naming the user's line and the reason, when the step cannot be one graph.
+        BatchError: when a leaf of the example batch is neither tensor nor constant.
+    """
+    _check_device(device_type)
+    variables = read_variables(model)
+    batch = describe_batch(example_batch)
+    groups = groups_of(optimizer, variables.parameters) if optimizer and training else {}
+    with _lock:
+        traced = trace_step(
+            model,
+            loss_fn,
+            variables,
+            batch,
+            batch.flatten_batch(example_batch),
+            device_type,
+            training,
+        )
+        groups = {name: group for name, group in groups.items() if name in traced.gradients}
+        rules = update_rules(optimizer, variables.parameters, groups) if optimizer else {}
+    boundary = _boundary(variables, batch, traced, rules)
+    graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
+    constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
+    used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
+    return Captured(graph, batch, traced.outputs, {k: v for k, v in constants.items() if k in used})
+
+
+def _boundary(
+    variables: Variables, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
+) -> Boundary:
+    inputs: list[tuple[Role, str]] = [
+        *(("parameter", name) for name in variables.parameters),
+        *(("buffer", name) for name in variables.buffers),
+        *(("batch", leaf.key) for leaf in batch.tensors),
+        *(("constant", f"constant{i}") for i in range(len(traced.constants))),
+    ]
+    return Boundary(tuple(inputs), traced.output_keys, traced.gradients, rules)
+
+
+def _check_device(device_type: str) -> None:
+    if device_type == "cpu":
+        return
+    backend = getattr(torch, device_type, None)
+    if backend is None or not backend.is_available():
+        raise CaptureError(
+            f"cannot capture for device type {device_type!r}: this machine's torch has no such device; "
+            "expected 'cpu', or a machine with that device"
+        )

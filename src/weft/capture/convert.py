@@ -1,0 +1,312 @@
+"""From a functional fx graph to a `LogicalGraph`: names, roles, argument trees; what computes nothing is dropped."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from weft.capture.batch import dtype_name
+from weft.capture.locations import location_of
+from weft.capture.optimizer import UpdateRule
+from weft.capture.refusals import refuse_op
+from weft.errors import CaptureError
+from weft.ir.logical import (
+    ROLES,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Role,
+    Update,
+    Value,
+    node_uses,
+)
+from weft.ops.call import Token
+
+aten = torch.ops.aten
+
+# Ops whose result is their first argument, in a graph without writes in place.
+_SAME = frozenset(
+    (aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default)
+)
+# Ops whose result is their first argument when shape, dtype, strides and device stay as they are.
+_SAME_IF_UNCHANGED = frozenset(
+    (
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.expand.default,
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.contiguous.default,
+    )
+)
+_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
+# Fused attention is tagged as random, but draws nothing when this argument is 0.
+_DROPOUT = "dropout_p"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What stands at the borders of the fx graph.
+
+    Attributes:
+        inputs: role and key of every placeholder, in order.
+        outputs: keys of the first outputs, which the user gets back.
+        gradients: names of the parameters whose gradients are the remaining outputs.
+        rules: how parameters are updated, by name.
+    """
+
+    inputs: tuple[tuple[Role, str], ...]
+    outputs: tuple[str, ...]
+    gradients: tuple[str, ...]
+    rules: Mapping[str, UpdateRule]
+
+
+def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalGraph:
+    """The logical graph of a functional fx graph.
+
+    Raises:
+        CaptureError: when a random op without a global position is left, or something is written that may not be.
+    """
+    reader = _Reader(boundary)
+    for node in graph.nodes:
+        reader.read(node)
+    states = _state_inputs(boundary, reader.names)
+    inputs = [*reader.inputs, *states]
+    updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
+    outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
+    calls = _needed(reader.calls, [*updates, *outputs])
+    used = {use for node in (*calls, *updates, *outputs) for use in node_uses(node)}
+    kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
+    kept.sort(key=lambda x: ROLES.index(x.role))
+    return LogicalGraph(name, (*kept, *_salted(calls), *updates, *outputs))
+
+
+class _Names:
+    """Hands out names that are legal in the text of a graph, each once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def new(self, wish: str) -> str:
+        base = re.sub(r"[^A-Za-z0-9_.]+", "_", wish).strip("_") or "value"
+        base = base if base[0].isalpha() or base[0] == "_" else f"v{base}"
+        name, count = base, 0
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+class _Reader:
+    """Reads fx nodes in order and keeps what stands for each of them."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        self.names = _Names()
+        self.inputs: list[Input] = []
+        self.calls: list[Call] = []
+        self.results: tuple[Ref, ...] = ()
+        self._waiting = iter(boundary.inputs)
+        self._refs: dict[torch.fx.Node, Any] = {}
+        self._written: dict[torch.fx.Node, Ref] = {}
+        self._inputs_of: dict[torch.fx.Node, Input] = {}
+
+    def read(self, node: torch.fx.Node) -> None:
+        if node.op == "placeholder":
+            self._read_input(node)
+        elif node.op == "output":
+            self.results = tuple(self._refs[result] for result in node.args[0])  # type: ignore[index, union-attr]
+        elif node.target is operator.getitem:
+            source, index = node.args
+            self._refs[node] = self._refs[source][index]  # type: ignore[index]
+        elif node.target is aten.copy_.default:
+            self._written[node.args[0]] = self._refs[node.args[1]]  # type: ignore[index]
+            self._refs[node] = self._refs[node.args[1]]  # type: ignore[index]
+        elif _is_same(node):
+            self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
+        elif not _is_check(node):
+            self._read_call(node)
+
+    def copies(self) -> list[Update]:
+        """The new versions of buffers that the step writes."""
+        updates = []
+        for node, source in self._written.items():
+            target = self._inputs_of[node]
+            if target.role == "buffer":
+                updates.append(Update("copy", Ref(target.value.name), source))
+            elif target.role != "batch":  # a batch is not read again
+                raise CaptureError(
+                    f"the step writes the {target.role} {target.key!r} in place; expected only buffers to be "
+                    "written: register the tensor with register_buffer, or compute a new one"
+                )
+        return updates
+
+    def _read_input(self, node: torch.fx.Node) -> None:
+        role, key = next(self._waiting)
+        found = Input(_value(self.names.new(key), node.meta["val"]), role, key)
+        self.inputs.append(found)
+        self._inputs_of[node] = found
+        self._refs[node] = Ref(found.value.name)
+
+    def _read_call(self, node: torch.fx.Node) -> None:
+        _check_op(node)
+        call = Call(
+            _op_name(node.target),
+            tuple(map(self._arg, node.args)),
+            tuple(
+                (name, self._arg(arg))
+                for name, arg in node.kwargs.items()
+                if arg is not None and name != "pin_memory"
+            ),
+            self._outputs(node),
+            location_of(node),
+        )
+        self.calls.append(call)
+        refs = tuple(value and Ref(value.name) for value in call.outputs)
+        self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
+
+    def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
+        made = node.meta["val"]
+        if isinstance(made, torch.Tensor):
+            return (_value(self.names.new(node.name), made),)
+        return tuple(
+            _value(self.names.new(f"{node.name}.{index}"), part)
+            if isinstance(part, torch.Tensor)
+            else None
+            for index, part in enumerate(made)
+        )
+
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, torch.fx.Node):
+            return self._refs[arg]
+        if isinstance(arg, list | tuple):
+            return tuple(map(self._arg, arg))
+        for kind, of_kind in _TOKENS.items():
+            if isinstance(arg, of_kind):
+                return Token(kind, arg.type if kind == "device" else str(arg).split(".")[-1])
+        return arg
+
+
+_TOKENS: dict[str, type] = {
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+def _value(name: str, tensor: torch.Tensor) -> Value:
+    return Value(name, tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
+
+
+def _op_name(op: Any) -> str:
+    return str(op).removesuffix(".default") if op.namespace == "weft" else str(op)
+
+
+def _is_same(node: torch.fx.Node) -> bool:
+    if node.target in _SAME:
+        return True
+    return node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+
+
+def _looks(node: Any) -> tuple[Any, ...]:
+    value = node.meta["val"]
+    return value.shape, value.dtype, value.stride(), value.device
+
+
+def _is_check(node: torch.fx.Node) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is not None and packet.__name__ in _CHECKS
+
+
+def _check_op(node: torch.fx.Node) -> None:
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        raise refuse_op(op, location_of(node), "is no ATen op; expected plain tensor code")
+    if torch.Tag.nondeterministic_seeded in op.tags and _draws(op, node):
+        raise refuse_op(
+            op,
+            location_of(node),
+            "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
+            "bernoulli or dropout without a generator, or draw the numbers outside and pass them in the batch",
+        )
+    if op._schema.is_mutable:
+        raise refuse_op(
+            op, location_of(node), "writes in place; expected ops that make new tensors"
+        )
+
+
+def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
+    names = [argument.name for argument in op._schema.arguments]
+    if _DROPOUT not in names:
+        return True
+    position = names.index(_DROPOUT)
+    given = node.args[position] if position < len(node.args) else node.kwargs.get(_DROPOUT, 0.0)
+    return given != 0
+
+
+def _state_inputs(boundary: Boundary, names: _Names) -> list[Input]:
+    return [
+        Input(
+            Value(names.new(f"{parameter}.{state.name}"), state.shape, state.dtype),
+            "state",
+            f"{parameter}.{state.name}",
+        )
+        for parameter in boundary.gradients
+        if parameter in boundary.rules
+        for state in boundary.rules[parameter].states
+    ]
+
+
+def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]) -> list[Update]:
+    names = {(x.role, x.key): x.value.name for x in inputs}
+    gradients = dict(zip(boundary.gradients, results[len(boundary.outputs) :], strict=True))
+    updates = []
+    for parameter, rule in boundary.rules.items():
+        if parameter not in gradients:
+            continue
+        states = [Ref(names["state", f"{parameter}.{state.name}"]) for state in rule.states]
+        target = Ref(names["parameter", parameter])
+        updates.append(
+            Update(
+                rule.optimizer,
+                target,
+                gradients[parameter],
+                tuple(states),
+                rule.group,
+                rule.elementwise,
+            )
+        )
+    return updates
+
+
+def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:
+    """The calls whose results are used, in order."""
+    used = {name for node in roots for name in node_uses(node)}
+    kept = []
+    for call in reversed(calls):
+        if any(value is not None and value.name in used for value in call.outputs):
+            used.update(node_uses(call))
+            kept.append(call)
+    return kept[::-1]
+
+
+def _salted(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with random ops numbered in order, so that each draws numbers of its own."""
+    count = 0
+    salted = []
+    for call in calls:
+        if call.op == "weft.uniform":
+            call = replace(call, args=(*call.args[:3], count))
+            count += 1
+        salted.append(call)
+    return salted

@@ -1,0 +1,55 @@
+"""The ops that capture takes apart, because their results depend on counts or statistics of the whole batch.
+
+Everything else stays as fused as autograd leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from weft.capture import losses, random, statistics
+
+Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+
+
+def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return src.to(self.device, self.dtype).expand(self.shape)
+
+
+def _fill(self: torch.Tensor, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.to(self.device, self.dtype).expand(self.shape)
+    return torch.full_like(self, value)
+
+
+# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not matter.
+_OVERWRITES: dict[str, Callable[..., Any]] = {
+    "copy.default": _copy,
+    "fill.Scalar": _fill,
+    "fill.Tensor": _fill,
+    "zero.default": torch.zeros_like,
+}
+
+
+def decompositions() -> Decompositions:
+    """For the first trace: statistics, losses and random ops."""
+    return _resolve({**statistics.TABLE, **losses.TABLE, **random.TABLE})
+
+
+def overwrites() -> Decompositions:
+    """For the functional trace: copies, fills and zeros in place."""
+    return _resolve(_OVERWRITES)
+
+
+def _resolve(table: Mapping[str, Callable[..., Any]]) -> Decompositions:
+    """ATen overloads by name; those that this torch does not have cannot occur either."""
+    found = {}
+    for name, function in table.items():
+        packet, overload = name.split(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if op is not None:
+            found[op] = function
+    return found

@@ -1,0 +1,145 @@
+"""Every private or unstable torch API that tracing needs, behind a few plain functions.
+
+- `make_fx` with `_allow_non_fake_inputs` and `record_stack_traces`: the trace below autograd.
+- `FakeTensorMode`: tensors without data.
+- `torch.fx.traceback.preserve_node_meta` and `annotate`: notes on nodes (kept as `node.meta["custom"]`), and
+  `node.meta["seq_nr"]`, the number of the autograd node that a forward op made.
+- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
+- `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
+
+`tests/capture/test_fx.py` says what each of them must do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx.traceback
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.capture.decompositions import Decompositions
+
+FakeMode: TypeAlias = FakeTensorMode
+# The note on backward nodes: the sequence number of the autograd node that ran.
+_SEQUENCE = "weft.sequence"
+
+
+def fake_mode() -> FakeMode:
+    """A mode in which tensors have shapes but no data; real tensors that enter become fake."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(
+    mode: FakeMode, like: torch.Tensor, device: str, requires_grad: bool = False
+) -> torch.Tensor:
+    """A contiguous tensor without data of the shape and dtype of `like`."""
+    with mode:
+        return torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=requires_grad)
+
+
+def trace(
+    function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
+) -> torch.fx.GraphModule:
+    """Run `function(inputs)` on fake tensors and record every ATen op below autograd, stack traces included."""
+    tracer = make_fx(
+        function,
+        decomposition_table=dict(table),
+        tracing_mode="real",
+        _allow_non_fake_inputs=True,
+        record_stack_traces=True,
+    )
+    with mode, torch.fx.traceback.preserve_node_meta(), _same_everywhere():
+        return tracer(inputs)
+
+
+def functional(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    mode: FakeMode,
+    table: Decompositions,
+) -> torch.fx.GraphModule:
+    """The same graph without writes in place; an input that was written gets one `copy_` at the end.
+
+    `module` must hold no constants; notes on its nodes reach the nodes made from them.
+    """
+
+    def run(*values: torch.Tensor) -> Any:
+        return torch.fx.Interpreter(module).run(*values)
+
+    function = torch.func.functionalize(run, remove="mutations")
+    tracer = make_fx(function, decomposition_table=dict(table), tracing_mode="real")
+    with mode, torch.fx.traceback.preserve_node_meta(), torch.no_grad():
+        return tracer(*inputs)
+
+
+def note(**notes: Any) -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded with these notes; see `notes_of`."""
+    return torch.fx.traceback.annotate(notes)  # type: ignore[no-any-return]
+
+
+def notes_of(node: torch.fx.Node) -> Mapping[str, Any]:
+    """The notes on a node."""
+    notes: Mapping[str, Any] = node.meta.get("custom", {})
+    return notes
+
+
+def set_notes(node: torch.fx.Node, notes: Mapping[str, Any]) -> None:
+    """Replace the notes on a node."""
+    node.meta["custom"] = dict(notes)
+
+
+def sequence_of(node: torch.fx.Node) -> int | None:
+    """Number of the autograd node that a forward op made; the same number as on the backward ops it causes."""
+    return node.meta.get("seq_nr")
+
+
+def backward_sequence_of(node: torch.fx.Node) -> int | None:
+    """Number of the autograd node in whose backward this op ran; None outside of one."""
+    return notes_of(node).get(_SEQUENCE)
+
+
+def mark_backward(loss: torch.Tensor) -> None:
+    """Let every backward op below `loss` be recorded with the number of its autograd node."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        _mark(node)
+
+
+def _mark(node: Any) -> None:
+    running = ExitStack()
+    notes = {_SEQUENCE: node._sequence_nr()}
+
+    def enter(*_: Any) -> None:
+        running.enter_context(torch.fx.traceback.annotate(dict(notes)))
+
+    def leave(*_: Any) -> None:
+        running.close()
+
+    node.register_prehook(enter)
+    node.register_hook(leave)
+
+
+@contextmanager
+def _same_everywhere() -> Iterator[None]:
+    """No kernels of one machine in the graph (oneDNN and cuDNN fuse whole LSTMs), no thread of autograd's own."""
+    mkldnn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with (
+            warnings.catch_warnings(),
+            torch.backends.cudnn.flags(enabled=False),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(mkldnn)

@@ -1,0 +1,102 @@
+"""Losses with reduction "mean" as a sum divided by the count, or by the total weight, of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reductions
+
+
+def _nll_forward(op: Any) -> Callable[..., Any]:
+    def decomposed(
+        self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+    ) -> Any:
+        if reduction != _MEAN:
+            return NotImplemented
+        total, total_weight = op(self, target, weight, _SUM, ignore_index)
+        return total / total_weight, total_weight
+
+    return decomposed
+
+
+def _nll_backward(op: Any) -> Callable[..., Any]:
+    def decomposed(
+        grad_output: Tensor,
+        self: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        ignore_index: int,
+        total_weight: Tensor,
+    ) -> Any:
+        if reduction != _MEAN:
+            return NotImplemented
+        grad = grad_output / total_weight
+        return op(grad, self, target, weight, _SUM, ignore_index, total_weight)
+
+    return decomposed
+
+
+def _elementwise_forward(op: Any) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        values, reduction = _without_reduction(op, args, kwargs)
+        if reduction == _NONE:
+            return NotImplemented
+        each = op(*values.values())
+        return each.sum() / each.numel() if reduction == _MEAN else each.sum()
+
+    return decomposed
+
+
+def _elementwise_backward(op: Any) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        values, reduction = _without_reduction(op, args, kwargs)
+        if reduction == _NONE:
+            return NotImplemented
+        shape = torch.broadcast_shapes(values["self"].shape, values["target"].shape)
+        grad = values["grad_output"]
+        if reduction == _MEAN:
+            grad = grad / math.prod(shape)
+        return op(*{**values, "grad_output": grad.expand(shape)}.values())
+
+    return decomposed
+
+
+def _without_reduction(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """All arguments of a loss by name, with reduction "none", and the reduction that they ask for."""
+    schema = op._schema.arguments
+    given = {arg.name: value for arg, value in zip(schema, args, strict=False)} | kwargs
+    values = {arg.name: given.get(arg.name, arg.default_value) for arg in schema}
+    reduction: int = values["reduction"]
+    return {**values, "reduction": _NONE}, reduction
+
+
+_ELEMENTWISE = (
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+)
+
+TABLE: dict[str, Callable[..., Any]] = {
+    "nll_loss_forward.default": _nll_forward(aten.nll_loss_forward.default),
+    "nll_loss_backward.default": _nll_backward(aten.nll_loss_backward.default),
+    "nll_loss2d_forward.default": _nll_forward(aten.nll_loss2d_forward.default),
+    "nll_loss2d_backward.default": _nll_backward(aten.nll_loss2d_backward.default),
+}
+for _name in _ELEMENTWISE:
+    TABLE[f"{_name}.default"] = _elementwise_forward(getattr(aten, _name).default)
+    if hasattr(aten, f"{_name}_backward"):
+        TABLE[f"{_name}_backward.default"] = _elementwise_backward(
+            getattr(aten, f"{_name}_backward").default
+        )

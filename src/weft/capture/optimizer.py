@@ -1,0 +1,159 @@
+"""What an optimizer does to one parameter, found by running its own `step` on tensors without data.
+
+Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new graph. Only three
+things are found out: which states a parameter has, which group it is in, and whether the update is element-wise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.capture.batch import dtype_name
+from weft.errors import CaptureError
+
+# Ops that move no value from one element to another, beside those that torch tags as pointwise.
+_ELEMENTWISE = frozenset(
+    "clone copy_ detach empty_like full_like lift_fresh ones_like zero_ zeros_like _to_copy fill_ "
+    "view_as_real view_as_complex alias empty zeros".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A tensor that the optimizer keeps for a parameter, such as "exp_avg"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element."""
+
+    optimizer: str
+    group: int
+    states: tuple[StateSpec, ...]
+    elementwise: bool
+
+
+def groups_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, int]:
+    """The index of the parameter group of each of the model's parameters that the optimizer updates.
+
+    Raises:
+        CaptureError: when the optimizer holds a tensor that is no parameter of the model.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    groups = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                raise CaptureError(
+                    f"{type(optimizer).__name__}: entry {position} of parameter group {index} "
+                    f"({dtype_name(parameter.dtype)}{list(parameter.shape)}) is no parameter of the model; "
+                    "build the optimizer from model.parameters() of the same model, after any change to it"
+                )
+            groups[names[id(parameter)]] = index
+    return groups
+
+
+def update_rules(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], groups: dict[str, int]
+) -> dict[str, UpdateRule]:
+    """The rule for each parameter in `groups`; equal parameters of one group are tried once.
+
+    Raises:
+        CaptureError: naming the optimizer, when its step cannot run on tensors without data.
+    """
+    tried: dict[Any, UpdateRule] = {}
+    rules = {}
+    for name, group in groups.items():
+        parameter = parameters[name]
+        kind = (group, tuple(parameter.shape), parameter.dtype)
+        if kind not in tried:
+            tried[kind] = _try(optimizer, group, parameter, name)
+        rules[name] = tried[kind]
+    return rules
+
+
+def _try(
+    optimizer: torch.optim.Optimizer, group: int, parameter: torch.Tensor, name: str
+) -> UpdateRule:
+    probe = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
+    copy = _copy_for(optimizer, group, probe)
+    observer = _Observer()
+    try:
+        # Twice: some states appear with the first step, some ops only with the second.
+        for _ in range(2):
+            probe.grad = torch.empty_like(probe)
+            with observer:
+                copy.step()
+    except Exception as error:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} failed with "
+            f"{type(error).__name__}: {error}. Its update must not depend on values of tensors, nor take a closure"
+        ) from error
+    return UpdateRule(
+        type(optimizer).__name__, group, _states(copy, probe), elementwise=not observer.mixing
+    )
+
+
+def _copy_for(optimizer: torch.optim.Optimizer, group: int, probe: torch.nn.Parameter) -> Any:
+    """A copy of the optimizer that holds only `probe` and shares nothing that a step writes."""
+    copy = object.__new__(type(optimizer))
+    # Schedulers put their own `step` on the instance; hooks are the user's and see only real steps.
+    copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    copy.__dict__["_optimizer_step_pre_hooks"] = OrderedDict()
+    copy.__dict__["_optimizer_step_post_hooks"] = OrderedDict()
+    options = {**optimizer.param_groups[group], "params": [probe]}
+    # Other implementations of the same update; they ask for devices that tensors without data are not on.
+    options.update({name: False for name in ("fused", "foreach", "capturable") if name in options})
+    copy.param_groups = [options]
+    copy.state = defaultdict(dict)
+    return copy
+
+
+def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
+    found = []
+    for name, value in copy.state[probe].items():
+        if isinstance(value, torch.Tensor):
+            found.append(StateSpec(name, tuple(value.shape), dtype_name(value.dtype)))
+        elif isinstance(value, list | tuple | dict) and value:
+            raise CaptureError(
+                f"the optimizer {type(copy).__name__} cannot be captured: its state {name!r} is a "
+                f"{type(value).__name__}; expected one tensor for each state"
+            )
+    return tuple(found)
+
+
+class _Observer(TorchDispatchMode):
+    """Notes whether any op on more than one element mixes elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _is_elementwise(func) and any(_size(arg) > 1 for arg in args):
+            self.mixing.append(str(func))
+        return result
+
+
+def _is_elementwise(op: Any) -> bool:
+    return torch.Tag.pointwise in op.tags or op.overloadpacket.__name__ in _ELEMENTWISE
+
+
+def _size(arg: Any) -> int:
+    if isinstance(arg, list | tuple):
+        return max(map(_size, arg), default=0)
+    return math.prod(arg.shape) if isinstance(arg, torch.Tensor) else 0

@@ -1,0 +1,94 @@
+"""What the user's loss function returned: where the loss is, and how to build the same containers again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.capture.tree import Static, Tree, flatten, unflatten
+from weft.errors import CaptureError
+
+_RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """Containers and leaves of the returned value; a leaf is the key of a tensor, or a constant handed back as is."""
+
+    tree: Tree
+    leaves: tuple[str | Static, ...]
+
+    def unflatten(self, values: Mapping[str, Any]) -> Any:
+        """Build what the loss function returned from the tensors by key."""
+        leaves = [x.value if isinstance(x, Static) else values[x] for x in self.leaves]
+        return unflatten(leaves, self.tree)
+
+
+def describe_outputs(
+    result: Any, loss: torch.Tensor | None
+) -> tuple[OutputSpec, dict[str, torch.Tensor]]:
+    """How `result` is built, and its tensors by key; the key of `loss` is "loss".
+
+    Raises:
+        CaptureError: when a leaf is an object that cannot be handed back.
+    """
+    found, tree = flatten(result, "output")
+    tensors: dict[str, torch.Tensor] = {}
+    leaves: list[str | Static] = []
+    for path, leaf in found:
+        if isinstance(leaf, torch.Tensor):
+            key = "loss" if leaf is loss else path
+            tensors[key] = leaf
+            leaves.append(key)
+        else:
+            leaves.append(Static(path, _plain(path, leaf)))
+    return OutputSpec(tree, tuple(leaves)), tensors
+
+
+def find_loss(result: Any) -> torch.Tensor:
+    """The loss in what the loss function returned: a float tensor of one element that requires grad.
+
+    Raises:
+        CaptureError: when there is none.
+    """
+    loss = _candidate(result)
+    if not isinstance(loss, torch.Tensor):
+        raise CaptureError(
+            f"the loss function returned {_kind(result)} and no loss was found in it; {_RETURN_HELP}"
+        )
+    if loss.numel() != 1:
+        raise CaptureError(
+            f"the loss has the shape {list(loss.shape)}; expected a single number: reduce it with .mean() or .sum()"
+        )
+    if not loss.is_floating_point():
+        raise CaptureError(f"the loss is {loss.dtype}; expected a floating-point number")
+    if not loss.requires_grad:
+        raise CaptureError(
+            "the loss does not require grad: no trainable parameter leads to it (detached, under torch.no_grad, "
+            "or all parameters are frozen)"
+        )
+    return loss
+
+
+def _candidate(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        return result.get("loss")
+    if isinstance(result, tuple | list):
+        return result[0] if result else None
+    return getattr(result, "loss", result)
+
+
+def _plain(path: str, leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
+        return leaf
+    raise CaptureError(
+        f"the loss function returned {_kind(leaf)} at {path!r}; {_RETURN_HELP}, "
+        "or register the class with torch.utils._pytree.register_pytree_node"
+    )
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -1,0 +1,70 @@
+"""Errors of tracing, said in the user's words: the line, why a graph cannot hold it, and what would do."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft.capture.locations import in_library
+from weft.errors import CaptureError
+from weft.ir.logical import Location
+
+_VALUE_WORDS = (
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "trying to get value out of a tracing tensor",
+    "GuardOnDataDependentSymNode",
+)
+_VALUE = (
+    "the step would depend on the values in a tensor ({what}), but the graph is captured once, before any values "
+    "exist; keep values in tensors (torch.where, masks of fixed shape), and use no .item(), bool(tensor), "
+    "nonzero() or sizes that depend on data"
+)
+
+
+def refuse(error: Exception) -> CaptureError:
+    """The error to raise in place of one that stopped the trace."""
+    text = f"{type(error).__name__}: {error}"
+    if any(word in text for word in _VALUE_WORDS):
+        reason = _VALUE.format(what=_first_line(error))
+    else:
+        reason = f"running the loss function on tensors without data failed with {text}"
+    return CaptureError(_where(error) + reason)
+
+
+def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
+    """The error for an op that must not stand in a graph."""
+    where = source_line(location.file, location.line) if location else ""
+    return CaptureError(f"{where}the op {op} {reason}")
+
+
+def in_function(function: Callable[..., Any], error: CaptureError) -> CaptureError:
+    """The same error, with the place where `function` is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return error
+    return CaptureError(source_line(code.co_filename, code.co_firstlineno) + str(error))
+
+
+def source_line(file: str, line: int) -> str:
+    """`file:line: source` on a line of its own."""
+    return f"{file}:{line}: {linecache.getline(file, line).strip()}\n  "
+
+
+def _where(error: Exception) -> str:
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not in_library(frame.filename):
+            return source_line(frame.filename, frame.lineno or 0)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    func = getattr(error, "func", None)
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func)
+    return (str(error).splitlines() or [type(error).__name__])[0]

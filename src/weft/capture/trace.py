@@ -1,0 +1,265 @@
+"""The user's step as one functional fx graph: forward, loss and gradients, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.decompositions import decompositions, overwrites
+from weft.capture.fx import (
+    FakeMode,
+    fake_mode,
+    fake_tensor,
+    functional,
+    mark_backward,
+    trace,
+)
+from weft.capture.hint import hints_recorded
+from weft.capture.locations import backward_noted, locate, module_paths_noted
+from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
+from weft.capture.refusals import in_function, refuse
+from weft.capture.tree import unflatten
+from weft.errors import CaptureError, WeftError
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The model's own tensors by name; a tensor with two names stands under the first."""
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the trace found.
+
+    Attributes:
+        graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants. Its output is a
+            list: the tensors that the loss function returned, then the gradients.
+        outputs: how to build what the loss function returned.
+        output_keys: keys of the returned tensors.
+        gradients: names of the parameters that have a gradient.
+        constants: tensors from outside of model and batch, in order.
+    """
+
+    graph: torch.fx.Graph
+    outputs: OutputSpec
+    output_keys: tuple[str, ...]
+    gradients: tuple[str, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+def read_variables(model: torch.nn.Module) -> Variables:
+    """The parameters and buffers of `model`."""
+    return Variables(dict(model.named_parameters()), dict(model.named_buffers()))
+
+
+def trace_step(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    variables: Variables,
+    batch: BatchSpec,
+    example: Mapping[str, torch.Tensor],
+    device: str,
+    training: bool,
+) -> Traced:
+    """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
+
+    Raises:
+        CaptureError: naming the user's line, when the step cannot be one graph.
+    """
+    mode = fake_mode()
+    step = _Step(model, loss_fn, variables, batch, training)
+    inputs = _fakes(variables, example, mode, device, training)
+    with (
+        hints_recorded(),
+        module_paths_noted(model),
+        _eval_unless(training, model),
+        torch.random.fork_rng(devices=[]),
+        torch.set_grad_enabled(training),
+        _AttentionWithDropout(),
+    ):
+        try:
+            module = trace(step, inputs, mode, decompositions())
+        except WeftError:
+            raise
+        except Exception as error:
+            raise refuse(error) from error
+    locate(module.graph)
+    constants = _lift_constants(module)
+    flat = [x.detach() for part in inputs for x in part]
+    with mode:
+        flat += [mode.from_tensor(constant) for constant in constants]
+    functional_module = functional(module, flat, mode, overwrites())
+    assert step.outputs is not None  # set by running it
+    return Traced(
+        functional_module.graph, step.outputs, step.output_keys, step.gradients, constants
+    )
+
+
+def _fakes(
+    variables: Variables,
+    example: Mapping[str, torch.Tensor],
+    mode: FakeMode,
+    device: str,
+    training: bool,
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    return (
+        [
+            fake_tensor(mode, p, device, training and p.requires_grad)
+            for p in variables.parameters.values()
+        ],
+        [fake_tensor(mode, b, device) for b in variables.buffers.values()],
+        [fake_tensor(mode, x, device) for x in example.values()],
+    )
+
+
+class _Owner(torch.nn.Module):
+    """Holds the user's model, so that `functional_call` lends it other tensors while the user's function runs."""
+
+    def __init__(self, model: torch.nn.Module, loss_fn: LossFunction) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, batch: Any) -> Any:
+        with _flat_weights_read_anew(self.model):
+            return self.loss_fn(self.model, batch)
+
+
+class _Step:
+    """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction,
+        variables: Variables,
+        batch: BatchSpec,
+        training: bool,
+    ) -> None:
+        self.owner = _Owner(model, loss_fn)
+        self.variables = variables
+        self.batch = batch
+        self.training = training
+        self.outputs: OutputSpec | None = None
+        self.output_keys: tuple[str, ...] = ()
+        self.gradients: tuple[str, ...] = ()
+
+    def __call__(self, inputs: Any) -> list[torch.Tensor]:
+        parameters, buffers, batch = inputs
+        lent = {
+            f"model.{name}": tensor
+            for names, tensors in (
+                (self.variables.parameters, parameters),
+                (self.variables.buffers, buffers),
+            )
+            for name, tensor in zip(names, tensors, strict=True)
+        }
+        result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
+        loss = self._described(find_loss, result) if self.training else None
+        self.outputs, tensors = self._described(describe_outputs, result, loss)
+        self.output_keys = tuple(tensors)
+        gradients = [] if loss is None else self._gradients(loss, parameters)
+        return [*tensors.values(), *gradients]
+
+    def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return describe(*args)
+        except CaptureError as error:
+            raise in_function(self.owner.loss_fn, error) from None
+
+    def _batch(self, tensors: list[torch.Tensor]) -> Any:
+        waiting = iter(tensors)
+        leaves = [
+            next(waiting) if isinstance(leaf, TensorLeaf) else leaf.value
+            for leaf in self.batch.leaves
+        ]
+        return unflatten(leaves, self.batch.tree)
+
+    def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        wanted = {
+            name: parameter
+            for name, parameter in zip(self.variables.parameters, parameters, strict=True)
+            if parameter.requires_grad
+        }
+        mark_backward(loss)
+        with backward_noted():
+            found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+        self.gradients = tuple(named)
+        return list(named.values())
+
+
+@contextmanager
+def _flat_weights_read_anew(model: torch.nn.Module) -> Iterator[None]:
+    """Let recurrent layers use the lent tensors: they keep a second list of their weights."""
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.RNNBase)]
+    kept = [layer._flat_weights for layer in layers]
+    for layer in layers:
+        layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    try:
+        yield
+    finally:
+        for layer, weights in zip(layers, kept, strict=True):
+            layer._flat_weights = weights
+
+
+@contextmanager
+def _eval_unless(training: bool, model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode while this lasts, unless `training`; every module's own flag comes back."""
+    flags = [(module, module.training) for module in model.modules()]
+    if not training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+class _AttentionWithDropout(TorchFunctionMode):
+    """Attention with dropout goes the plain way, whose mask can be drawn by global position.
+
+    Fused kernels draw masks inside, from seeds that know nothing of layouts.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            if dropout > 0:
+                with sdpa_kernel(SDPBackend.MATH):
+                    return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _lift_constants(module: torch.fx.GraphModule) -> tuple[torch.Tensor, ...]:
+    """Turn tensors from outside into inputs of the graph, after the others; a tensor read twice is one input."""
+    graph = module.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    lifted: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(module, node.target)
+        if not isinstance(tensor, torch.Tensor):
+            raise CaptureError(
+                f"the step calls a higher-order op with the body {node.target!r}; "
+                "expected plain tensor code without torch.cond, while_loop and the like"
+            )
+        if id(tensor) not in lifted:
+            with graph.inserting_after(last[0]) if last else graph.inserting_before():
+                last = [graph.placeholder(f"constant{len(lifted)}")]
+            lifted[id(tensor)] = (tensor, last[0])
+        node.replace_all_uses_with(lifted[id(tensor)][1])
+        graph.erase_node(node)
+    return tuple(tensor for tensor, _ in lifted.values())
