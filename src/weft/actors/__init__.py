@@ -1,1 +1,20 @@
+"""Actors, registers and credits: when may which task run. Pure state machines; who drives them owns time and work."""
 
+from weft.actors.machine import QueueMachine as QueueMachine
+from weft.actors.messages import Act as Act
+from weft.actors.messages import Action as Action
+from weft.actors.messages import Begin as Begin
+from weft.actors.messages import EndStep as EndStep
+from weft.actors.messages import Event as Event
+from weft.actors.messages import Finished as Finished
+from weft.actors.messages import Free as Free
+from weft.actors.messages import Ready as Ready
+from weft.actors.messages import Released as Released
+from weft.actors.messages import Send as Send
+from weft.actors.rehearse import machines as machines
+from weft.actors.rehearse import queues_of as queues_of
+from weft.actors.rehearse import rehearse as rehearse
+from weft.actors.statistics import QueueStatistics as QueueStatistics
+from weft.actors.statistics import Waiting as Waiting
+from weft.actors.statistics import actor_text as actor_text
+from weft.actors.statistics import waiting_text as waiting_text

@@ -1,0 +1,59 @@
+"""All queues of a rank together: their machines, and a rehearsal of the plan in which every act takes no time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.actors.machine import QueueMachine
+from weft.actors.messages import Act, Action, Begin, Event, Finished, Send
+from weft.actors.statistics import waiting_text
+from weft.errors import InternalError
+from weft.ir.plan import COMPUTE, HOST, Hold, RankPlan
+
+
+def queues_of(plan: RankPlan) -> tuple[str, ...]:
+    """The queues that have an actor which acts, in the order of the plan."""
+    acting = (actor.queue for actor in plan.actors if not isinstance(actor, Hold))
+    return tuple(dict.fromkeys(acting))
+
+
+def machines(plan: RankPlan) -> dict[str, QueueMachine]:
+    """One machine for each queue; those of communicators keep the order of the plan.
+
+    Raises:
+        InternalError: when actors and registers of the plan do not fit each other.
+    """
+    free = (COMPUTE, HOST)
+    return {queue: QueueMachine(plan, queue, queue not in free) for queue in queues_of(plan)}
+
+
+def rehearse(plan: RankPlan, steps: int = 2) -> tuple[Act, ...]:
+    """Run `steps` steps of the plan without doing the work, all of them in flight at once.
+
+    Returns:
+        The acts in the order in which they were started; the same for every run.
+
+    Raises:
+        InternalError: when the plan gets stuck; the message says what each actor waits for.
+    """
+    every = machines(plan)
+    mail: deque[tuple[str, Event]] = deque(
+        (queue, Begin(step)) for step in range(steps) for queue in every
+    )
+    acts: list[Act] = []
+    while mail:
+        queue, event = mail.popleft()
+        for action in every[queue].handle(event):
+            _deliver(queue, action, mail, acts)
+    statistics = [machine.statistics() for machine in every.values()]
+    if not all(queue.idle for queue in statistics):
+        raise InternalError(f"the plan is stuck:\n{waiting_text(plan, statistics)}")
+    return tuple(acts)
+
+
+def _deliver(queue: str, action: Action, mail: deque[tuple[str, Event]], acts: list[Act]) -> None:
+    if isinstance(action, Act):
+        acts.append(action)
+        mail.append((queue, Finished(action.actor, action.step)))
+    elif isinstance(action, Send):
+        mail.append((action.queue, action.event))

@@ -1,0 +1,87 @@
+"""Snapshots of queues, and the words in which a hang is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.actors.messages import Act
+from weft.ir.plan import Actor, Communicate, Compute, RankPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An actor whose next act, for step `step`, has to wait.
+
+    Attributes:
+        actor: id of the actor.
+        step: the step that it would act for.
+        versions: consumed registers that have no unread version.
+        copies: produced registers that have no free copy.
+    """
+
+    actor: int
+    step: int
+    versions: tuple[str, ...]
+    copies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """State of one queue: steps begun, acts started, what runs now, and who waits for what.
+
+    An entry of `waiting` that lacks nothing waits for its turn on the queue.
+    """
+
+    queue: str
+    begun: int
+    started: int
+    running: Act | None
+    waiting: tuple[Waiting, ...]
+
+    @property
+    def idle(self) -> bool:
+        """Whether every actor has acted for every step begun."""
+        return self.running is None and not self.waiting
+
+
+def actor_text(actor: Actor) -> str:
+    """An actor in words: "Compute 7 on compute (aten.mm.default … +3)"."""
+    return f"{type(actor).__name__} {actor.id} on {actor.queue}{_content(actor)}"
+
+
+def waiting_text(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> str:
+    """What runs and what waits on the queues of a rank, one line each."""
+    lines = []
+    for queue in statistics:
+        if queue.running is not None:
+            actor = plan.actors[queue.running.actor]
+            lines.append(f"{actor_text(actor)} acts for step {queue.running.step}")
+        lines += [_waiting_line(plan, waiting) for waiting in queue.waiting]
+    return "\n".join(f"  rank {plan.rank}: {line}" for line in lines)
+
+
+def _content(actor: Actor) -> str:
+    if isinstance(actor, Communicate):
+        first = actor.collectives[0]
+        more = f" +{len(actor.collectives) - 1}" if len(actor.collectives) > 1 else ""
+        return f" ({first.kind} of {first.input.name}{more})"
+    if isinstance(actor, Compute) and actor.nodes:
+        first_node = actor.nodes[0]
+        name = getattr(first_node, "op", None) or f"{getattr(first_node, 'rule', '')} update"
+        more = f" +{len(actor.nodes) - 1}" if len(actor.nodes) > 1 else ""
+        return f" ({name}{more})"
+    return ""
+
+
+def _waiting_line(plan: RankPlan, waiting: Waiting) -> str:
+    registers = {register.value.name: register for register in plan.registers}
+    needs = [
+        f"{name} from {actor_text(plan.actors[registers[name].producer])}"
+        for name in waiting.versions
+    ]
+    for name in waiting.copies:
+        readers = ", ".join(actor_text(plan.actors[id]) for id in registers[name].consumers)
+        needs.append(f"a free copy of {name}, read by {readers}")
+    text = "; ".join(needs) or "its turn"
+    return f"{actor_text(plan.actors[waiting.actor])} waits in step {waiting.step} for {text}"

@@ -1,0 +1,134 @@
+"""A communicator as one of its ranks holds it: the few primitives that every collective is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.errors import RankFailure
+
+
+class Channel(ABC):
+    """One rank's end of a communicator. All ranks must call the same primitives in the same order.
+
+    Attributes:
+        ranks: the communicator's ranks, in its order.
+        index: position of this rank among them.
+        device: where the tensors are that it takes.
+    """
+
+    def __init__(self, ranks: Sequence[int], index: int, device: torch.device) -> None:
+        self.ranks = tuple(ranks)
+        self.index = index
+        self.device = device
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.ranks[self.index]
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        """Reduce a contiguous tensor over all ranks; every rank gets the same bits. May overwrite `tensor`.
+
+        Args:
+            tensor: any shape and dtype, the same on all ranks.
+            reduction: "sum", "max" or "min" (on booleans "sum" is "or").
+        """
+
+    @abstractmethod
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """Send contiguous tensors to peers and fill contiguous buffers from them.
+
+        Args:
+            sends: for every peer, what it gets, in order; what stands at this rank's own place is ignored.
+            receives: for every peer, buffers for what it sends here: same number, shapes and dtypes.
+        """
+
+    @abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """Wake all ranks that wait in this communicator, now or later, with a `RankFailure` that names `error`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the communicator holds."""
+
+    def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
+        """Reduce piece `i` of all ranks on rank `i`, in the order of the ranks.
+
+        Args:
+            pieces: one contiguous tensor for every rank; shapes may differ between pieces, not between ranks.
+            reduction: "sum", "max" or "min".
+        """
+        mine = pieces[self.index]
+        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        self.exchange([[piece] for piece in pieces], [[buffer] for buffer in buffers])
+        buffers[self.index] = mine
+        return reduce_in_order(buffers, reduction)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """The tensor of the rank at position `source`, on every rank; elsewhere `tensor` gives shape and dtype."""
+        mine = (
+            tensor.contiguous() if self.index == source else torch.empty_like(tensor).contiguous()
+        )
+        sends = [[mine] if self.index == source else [] for _ in self.ranks]
+        receives = [[mine] if index == source else [] for index in range(self.size)]
+        self.exchange(sends, receives)
+        return mine
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        self.all_reduce(torch.zeros((), dtype=torch.int32, device=self.device), "sum")
+
+    def exchange_text(self, text: str) -> list[str]:
+        """The texts of all ranks, in the communicator's order."""
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor([data.numel()], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in self.ranks]
+        self.exchange([[length]] * self.size, [[buffer] for buffer in lengths])
+        lengths[self.index] = length
+        texts = [data.new_empty(int(length)) for length in lengths]
+        self.exchange([[data]] * self.size, [[buffer] for buffer in texts])
+        texts[self.index] = data
+        return [bytes(part.tolist()).decode() for part in texts]
+
+
+def reduce_in_order(tensors: Sequence[Tensor], reduction: str) -> Tensor:
+    """Reduce tensors of one shape from first to last into a fresh tensor."""
+    combine = _COMBINE[reduction]
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        combine(total, tensor, out=total)
+    return total
+
+
+_COMBINE: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+def check_same(texts: Sequence[str], ranks: Sequence[int], what: str) -> None:
+    """Check that all ranks hold the same text.
+
+    Raises:
+        RankFailure: names the ranks whose text differs from the one that most ranks have.
+    """
+    usual = max(texts, key=lambda text: (list(texts).count(text), -list(texts).index(text)))
+    different = [rank for rank, text in zip(ranks, texts, strict=True) if text != usual]
+    if different:
+        raise RankFailure(
+            f"{what} must be the same on all ranks, but differs on ranks {different} from that of the others; "
+            "check that every rank runs the same script with the same model, strategy and versions"
+        )

@@ -1,0 +1,133 @@
+"""The collectives of a plan, made of a channel's primitives: uneven pieces, any dimension, any dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.ir.plan import Collective, CollectiveKind
+from weft.runtime.channel import Channel
+
+
+def run_collectives(
+    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Run the collectives of one actor, joined into one message where the kind allows.
+
+    Args:
+        channel: this rank's end of the communicator.
+        collectives: all of one kind, the same on all ranks but for local shapes.
+        inputs: their local inputs, in any memory format.
+
+    Returns:
+        Fresh contiguous local outputs, never aliases of the inputs.
+    """
+    if channel.size == 1:
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs)
+    return _RUNNERS[collectives[0].kind](channel, collectives, inputs)
+
+
+def _all_reduce(
+    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Join all tensors of one dtype and reduction into one buffer."""
+    members: dict[tuple[torch.dtype, str], list[int]] = {}
+    for index, (collective, tensor) in enumerate(zip(collectives, inputs, strict=True)):
+        members.setdefault((tensor.dtype, collective.reduction), []).append(index)
+    outputs: dict[int, Tensor] = {}
+    for (_, reduction), indices in members.items():
+        parts = _reduce_joined(channel, [inputs[index] for index in indices], reduction)
+        outputs.update(zip(indices, parts, strict=True))
+    return tuple(outputs[index] for index in range(len(inputs)))
+
+
+def _reduce_joined(channel: Channel, tensors: Sequence[Tensor], reduction: str) -> list[Tensor]:
+    if len(tensors) == 1:
+        own = tensors[0].clone(memory_format=torch.contiguous_format)
+        return [channel.all_reduce(own, reduction)]
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    parts = channel.all_reduce(flat, reduction).split_with_sizes(
+        [tensor.numel() for tensor in tensors]
+    )
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _all_gather(
+    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    pieces = [[tensor.contiguous()] * channel.size for tensor in inputs]
+    return _exchange(channel, collectives, pieces)
+
+
+def _all_to_all(
+    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    pieces = [
+        [
+            piece.contiguous()
+            for piece in tensor.split_with_sizes(collective.split_sizes, collective.split_dim)
+        ]
+        for collective, tensor in zip(collectives, inputs, strict=True)
+    ]
+    return _exchange(channel, collectives, pieces)
+
+
+def _exchange(
+    channel: Channel, collectives: Sequence[Collective], pieces: Sequence[Sequence[Tensor]]
+) -> tuple[Tensor, ...]:
+    """Send `pieces[i][peer]` for every collective `i` and concatenate what arrives along its `dim`."""
+    buffers = []
+    for collective, own in zip(collectives, pieces, strict=True):
+        buffers.append(_buffers(collective, own[channel.index]))
+    sends = [[own[peer] for own in pieces] for peer in range(channel.size)]
+    receives = [[parts[peer] for _, parts in buffers] for peer in range(channel.size)]
+    channel.exchange(sends, receives)
+    outputs = []
+    for collective, own, (whole, parts) in zip(collectives, pieces, buffers, strict=True):
+        mine = own[channel.index]
+        if whole is not None:
+            parts[channel.index].copy_(mine)
+            outputs.append(whole)
+        else:
+            parts[channel.index] = mine
+            outputs.append(torch.cat(parts, collective.dim))
+    return tuple(outputs)
+
+
+def _buffers(collective: Collective, mine: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    """Places for the pieces of all ranks: parts of the output itself where they are contiguous in it (dimension 0)."""
+    shapes = [_with_size(mine.shape, collective.dim, size) for size in collective.sizes]
+    if collective.dim:
+        return None, [mine.new_empty(shape) for shape in shapes]
+    whole = mine.new_empty(_with_size(mine.shape, 0, sum(collective.sizes)))
+    return whole, list(whole.split_with_sizes(collective.sizes))
+
+
+def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    return [*shape[:dim], size, *shape[dim + 1 :]]
+
+
+def _reduce_scatter(
+    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    outputs = []
+    for collective, tensor in zip(collectives, inputs, strict=True):
+        pieces = [
+            piece.contiguous()
+            for piece in tensor.split_with_sizes(collective.sizes, collective.dim)
+        ]
+        outputs.append(channel.reduce_scatter(pieces, collective.reduction))
+    return tuple(outputs)
+
+
+_RUNNERS: dict[
+    CollectiveKind,
+    Callable[[Channel, Sequence[Collective], Sequence[Tensor]], tuple[Tensor, ...]],
+] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}

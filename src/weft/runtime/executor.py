@@ -1,0 +1,251 @@
+"""One rank at run time: a thread for each queue, and `step`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+from queue import Empty
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from weft.actors import (
+    Begin,
+    Event,
+    QueueMachine,
+    actor_text,
+    machines,
+    waiting_text,
+)
+from weft.errors import BatchError, RankFailure
+from weft.ir.plan import COMPUTE, Communicate, Feed, Hold, RankPlan
+from weft.runtime.channel import Channel
+from weft.runtime.failure import PeerFailure, first_line
+from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.state import Variables
+from weft.runtime.work import Rank, bind_work
+from weft.runtime.world import TIMEOUT
+
+
+class Executor:
+    """Runs the plan of one rank.
+
+    The compute queue is the thread that calls `step`; every other queue has a thread of its own until `close`.
+
+    Args:
+        plan: what runs.
+        channels: this rank's ends of the plan's communicators, by id; closed with the executor.
+        device: the rank's device.
+        variables: shards of all inputs of the plan that are no batch; states that the optimizer makes may be missing.
+        optimizer: the user's, for plans with updates.
+        seed: of the random ops.
+        first_step: number of the first step, for the random ops; a resumed run goes on where it ended.
+        timeout: seconds without any act after which a step gives up.
+    """
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        channels: Mapping[int, Channel],
+        device: torch.device,
+        variables: Variables,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        seed: int = 0,
+        first_step: int = 0,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.plan = plan
+        self.timeout = timeout
+        self._rank = Rank(plan, device, channels, variables, optimizer, seed, first_step)
+        self._done = 0
+        self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
+        # The first failure of this rank; set once, under the lock, before anyone is woken.
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        # Queues that have not ended the step that runs.
+        self._open = 0
+        self._queues: dict[str, Queue] = {}
+        works = {
+            actor.id: bind_work(actor, self._rank)
+            for actor in plan.actors
+            if not isinstance(actor, Hold)
+        }
+        every = machines(plan)
+        every.setdefault(COMPUTE, QueueMachine(plan, COMPUTE, in_order=False))
+        for name, machine in every.items():
+            end = self._end_own if name == COMPUTE else partial(self._end_other, name)
+            control = self._control_own if name == COMPUTE else self._control_other
+            Queue(machine, works, self._queues, end, control)
+        self._compute = self._queues[COMPUTE]
+        self._threads = [
+            self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Number of the next step, for the random ops."""
+        return self._rank.first_step + self._done
+
+    def step(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run one step.
+
+        Args:
+            feed: this rank's part of every leaf of the batch, by key.
+
+        Returns:
+            What the plan fetches, by key, once every actor has acted.
+
+        Raises:
+            BatchError: when a leaf of the batch is missing.
+            RankFailure: when an actor of this rank raised (its error is the cause), when another rank failed, or when
+                nothing happened for `timeout` seconds. No later step will run.
+        """
+        if self._failure is not None:
+            text = f"rank {self.plan.rank} has already failed: {first_line(self._failure)}"
+            raise RankFailure(text) from self._failure
+        missing = sorted(self._keys - set(feed))
+        if missing:
+            raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
+        step = self._done
+        self._rank.batches.fed[step] = feed
+        try:
+            self._run(step)
+        except BaseException as error:
+            failure = self._fail(error)
+            raise failure from failure.__cause__
+        self._done += 1
+        return self._rank.batches.fetched.pop(step, {})
+
+    def close(self) -> None:
+        """End the threads and close the channels."""
+        for queue in self._queues.values():
+            queue.mailbox.put(Stop())
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._threads = []
+        for channel in self._rank.channels.values():
+            channel.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, step: int) -> None:
+        self._open = len(self._queues)
+        for name, queue in self._queues.items():
+            if name != COMPUTE:
+                queue.mailbox.put(Begin(step))
+        device = self._rank.device
+        # An autocast of the caller is in the graph already, where it belongs.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            self._use_device()
+            self._compute.receive(Begin(step))
+            while self._open:
+                self._compute.receive(self._wait())
+
+    def _wait(self) -> Event | Control:
+        """The next message of the compute queue; gives up when no queue starts an act for `timeout` seconds."""
+        started = self._started()
+        while True:
+            try:
+                return self._compute.mailbox.get(timeout=self.timeout)
+            except Empty:
+                if self._started() == started:
+                    raise self._silence() from None
+                started = self._started()
+
+    def _started(self) -> int:
+        return sum(queue.machine.started for queue in self._queues.values())
+
+    def _silence(self) -> RankFailure:
+        """What to say when nothing happens: who runs, who waits, and for which peers."""
+        statistics = [queue.machine.statistics() for queue in self._queues.values()]
+        lines = [waiting_text(self.plan, statistics)]
+        for queue in statistics:
+            actor = self.plan.actors[queue.running.actor] if queue.running else None
+            if isinstance(actor, Communicate):
+                ranks = self._rank.channels[actor.collectives[0].communicator].ranks
+                peers = [rank for rank in ranks if rank != self.plan.rank]
+                lines.append(f"  {actor_text(actor)} waits for ranks {peers}")
+        text = "\n".join(lines)
+        return RankFailure(
+            f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s:\n{text}"
+        )
+
+    def _thread(self, queue: Queue) -> threading.Thread:
+        name = f"weft rank {self.plan.rank} {queue.name}"
+        thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _serve(self, queue: Queue) -> None:
+        """The life of a thread of a queue other than compute."""
+        try:
+            with torch.no_grad():
+                self._use_device()
+                while True:
+                    queue.receive(queue.mailbox.get())
+        except _Stopped:
+            return
+        except BaseException as error:
+            self._fail(error)
+
+    def _use_device(self) -> None:
+        if self._rank.device.type == "cuda":
+            torch.cuda.set_device(self._rank.device)
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Record a failure, wake everyone who waits for this rank, and return the failure that came first."""
+        with self._lock:
+            first = self._failure is None
+            if self._failure is None:
+                self._failure = self._explain(error)
+        if first:
+            cause = self._failure.__cause__ or self._failure
+            for channel in self._rank.channels.values():
+                channel.abort(cause)
+            for queue in self._queues.values():
+                queue.mailbox.put(Stop())
+        return self._failure
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """Name the actor that raised."""
+        cause = error.__cause__
+        if not isinstance(error, ActError) or cause is None:
+            return error
+        if not isinstance(cause, Exception):
+            return cause
+        where = f"{actor_text(self.plan.actors[error.act.actor])} failed in step {error.act.step}"
+        kind = PeerFailure if isinstance(cause, PeerFailure) else RankFailure
+        failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
+        failure.__cause__ = cause
+        return failure
+
+    def _end_own(self, step: int) -> None:
+        self._open -= 1
+
+    def _end_other(self, queue: str, step: int) -> None:
+        self._compute.mailbox.put(Ended(queue, step))
+
+    def _control_own(self, message: Control) -> None:
+        if isinstance(message, Ended):
+            self._open -= 1
+        elif self._failure is not None:
+            raise _Stopped
+
+    def _control_other(self, message: Control) -> None:
+        raise _Stopped
+
+
+class _Stopped(Exception):
+    """A queue was told to start no further act."""

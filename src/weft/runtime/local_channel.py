@@ -1,0 +1,112 @@
+"""Communicators between ranks that are threads of one process: they read each other's tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InternalError, RankFailure
+from weft.runtime.channel import Channel, reduce_in_order
+from weft.runtime.failure import PeerFailure, first_line
+
+
+class LocalGroup:
+    """What the ranks of one communicator share: a place for each rank's tensors, and a barrier.
+
+    A collective is: put your tensors down, meet, read the others', meet again. After the second meeting all have read,
+    so tensors may be changed or freed.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout: float) -> None:
+        self.ranks = tuple(ranks)
+        self.timeout = timeout
+        # What each rank put down for the collective that goes on; None between collectives.
+        self.places: list[tuple[str, Any] | None] = [None] * len(self.ranks)
+        # The first failure of a member: (rank, error). Set at most once, before the barrier breaks.
+        self.failure: tuple[int, BaseException] | None = None
+        self._barrier = threading.Barrier(len(self.ranks))
+        self._lock = threading.Lock()
+
+    def put(self, index: int, kind: str, content: Any) -> list[Any]:
+        """Put `content` down and return what all ranks put down, once all have."""
+        self.places[index] = (kind, content)
+        self._meet(index, kind)
+        found = [place for place in self.places if place is not None]
+        if any(other != kind for other, _ in found):
+            kinds = {rank: other for rank, (other, _) in zip(self.ranks, found, strict=True)}
+            raise InternalError(f"ranks run different collectives on one communicator: {kinds}")
+        return [content for _, content in found]
+
+    def leave(self, index: int, kind: str) -> None:
+        """Return once all ranks have read what they need."""
+        self._meet(index, kind)
+        self.places[index] = None
+
+    def abort(self, rank: int, error: BaseException) -> None:
+        """Wake all members, now and in every later collective."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = (rank, error)
+        self._barrier.abort()
+
+    def _meet(self, index: int, kind: str) -> None:
+        try:
+            self._barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            raise self._broken(index, kind) from (self.failure and self.failure[1])
+
+    def _broken(self, index: int, kind: str) -> RankFailure:
+        if self.failure is not None:
+            rank, error = self.failure
+            return PeerFailure(
+                f"rank {self.ranks[index]} stopped in {kind}: rank {rank} failed: {first_line(error)}"
+            )
+        pairs = zip(self.ranks, self.places, strict=True)
+        missing = [rank for rank, place in pairs if place is None]
+        return RankFailure(
+            f"rank {self.ranks[index]} waited {self.timeout:g} s in {kind} for ranks {missing} of {self.ranks}"
+        )
+
+
+class LocalChannel(Channel):
+    """One rank's end of a `LocalGroup`. Sums run in the order of the ranks, so every rank gets the same bits."""
+
+    def __init__(self, group: LocalGroup, index: int, device: torch.device) -> None:
+        super().__init__(group.ranks, index, device)
+        self._group = group
+
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        tensors = self._group.put(self.index, f"all_reduce {reduction}", tensor)
+        total = reduce_in_order(tensors, reduction)
+        self._group.leave(self.index, f"all_reduce {reduction}")
+        return total
+
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        everyone = self._group.put(self.index, "exchange", sends)
+        for peer, buffers in enumerate(receives):
+            if peer == self.index:
+                continue
+            for buffer, tensor in zip(buffers, everyone[peer][self.index], strict=True):
+                _check_piece(self.ranks[peer], buffer, tensor)
+                buffer.copy_(tensor)
+        self._group.leave(self.index, "exchange")
+
+    def abort(self, error: BaseException) -> None:
+        self._group.abort(self.rank, error)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _check_piece(rank: int, buffer: Tensor, tensor: Tensor) -> None:
+    if buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+        raise InternalError(
+            f"rank {rank} sends {tensor.dtype} {tuple(tensor.shape)} where {buffer.dtype} {tuple(buffer.shape)} "
+            "is expected"
+        )

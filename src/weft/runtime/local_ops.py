@@ -1,0 +1,88 @@
+"""weft's own ops on local tensors (design.md, section 6), in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
+    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view."""
+    return x.narrow(dim, offset, length)
+
+
+def pad(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
+    """`weft.pad`: zeros of size `length` along `dim` with `x` at `offset`."""
+    shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
+    whole = x.new_zeros(shape)
+    whole.narrow(dim, offset, x.shape[dim]).copy_(x)
+    return whole
+
+
+def hint(x: Tensor, sbp: Any = None) -> Tensor:
+    """`weft.hint`: the identity; its SBP was for the compiler."""
+    return x
+
+
+def embedding_shard(weight: Tensor, indices: Tensor, offset: int) -> Tensor:
+    """`weft.embedding_shard`: rows of a row-split embedding; zeros for indices outside the shard.
+
+    Args:
+        weight: rows `[offset, offset + len(weight))` of the whole table.
+        indices: whole row numbers, any shape.
+        offset: number of the shard's first row.
+
+    Returns:
+        Shape `[*indices.shape, weight.shape[1]]`.
+    """
+    rows, width = weight.shape
+    if not rows:
+        return weight.new_zeros((*indices.shape, width))
+    local = indices - offset
+    outside = (local < 0) | (local >= rows)
+    found: Tensor = torch.ops.aten.embedding.default(weight, local.masked_fill(outside, 0))
+    return found.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def embedding_dense_backward_shard(
+    grad: Tensor, indices: Tensor, rows: int, offset: int, padding_idx: int, scale: bool
+) -> Tensor:
+    """`weft.embedding_dense_backward_shard`: the gradient of a row-split embedding's shard.
+
+    Args:
+        grad: gradient of the result, `[*indices.shape, width]`.
+        indices: whole row numbers.
+        rows: rows of the shard.
+        offset: number of the shard's first row.
+        padding_idx: whole number of the row that gets no gradient, or a negative number.
+        scale: whether gradients are divided by how often their index occurs.
+
+    Returns:
+        Shape `[rows, width]`.
+    """
+    local = indices - offset
+    outside = (local < 0) | (local >= rows)
+    if padding_idx >= 0:
+        outside |= indices == padding_idx
+    # One row more than the shard has takes what lies outside; as the padding row it gets no gradient.
+    local = local.masked_fill(outside, rows)
+    whole: Tensor = torch.ops.aten.embedding_dense_backward.default(
+        grad, local, rows + 1, rows, scale
+    )
+    return whole[:rows]
+
+
+# `weft.uniform` is missing: its numbers depend on seed and step, which the executor passes (`weft.runtime.random`).
+LOCAL_OPS: dict[str, Callable[..., Tensor]] = {
+    "weft.slice": slice_,
+    "weft.pad": pad,
+    "weft.hint": hint,
+    "weft.embedding_shard": embedding_shard,
+    "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
+}
+
+# Local ops whose result may share memory with their first operand.
+VIEW_OPS: Sequence[str] = ("weft.slice", "weft.hint")

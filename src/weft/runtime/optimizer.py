@@ -1,0 +1,163 @@
+"""Optimizer updates on local shards, run by torch's own optimizers.
+
+Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that actor's shards, so
+that one `step()` sees them all together and torch's fused or foreach kernels apply.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+from weft.errors import InternalError
+from weft.ir.plan import LocalUpdate
+from weft.runtime.state import Variables
+
+# Entries of a parameter group that the copy decides for itself.
+_OWN_ENTRIES = ("params", "fused", "foreach")
+
+
+class Updates(Protocol):
+    """Updates that run together."""
+
+    def run(self, sources: Sequence[Tensor]) -> None:
+        """Write new versions of the targets, given the sources of all updates in order."""
+
+
+class CopyUpdates:
+    """Updates whose new version is the source itself."""
+
+    def __init__(self, targets: Sequence[Tensor]) -> None:
+        self._targets = tuple(targets)
+
+    def run(self, sources: Sequence[Tensor]) -> None:
+        for target, source in zip(self._targets, sources, strict=True):
+            target.copy_(source)
+
+
+class OptimizerUpdates:
+    """Updates of one optimizer's parameters.
+
+    Args:
+        user: the user's optimizer. Its `param_groups` are read before every step, so schedules work; its own
+            parameters and states stay as they are.
+        updates: what to update; all by `user`'s rule.
+        variables: holds the shards. States of a parameter that it holds are used; those that the optimizer makes in its
+            first step are added to it.
+    """
+
+    def __init__(
+        self, user: torch.optim.Optimizer, updates: Sequence[LocalUpdate], variables: Variables
+    ) -> None:
+        self._user = user
+        self._variables = variables
+        self._keys = [update.key for update in updates]
+        # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays untouched.
+        self._shards = [variables[update.key].detach() for update in updates]
+        self._indices = sorted({update.group for update in updates})
+        self._optimizer = _bare_copy(user)
+        for index in self._indices:
+            pairs = zip(updates, self._shards, strict=True)
+            shards = [shard for update, shard in pairs if update.group == index]
+            self._optimizer.param_groups.append(_local_group(user.param_groups[index], shards))
+        for key, shard in zip(self._keys, self._shards, strict=True):
+            if states := variables.states(key):
+                self._optimizer.state[shard] = dict(states)
+        # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite it.
+        self._clones = not type(user).__module__.startswith("torch.optim") or any(
+            group.get("foreach") for group in self._optimizer.param_groups
+        )
+        self._published = False
+
+    def run(self, sources: Sequence[Tensor]) -> None:
+        for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
+            live = self._user.param_groups[index]
+            group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
+        for shard, gradient in zip(self._shards, sources, strict=True):
+            shard.grad = _own_gradient(gradient, shard, self._clones)
+        self._optimizer.step()
+        for shard in self._shards:
+            shard.grad = None
+        self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
+        if not self._published:
+            self._publish()
+
+    def _publish(self) -> None:
+        """Show the states that the optimizer made under the names that users know."""
+        for key, shard in zip(self._keys, self._shards, strict=True):
+            for name, state in self._optimizer.state[shard].items():
+                if isinstance(state, Tensor):
+                    self._variables.add(f"{key}.{name}", state)
+        self._published = True
+
+
+def group_updates(
+    updates: Sequence[LocalUpdate], variables: Variables, optimizer: torch.optim.Optimizer | None
+) -> list[tuple[list[str], Updates]]:
+    """Join the updates of one actor by rule.
+
+    Returns:
+        For each join, the names of the sources and what runs them.
+
+    Raises:
+        InternalError: when the plan needs an optimizer of another class than the one given.
+    """
+    rules = list(dict.fromkeys(update.rule for update in updates))
+    joined: list[tuple[list[str], Updates]] = []
+    for rule in rules:
+        members = [update for update in updates if update.rule == rule]
+        sources = [update.source for update in members]
+        if rule == "copy":
+            targets = [variables[update.key].detach() for update in members]
+            joined.append((sources, CopyUpdates(targets)))
+        elif optimizer is None or type(optimizer).__name__ != rule:
+            raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
+        else:
+            joined.append((sources, OptimizerUpdates(optimizer, members, variables)))
+    return joined
+
+
+def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy without parameters, states, hooks and what learning-rate schedulers patch.
+
+    `copy.copy` would keep only what optimizers pickle, and lose the attributes of a subclass.
+    """
+    bare: Any = object.__new__(type(user))
+    bare.__dict__.update(user.__dict__)
+    bare.__dict__.pop("step", None)
+    bare.param_groups = []
+    bare.state = defaultdict(dict)
+    for name, value in user.__dict__.items():
+        if name.endswith("_hooks") and isinstance(value, OrderedDict):
+            setattr(bare, name, OrderedDict())
+    copy: torch.optim.Optimizer = bare
+    return copy
+
+
+def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, Any]:
+    """A parameter group with local shards; fused where the user left the choice to torch and it can be."""
+    group = {**live, "params": list(shards)}
+    open_choice = "fused" in live and live["fused"] is None and live.get("foreach") is None
+    if open_choice and not live.get("differentiable") and _fusible(shards):
+        group["fused"] = True
+    return group
+
+
+def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
+    """The gradient with the shard's strides, as autograd would leave it: fused kernels do not look at strides."""
+    if clone or gradient.stride() != shard.stride():
+        return torch.empty_like(shard).copy_(gradient)
+    return gradient
+
+
+def _fusible(shards: Sequence[Tensor]) -> bool:
+    devices = _get_fused_kernels_supported_devices()
+    return all(
+        shard.is_floating_point() and shard.device.type in devices and shard.is_contiguous()
+        for shard in shards
+    )

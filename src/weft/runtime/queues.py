@@ -1,0 +1,119 @@
+"""One queue at run time: its state machine, its mailbox, and the work of its actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from weft.actors import Act, Action, EndStep, Event, Finished, Free, QueueMachine, Ready, Send
+from weft.runtime.work import Work
+
+
+class Ended(NamedTuple):
+    """To the compute queue: `queue` has done all its work of a step."""
+
+    queue: str
+    step: int
+
+
+class Stop(NamedTuple):
+    """To a queue: start no further act; the rank has failed or closes."""
+
+
+Control: TypeAlias = "Ended | Stop"
+Mailbox: TypeAlias = "SimpleQueue[Event | Control]"
+
+
+class ActError(Exception):
+    """An actor raised; `__cause__` is what it raised."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__(f"actor {act.actor} raised in step {act.step}")
+        self.act = act
+
+
+class Queue:
+    """Runs the actors of one queue, on the one thread that calls `receive`.
+
+    Args:
+        machine: decides when the actors act.
+        works: what they do, by actor id.
+        queues: all queues of the rank by name; this one adds itself.
+        on_end: called with a step when all actors of this queue have acted for it.
+        on_control: called with what arrives and is no event.
+    """
+
+    def __init__(
+        self,
+        machine: QueueMachine,
+        works: Mapping[int, Work],
+        queues: dict[str, Queue],
+        on_end: Callable[[int], None],
+        on_control: Callable[[Control], None],
+    ) -> None:
+        self.name = machine.queue
+        self.machine = machine
+        self.mailbox: Mailbox = SimpleQueue()
+        # What actors of this queue have yet to read, by register and version; dropped after the last of them. The
+        # producer's queue puts a tensor here before it sends `Ready`.
+        self.tensors: dict[tuple[str, int], Tensor] = {}
+        self._works = works
+        self._queues = queues
+        self._on_end = on_end
+        self._on_control = on_control
+        queues[self.name] = self
+
+    def receive(self, message: Event | Control) -> None:
+        """Handle a message and run all acts that follow from it.
+
+        Raises:
+            ActError: when an actor raises.
+        """
+        act = self._handle(message)
+        while act is not None:
+            self._run(act)
+            # What arrived meanwhile counts when the next actor is chosen; no other starts while this one is not
+            # finished.
+            while not self.mailbox.empty():
+                self._handle(self.mailbox.get())
+            act = self._handle(Finished(act.actor, act.step))
+
+    def _handle(self, message: Event | Control) -> Act | None:
+        if isinstance(message, (Ended, Stop)):
+            self._on_control(message)
+            return None
+        act = None
+        for action in self.machine.handle(message):
+            if type(action) is Act:
+                act = action
+            else:
+                self._obey(action)
+        return act
+
+    def _obey(self, action: Action) -> None:
+        if type(action) is Send:
+            event = action.event
+            target = self._queues[action.queue]
+            key = (event.register, event.version)
+            # Variables are written in place: their `Ready` brings no tensor.
+            if type(event) is Ready and key in self.tensors:
+                target.tensors[key] = self.tensors[key]
+            target.mailbox.put(event)
+        elif type(action) is Free:
+            self.tensors.pop((action.register, action.version), None)
+        elif type(action) is EndStep:
+            self._on_end(action.step)
+
+    def _run(self, act: Act) -> None:
+        work = self._works[act.actor]
+        step = act.step
+        try:
+            inputs = [self.tensors[name, step] for name in work.reads]
+            outputs = work.act(step, inputs)
+        except BaseException as error:
+            raise ActError(act) from error
+        for name, tensor in zip(work.writes, outputs, strict=True):
+            self.tensors[name, step] = tensor

@@ -1,0 +1,145 @@
+"""Random numbers indexed by their global position: the same numbers whatever the layout.
+
+Element number `p` of the whole tensor (row-major) that op `salt` draws in step `step` is a hash of
+`key(seed, step, salt)` and `p`: splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA
+2014) with `p` as its state's index. So any block of any tensor can be drawn by itself, on any device, in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+# Elements that are hashed at once: some dozen passes over them stay in a core's cache. On other devices it is the
+# launches that cost, not the passes.
+CPU_CHUNK = 1 << 14
+DEVICE_CHUNK = 1 << 26
+
+# Random bits of a result: as many as its significand holds.
+_BITS = {torch.float64: 53}
+
+
+def draw_key(seed: int, step: int, salt: int) -> int:
+    """The 64-bit key of one random op in one step."""
+    key = _mix(seed & _MASK)
+    key = _mix((key + step * _GOLDEN) & _MASK)
+    return _mix((key ^ salt * _GOLDEN) & _MASK)
+
+
+def uniform(
+    seed: int,
+    step: int,
+    size: Sequence[int],
+    offset: Sequence[int],
+    length: Sequence[int],
+    salt: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Draw the block `[offset, offset + length)` of a whole tensor of uniform numbers in [0, 1).
+
+    Args:
+        seed: the run's seed.
+        step: number of the step.
+        size: shape of the whole tensor.
+        offset, length: where the block begins and its shape.
+        salt: number of the op in the graph.
+        dtype: a floating dtype; float64 has 53 random bits, every other one is drawn as float32 with 24 and rounded
+            towards zero, so that 1 never comes out.
+        device: where the result is.
+
+    Returns:
+        Shape `length`.
+    """
+    key = draw_key(seed, step, salt)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    result = torch.empty(tuple(length), dtype=exact, device=device)
+    if result.numel():
+        starts, run = _runs(size, offset, length, result.device)
+        _fill(result.view(-1, run), starts, key)
+    return result if dtype == exact else _round_down(result, dtype)
+
+
+def _mix(value: int) -> int:
+    """One output of splitmix64 on Python integers."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ value >> 30) * _FIRST) & _MASK
+    value = ((value ^ value >> 27) * _SECOND) & _MASK
+    return value ^ value >> 31
+
+
+def _runs(
+    size: Sequence[int], offset: Sequence[int], length: Sequence[int], device: torch.device
+) -> tuple[Tensor, int]:
+    """Cut a block into runs that are contiguous in the whole tensor: their first positions, and their common length."""
+    inner = len(size)
+    while inner and length[inner - 1] == size[inner - 1]:
+        inner -= 1
+    inner = max(inner - 1, 0)  # the last dimension that is cut may still be part of a run
+    strides = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
+    start = sum(first * stride for first, stride in zip(offset, strides, strict=True))
+    starts = torch.tensor([start], dtype=torch.int64, device=device)
+    for dim in range(inner):
+        along = torch.arange(length[dim], device=device) * strides[dim]
+        starts = (starts.unsqueeze(-1) + along).view(-1)
+    return starts, math.prod(length[inner:])
+
+
+def _fill(result: Tensor, starts: Tensor, key: int) -> None:
+    """Draw row `i` of `result` at positions `starts[i]`, `starts[i] + 1`, …"""
+    run = result.shape[1]
+    chunk = CPU_CHUNK if result.device.type == "cpu" else DEVICE_CHUNK
+    width = min(run, chunk)
+    rows = max(1, chunk // width)
+    golden = _signed(_GOLDEN)
+    along = torch.arange(width, device=result.device).mul_(golden)
+    states = (starts + 1).mul_(golden).add_(_signed(key))
+    for row in range(0, len(states), rows):
+        for column in range(0, run, width):
+            part = result[row : row + rows, column : column + width]
+            first = states[row : row + rows, None] + _signed(column * _GOLDEN)
+            _hash_into(part, first + along[: part.shape[1]])
+
+
+def _hash_into(part: Tensor, state: Tensor) -> None:
+    """Finish splitmix64 on the states (in place) and write them as fractions."""
+    shifted = torch.empty_like(state)
+    _xor_shift(state, shifted, 30).mul_(_signed(_FIRST))
+    _xor_shift(state, shifted, 27).mul_(_signed(_SECOND))
+    _xor_shift(state, shifted, 31)
+    bits = _BITS.get(part.dtype, 24)
+    _logical_shift(state, state, 64 - bits)
+    torch.mul(state, 2.0**-bits, out=part)
+
+
+def _xor_shift(state: Tensor, shifted: Tensor, bits: int) -> Tensor:
+    _logical_shift(state, shifted, bits)
+    return state.bitwise_xor_(shifted)
+
+
+def _logical_shift(state: Tensor, out: Tensor, bits: int) -> None:
+    """Shift right and fill with zeros: torch's shift of int64 fills with the sign."""
+    torch.bitwise_right_shift(state, bits, out=out)
+    out.bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _round_down(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round towards zero, so that no number below 1 becomes 1."""
+    bits = {torch.bfloat16: 8, torch.float16: 11}[dtype]
+    scale = 2.0**bits
+    return numbers.mul_(scale).floor_().mul_(1 / scale).to(dtype)

@@ -1,0 +1,51 @@
+"""The variables of a rank: parameters, buffers, optimizer states and constants as plain local tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from weft.errors import InternalError
+
+
+class Variables(Mapping[str, Tensor]):
+    """One rank's shards by the name that users know; shared by the executors of that rank.
+
+    A tensor stays the same object for good, because kernels and optimizers hold on to it: new values are written into
+    it. The states of parameter `p` have the names `p.exp_avg`, `p.step`, ….
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors: dict[str, Tensor] = dict(tensors or {})
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._tensors[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def add(self, key: str, tensor: Tensor) -> None:
+        """Put a new variable.
+
+        Raises:
+            InternalError: when the key is taken by another tensor.
+        """
+        if self._tensors.setdefault(key, tensor) is not tensor:
+            raise InternalError(f"the variable {key} exists already")
+
+    def write(self, key: str, value: Tensor) -> None:
+        """Give a variable a new value, in place."""
+        self._tensors[key].detach().copy_(value)
+
+    def states(self, parameter: str) -> dict[str, Tensor]:
+        """The optimizer's tensors for a parameter, by their names in the optimizer."""
+        prefix = f"{parameter}."
+        return {
+            key.removeprefix(prefix): tensor
+            for key, tensor in self._tensors.items()
+            if key.startswith(prefix)
+        }

@@ -1,0 +1,228 @@
+"""What each kind of actor does when it acts: a function from input tensors to output tensors, bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.errors import InternalError
+from weft.ir.logical import VARIABLE_ROLES
+from weft.ir.plan import (
+    Actor,
+    Communicate,
+    Compute,
+    Feed,
+    Fetch,
+    LocalCall,
+    LocalUpdate,
+    RankPlan,
+)
+from weft.runtime.channel import Channel
+from weft.runtime.collectives import run_collectives
+from weft.runtime.kernels import Draw, Kernel, aliases, build_kernel
+from weft.runtime.optimizer import Updates, group_updates
+from weft.runtime.random import uniform
+from weft.runtime.state import Variables
+
+
+@dataclass
+class Batches:
+    """What passes between `step` and the host's actors: batches in, results out, by step and key."""
+
+    fed: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    fetched: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Everything that the actors of a rank work with.
+
+    Attributes:
+        plan: what runs.
+        device: where.
+        channels: this rank's ends of the communicators, by id.
+        variables: the rank's shards.
+        optimizer: the user's, for plans with updates.
+        seed: of the random ops.
+        first_step: number of the first step, for the random ops.
+        batches: where batches come from and results go.
+    """
+
+    plan: RankPlan
+    device: torch.device
+    channels: Mapping[int, Channel]
+    variables: Variables
+    optimizer: torch.optim.Optimizer | None = None
+    seed: int = 0
+    first_step: int = 0
+    batches: Batches = field(default_factory=Batches)
+
+
+# `act(step, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and `Work.writes`, in order.
+ActFunction = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one actor does.
+
+    Attributes:
+        reads: consumed registers that hold something new in every step.
+        writes: produced registers that hold something new in every step.
+        act: the work.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    act: ActFunction
+
+
+def bind_work(actor: Actor, rank: Rank) -> Work:
+    """Compile and bind the work of an actor that acts."""
+    lasting = _lasting(rank)
+    reads = tuple(name for name in actor.consumes if name not in lasting)
+    writes = tuple(name for name in actor.produces if name not in lasting)
+    match actor:
+        case Feed():
+            act: ActFunction = partial(_feed, rank.batches, actor.keys)
+        case Fetch():
+            act = _bind_fetch(actor, rank, reads)
+        case Communicate():
+            act = _bind_communicate(actor, rank, reads)
+        case Compute():
+            act = _bind_compute(actor, rank, reads, writes)
+        case _:
+            raise InternalError(f"actor {actor.id} never acts")
+    return Work(reads, writes, act)
+
+
+def _lasting(rank: Rank) -> dict[str, str]:
+    """Registers whose tensor lasts from step to step, with the key of their variable."""
+    return {given.value.name: given.key for given in rank.plan.inputs if given.role != "batch"}
+
+
+def _feed(
+    batches: Batches, keys: Sequence[str], step: int, inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    batch = batches.fed.pop(step)
+    return [batch[key] for key in keys]
+
+
+def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
+    gather = _bind_operands(actor.consumes, reads, rank)
+    lasting = _lasting(rank)
+    copied = [name in lasting for name in actor.consumes]
+
+    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        results = rank.batches.fetched.setdefault(step, {})
+        for key, tensor, copy in zip(actor.keys, gather(inputs), copied, strict=True):
+            results[key] = tensor.clone() if copy else tensor
+        return ()
+
+    return act
+
+
+def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> ActFunction:
+    channel = rank.channels[actor.collectives[0].communicator]
+    names = [collective.input.name for collective in actor.collectives]
+    gather = _bind_operands(names, reads, rank)
+
+    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return run_collectives(channel, actor.collectives, gather(inputs))
+
+    return act
+
+
+def _bind_compute(
+    actor: Compute, rank: Rank, reads: Sequence[str], writes: Sequence[str]
+) -> ActFunction:
+    calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
+    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
+    joined = group_updates(updates, rank.variables, rank.optimizer)
+    sources = [name for names, _ in joined for name in names]
+    # Readers of a view of a variable hold back its update. Sources are read while other variables are written, and
+    # results live on after the step: these must be copies.
+    copied = aliases(calls, _volatile(rank)) & {*sources, *_fetched(rank)}
+    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied)
+    gather = _bind_operands(kernel.inputs, reads, rank)
+    run = partial(_run_kernel, kernel, rank.seed, rank.first_step)
+    if not updates:
+        return lambda step, inputs: run(step, gather(inputs))
+    counts = [(len(names), update) for names, update in joined]
+    return partial(_run_with_updates, run, gather, len(writes), counts)
+
+
+def _run_kernel(
+    kernel: Kernel, seed: int, first_step: int, step: int, operands: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    draw: Draw = partial(uniform, seed, first_step + step)
+    return kernel.function(draw, *operands)
+
+
+def _run_with_updates(
+    run: Callable[[int, Sequence[Tensor]], tuple[Tensor, ...]],
+    gather: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    fresh: int,
+    updates: Sequence[tuple[int, Updates]],
+    step: int,
+    inputs: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Run the kernel, then the updates on the last of its outputs; the first `fresh` ones are the actor's."""
+    outputs = run(step, gather(inputs))
+    start = fresh
+    for count, update in updates:
+        update.run(outputs[start : start + count])
+        start += count
+    return outputs[:fresh]
+
+
+def _fetched(rank: Rank) -> set[str]:
+    return {
+        name for actor in rank.plan.actors if isinstance(actor, Fetch) for name in actor.consumes
+    }
+
+
+def _volatile(rank: Rank) -> set[str]:
+    """Values that some actor overwrites in place: variables with a producer that acts."""
+    lasting = {given.value.name for given in rank.plan.inputs if given.role in VARIABLE_ROLES}
+    written = {
+        name for actor in rank.plan.actors if isinstance(actor, Compute) for name in actor.produces
+    }
+    return lasting & written
+
+
+def _bind_operands(
+    names: Sequence[str], reads: Sequence[str], rank: Rank
+) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """A function from the tensors of `reads` to those of `names`: registers' contents and variables mixed."""
+    lasting = _lasting(rank)
+    if list(names) == list(reads):
+        return lambda inputs: inputs
+    bound: list[Tensor | None] = []
+    places: list[tuple[int, int]] = []
+    for index, name in enumerate(names):
+        if name in lasting:
+            bound.append(_variable(rank, name, lasting[name]))
+        elif name in reads:
+            bound.append(None)
+            places.append((index, reads.index(name)))
+        else:
+            raise InternalError(f"rank {rank.plan.rank}: nothing gives {name} to its reader")
+
+    def gather(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        operands: list[Tensor] = bound.copy()  # type: ignore[assignment]  # the gaps are filled next
+        for index, position in places:
+            operands[index] = inputs[position]
+        return operands
+
+    return gather
+
+
+def _variable(rank: Rank, name: str, key: str) -> Tensor:
+    if key not in rank.variables:
+        raise InternalError(f"rank {rank.plan.rank}: there is no variable {key} for {name}")
+    return rank.variables[key].detach()
