@@ -1,0 +1,76 @@
+"""Timing in interleaved rounds, so that what disturbs the machine disturbs all sides alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OUT = Path("runs/bench")
+
+Step = Callable[[], object]
+
+
+def interleave(
+    sides: Mapping[str, Step], rounds: int, steps: int, before: Step = lambda: None
+) -> dict[str, list[float]]:
+    """Time every side in every round, in turn; the first round warms up and does not count.
+
+    Args:
+        sides: what to time, by name.
+        rounds: how many rounds count.
+        steps: calls of a side in one round.
+        before: runs untimed before a side's turn, such as a barrier.
+
+    Returns:
+        for each side, the mean seconds of a step in each round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        order = list(sides) if number % 2 else list(reversed(sides))
+        for name in order:
+            before()
+            start = time.perf_counter()
+            for _ in range(steps):
+                sides[name]()
+            if number:
+                seconds[name].append((time.perf_counter() - start) / steps)
+    return seconds
+
+
+def compare(seconds: Mapping[str, list[float]], ours: str, peer: str) -> dict[str, float]:
+    """Median seconds of both sides, and the median of the rounds' speeds relative to the peer (> 1: faster)."""
+    ratios = [theirs / mine for mine, theirs in zip(seconds[ours], seconds[peer], strict=True)]
+    return {
+        f"{ours}_seconds": statistics.median(seconds[ours]),
+        f"{peer}_seconds": statistics.median(seconds[peer]),
+        "speed_relative_to_peer": statistics.median(ratios),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def save(name: str, result: Mapping[str, Any]) -> None:
+    """Write `runs/bench/<name>.json` and print it."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**result, "machine": machine()}, indent=1)
+    (OUT / f"{name}.json").write_text(text)
+    print(f"{name}: {text}", flush=True)
