@@ -48,7 +48,9 @@ class Rule:
 
     factors: str | Callable[[OpCall], Factors]
     linear: Groups | Callable[[OpCall], Groups] = ()
+    added: tuple[int, ...] = ()
     monotone: Groups = ()
+    extrema: tuple[Reduction, ...] = ("max", "min")
     reduction: Reduction = "sum"
     adapt: Adapt | None = None
     extra: Callable[[OpCall, int], Iterable[Signature]] | None = None
@@ -81,7 +83,10 @@ def rule(
         **options: the other fields of `Rule`:
             linear: groups of argument positions (or a function from a call to them). Partial(sum) passes when all
                 operands of a group are Partial and all others Broadcast; a number other than 0 in the group forbids it.
-            monotone: the same for Partial(max) and Partial(min); numbers do not matter.
+            added: positions of arguments that are added to the rest, as the bias of addmm is: when a factor that they
+                lack is contracted, they must be Partial too, or every rank would add them.
+            monotone: the same as `linear` for the reductions of `extrema`, Partial(max) and Partial(min); numbers do
+                not matter.
             reduction: of results that lack a contracted factor.
             adapt: function (call with local shapes, Cut) -> local call, where arguments name sizes or positions.
             extra: function (call, parts) -> further legal signatures.

@@ -32,22 +32,20 @@ def _signatures(rule: Rule, call: OpCall, parts: int) -> tuple[Signature, ...]:
     groups = _existing(rule.linear_groups(call), call)
     found: Iterable[Signature | None] = chain(
         (_uniform(call, Broadcast()),),
-        _splits(rule, call, factors, groups, parts),
+        _splits(rule, call, factors, parts),
         (_partial(call, group, "sum") for group in groups if _sums(call, group)),
         (
             _partial(call, group, reduction)
             for group in _existing(rule.monotone, call)
-            for reduction in ("max", "min")
+            for reduction in rule.extrema
         ),
         rule.extra(call, parts) if rule.extra else (),
     )
     return tuple(dict.fromkeys(one for one in found if one is not None and _sound(call, one)))
 
 
-def _splits(
-    rule: Rule, call: OpCall, factors: Factors, groups: Groups, parts: int
-) -> Iterator[Signature | None]:
-    added = _added(call, groups)
+def _splits(rule: Rule, call: OpCall, factors: Factors, parts: int) -> Iterator[Signature | None]:
+    added = _added(call, rule.added)
     for name, sizes in factor_sizes(call, factors).items():
         if name in factors.whole or not _divides(sizes, parts):
             continue
@@ -114,16 +112,10 @@ def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
     return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
 
 
-def _added(call: OpCall, groups: Groups) -> frozenset[int]:
-    """Slots that stand in every linear group: they are added to the rest, as the bias of addmm is.
-
-    When a factor that they lack is contracted, they must be Partial too, or every rank would add them.
-    """
-    if not groups:
-        return frozenset()
-    everywhere = frozenset.intersection(*(frozenset(group) for group in groups))
-    positions = [i for i, value in enumerate(call.args) for _ in operand_indices(value)]
-    return frozenset(slot for slot, position in enumerate(positions) if position in everywhere)
+def _added(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:
+    """The slots of the arguments at `positions`."""
+    by_slot = [i for i, value in enumerate(call.args) for _ in operand_indices(value)]
+    return frozenset(slot for slot, position in enumerate(by_slot) if position in positions)
 
 
 def _sound(call: OpCall, signature: Signature) -> bool:

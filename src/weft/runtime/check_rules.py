@@ -184,7 +184,7 @@ def shards_of(
     """What each rank of an axis holds of `tensor`; where it is Partial, random summands or values below (above)."""
     if isinstance(sbp, Split):
         ranges = (shard_range(tensor.shape[sbp.dim], parts, index) for index in range(parts))
-        return [tensor.narrow(sbp.dim, offset, length) for offset, length in ranges]
+        return [tensor.narrow(sbp.dim, offset, n).contiguous() for offset, n in ranges]
     if isinstance(sbp, Broadcast):
         return [tensor] * parts
     noise = [_noise(tensor, generator) for _ in range(parts)]

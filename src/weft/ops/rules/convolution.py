@@ -87,6 +87,7 @@ rule(
     aten("convolution"),
     _convolution,
     linear=((0, 2), (1, 2)),
+    added=(2,),
     adapt=_adapt_convolution,
     flops=_convolution_flops,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.layout import Split
-from weft.ops.arguments import argument, normal_dim, slot_specs, tensor_argument
+from weft.ops.arguments import argument, normal_dim, slot_specs
 from weft.ops.call import OpCall, Operand
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import WHOLE, Dims, Factors
@@ -122,40 +122,38 @@ def _index_add(call: OpCall) -> Factors:
     return Factors((x, index, source), (x,), contracted=frozenset("j"))
 
 
-def _shared(call: OpCall) -> tuple[Dims, Dims]:
-    """Factors of `x` and of `index` in gather and scatter: dimensions of equal size go together."""
-    x, index = slot_specs(call)[:2]
+def _along(call: OpCall) -> tuple[Dims, Dims]:
+    """Factors of `x` and of `index` in gather and scatter.
+
+    The dimension that is indexed is a factor of the index alone. In the others, a smaller index (or one smaller than
+    the source) uses the first elements only, so that they go together only where all sizes are equal.
+    """
+    x, index, *source = slot_specs(call)
     dim = normal_dim(argument(call, 1, "dim"), len(x.shape))
-    equal = {i for i, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if a == b}
-    different = set(range(len(x.shape))) - equal
-    names = except_dims(len(x.shape), different | {dim})
-    return names, tuple("j" if i == dim else name for i, name in enumerate(names))
+    matched = [index.shape, *(spec.shape for spec in source)]
+    if not x.shape:
+        return (), ()
+    moving = "j" if len({shape[dim] for shape in matched}) == 1 else WHOLE
+    others = {i for i, size in enumerate(x.shape) if {shape[i] for shape in matched} != {size}}
+    names = except_dims(len(x.shape), others | {dim})
+    return names, tuple(moving if i == dim else name for i, name in enumerate(names))
 
 
 def _gather(call: OpCall) -> Factors:
-    if not slot_specs(call)[0].shape:
-        return _whole(call)
-    x, index = _shared(call)
+    x, index = _along(call)
     return Factors((x, index), (index,))
 
 
 def _scatter(call: OpCall) -> Factors:
     """Along the dimension that is written, everything stays whole: the last write wins."""
-    x, index = _shared(call)
-    return Factors(_scatter_operands(call, x, index), (x,), whole=frozenset("j"))
+    x, index = _along(call)
+    sources = (index,) * (len(slot_specs(call)) - 2)
+    return Factors((x, index, *sources), (x,), whole=frozenset("j"))
 
 
 def _scatter_add(call: OpCall) -> Factors:
-    x, index = _shared(call)
-    return Factors(_scatter_operands(call, x, index), (x,), contracted=frozenset("j"))
-
-
-def _scatter_operands(call: OpCall, x: Dims, index: Dims) -> tuple[Dims, ...]:
-    source = tensor_argument(call, 3, "src")
-    if source is None:
-        return (x, index)
-    exact = source.shape == slot_specs(call)[1].shape
-    return (x, index, index if exact else (WHOLE,) * len(source.shape))
+    x, index = _along(call)
+    return Factors((x, index, index), (x,), contracted=frozenset("j"))
 
 
 rule(
@@ -175,9 +173,9 @@ rule(
     adapt=_adapt_embedding_backward,
 )
 rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, linear=FIRST, traffic=_read_bytes)
-rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),))
+rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),), added=(0,))
 rule(aten("index_select"), _index_select, linear=FIRST, traffic=_read_bytes)
-rule(aten("index_add"), _index_add, linear=((0, 3),))
+rule(aten("index_add"), _index_add, linear=((0, 3),), added=(0,))
 rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
 rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
-rule(aten("scatter_add"), _scatter_add, linear=((0, 3),))
+rule(aten("scatter_add"), _scatter_add, linear=((0, 3),), added=(0,))

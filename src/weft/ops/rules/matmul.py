@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.ops.rule import aten, rule
 from weft.ops.rules.common import EITHER
 
-BIASED = ((0, 1), (0, 2))
+BIASED: dict[str, Any] = {"linear": ((0, 1), (0, 2)), "added": (0,)}
 
 rule(aten("mm"), "m k+, k n -> m n", linear=EITHER)
 rule(aten("bmm"), "b m k+, b k n -> b m n", linear=EITHER)
-rule(aten("addmm"), "m n, m k+, k n -> m n", linear=BIASED)
-rule(aten("baddbmm"), "b m n, b m k+, b k n -> b m n", linear=BIASED)
-rule(aten("addmv"), "m, m k+, k -> m", linear=BIASED)
+rule(aten("addmm"), "m n, m k+, k n -> m n", **BIASED)
+rule(aten("baddbmm"), "b m n, b m k+, b k n -> b m n", **BIASED)
+rule(aten("addmv"), "m, m k+, k -> m", **BIASED)
 rule(aten("dot vdot"), "k+, k -> ", linear=EITHER)
 rule(aten("mv"), "m k+, k -> m", linear=EITHER)
 rule(aten("outer"), "m, n -> m n", linear=EITHER)
-rule(aten("linear"), "... k+, n k, n -> ... n", linear=((0, 2), (1, 2)))
+rule(aten("linear"), "... k+, n k, n -> ... n", linear=((0, 2), (1, 2)), added=(2,))

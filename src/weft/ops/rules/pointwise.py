@@ -8,21 +8,22 @@ from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
 
 IDENTITIES = "alias clone contiguous detach lift_fresh_copy positive"
 
+# Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below zero.)
 INCREASING = """
-    asinh atan ceil clamp clamp_max clamp_min elu erf exp exp2 expm1 floor hardsigmoid
-    hardtanh log log10 log1p log2 relu relu6 round round.decimals selu sigmoid sign sinh
-    softplus sqrt tanh threshold trunc"""
+    asinh atan ceil clamp elu erf exp exp2 expm1 floor hardsigmoid hardtanh relu relu6 round
+    round.decimals selu sigmoid sign sinh softplus tanh trunc"""
 
 UNARY = """
     abs acos acosh angle asin atanh bitwise_not celu cos cosh digamma erfc erfinv frac gelu hardshrink
-    hardswish isfinite isinf isnan isneginf isposinf leaky_relu lgamma log_sigmoid_forward logical_not
-    logit mish nan_to_num reciprocal rsqrt sgn signbit silu sin sinc softshrink square tan"""
+    hardswish isfinite isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward
+    logical_not
+    logit mish nan_to_num reciprocal rsqrt sgn signbit silu sin sinc softshrink sqrt square tan threshold"""
 
 BINARY = """
     atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_left_shift.Tensor
     bitwise_left_shift.Tensor_Scalar bitwise_or.Scalar bitwise_or.Tensor bitwise_right_shift.Tensor
     bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar bitwise_xor.Tensor clamp.Tensor
-    clamp_max.Tensor clamp_min.Tensor complex copysign.Scalar copysign.Tensor div.Scalar_mode
+    clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor complex copysign.Scalar copysign.Tensor div.Scalar_mode
     div.Tensor_mode eq.Scalar eq.Tensor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor
     gt.Scalar gt.Tensor heaviside hypot le.Scalar le.Tensor logaddexp logaddexp2 logical_and logical_or
     logical_xor lt.Scalar lt.Tensor ne.Scalar ne.Tensor polar pow.Scalar pow.Tensor_Scalar

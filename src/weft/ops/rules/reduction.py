@@ -80,8 +80,8 @@ EXTREMA: tuple[tuple[Reduction, str, str], ...] = (
     ("min", "min", "amin"),
 )
 for _reduction, _all, _dims in EXTREMA:
-    rule(aten(_all), _over_all(True), monotone=FIRST, reduction=_reduction)
-    rule(aten(_dims), _over(1, True), monotone=FIRST, reduction=_reduction)
+    rule(aten(_all), _over_all(True), monotone=FIRST, reduction=_reduction, extrema=(_reduction,))
+    rule(aten(_dims), _over(1, True), monotone=FIRST, reduction=_reduction, extrema=(_reduction,))
 
 rule(aten("any all prod std var"), _over_all(False))
 rule(aten("max.dim min.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"), _over(1))
