@@ -1,0 +1,131 @@
+"""What the actor runtime costs on one process, over the same captured graph called as plain code.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.overhead
+
+Both sides run the same local ops and torch's fused AdamW on the same machine code; one through actors, registers and
+queues, one as a single generated function. The small models make any overhead show.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import Step, compare, interleave, save
+from examples.gpt_model import GPT, Batch, loss_fn
+from weft.capture import capture
+from weft.compiler.deduce import Hints
+from weft.compiler.pipeline import compile_graph
+from weft.ir.plan import Compute, Fetch, LocalCall, LocalUpdate, RankPlan
+from weft.layout import placement
+from weft.runtime.executor import Executor
+from weft.runtime.kernels import build_kernel
+from weft.runtime.optimizer import group_updates
+from weft.runtime.state import Variables
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its batch, and how many steps make a round."""
+
+    model: nn.Module
+    batch: Batch
+    steps: int
+
+
+def gpt(layers: int, width: int, length: int, size: int, steps: int) -> Case:
+    tokens = torch.randint(256, (size, length + 1))
+    batch = {"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()}
+    return Case(GPT(layers, width, width // 64, length), batch, steps)
+
+
+def mlp(width: int, size: int, steps: int) -> Case:
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 256))
+    batch = {"x": torch.randn(size, 1, width), "y": torch.randint(256, (size, 1))}
+    return Case(model, batch, steps)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def plain_step(
+    plan: RankPlan,
+    variables: Variables,
+    optimizer: torch.optim.Optimizer,
+    feed: Mapping[str, Tensor],
+) -> Step:
+    """All local calls of the plan as one function, then the updates."""
+    nodes = [node for actor in plan.actors if isinstance(actor, Compute) for node in actor.nodes]
+    updates = [node for node in nodes if isinstance(node, LocalUpdate)]
+    joined = group_updates(updates, variables, optimizer)
+    fetched = [name for actor in plan.actors if isinstance(actor, Fetch) for name in actor.consumes]
+    sources = [name for names, _ in joined for name in names]
+    calls = [node for node in nodes if isinstance(node, LocalCall)]
+    kernel = build_kernel(calls, (*fetched, *sources), CPU)
+    tensors = {
+        given.value.name: feed[given.key]
+        if given.role == "batch"
+        else variables[given.key].detach()
+        for given in plan.inputs
+        if given.role == "batch" or given.key in variables
+    }
+    operands = [tensors[name] for name in kernel.inputs]
+
+    def step() -> object:
+        with torch.no_grad():
+            outputs = kernel.function(None, *operands)
+            start = len(fetched)
+            for names, update in joined:
+                update.run(outputs[start : start + len(names)])
+                start += len(names)
+        return outputs[0]
+
+    return step
+
+
+def measure(case: Case, rounds: int) -> dict[str, float]:
+    captured = capture(case.model, loss_fn, adamw(case.model), case.batch)
+    plan = compile_graph(captured.graph, Hints(), placement("cpu", [0]), [0]).plan.ranks[0]
+    feed = captured.batch.flatten_batch(case.batch)
+
+    def variables() -> Variables:
+        copies = {name: value.detach().clone() for name, value in case.model.state_dict().items()}
+        return Variables({**copies, **captured.constants})
+
+    executor = Executor(plan, {}, CPU, variables(), optimizer=adamw(case.model))
+    sides = {
+        "weft": lambda: executor.step(feed),
+        "plain": plain_step(plan, variables(), adamw(case.model), feed),
+    }
+    seconds = interleave(sides, rounds, case.steps)
+    executor.close()
+    found = compare(seconds, "weft", "plain")
+    return {**found, "overhead": 1 / found["speed_relative_to_peer"] - 1}
+
+
+CASES = {
+    "mlp width 64": lambda: mlp(64, 16, steps=200),
+    "gpt 2x64": lambda: gpt(2, 64, 32, 2, steps=50),
+    "gpt 4x256": lambda: gpt(4, 256, 128, 4, steps=4),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Overhead of the actor runtime on one process.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    o = parser.parse_args()
+    torch.manual_seed(0)
+    found = {name: measure(CASES[name](), o.rounds) for name in o.cases}
+    save("overhead", {**found, "bound": "overhead <= 0.05"})
+
+
+if __name__ == "__main__":
+    main()

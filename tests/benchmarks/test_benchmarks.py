@@ -1,0 +1,77 @@
+"""The benchmarks run, with sizes so small that their figures mean nothing, and write what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import compare, interleave
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *command: str) -> None:
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def result(folder: Path, name: str) -> dict[str, object]:
+    found = json.loads((folder / f"runs/bench/{name}.json").read_text())
+    assert found["machine"]["cores"] == os.cpu_count()
+    return dict(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_data_parallel_against_ddp(tmp_path: Path) -> None:
+    sizes = "--layers 1 --width 32 --heads 2 --length 8 --batch 4 --rounds 2 --steps 1"
+    script = str(ROOT / "benchmarks/data_parallel.py")
+    run(tmp_path, "-m", "weft", "run", "-n", "2", script, *sizes.split())
+    found = result(tmp_path, "data_parallel")
+    assert found["ranks"] == 2
+    assert found["speed_relative_to_peer"] > 0
+    assert found["max_relative_loss_difference"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_compile_time(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "benchmarks.compile_time", "--layers", "1", "2", "--repeats", "1")
+    found = result(tmp_path, "compile_time")
+    assert set(found["data_parallel"]["median_seconds"]) == {"1", "2"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_overhead(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "benchmarks.overhead", "--rounds", "1", "--cases", "mlp width 64")
+    found = result(tmp_path, "overhead")["mlp width 64"]
+    assert found["overhead"] == pytest.approx(1 / found["speed_relative_to_peer"] - 1)
+
+
+def test_rounds_alternate_and_the_first_does_not_count() -> None:
+    calls: list[str] = []
+    sides = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    seconds = interleave(sides, rounds=2, steps=1, before=lambda: calls.append("."))
+    assert "".join(calls) == ".b.a.a.b.b.a"
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_the_ratio_is_that_of_the_same_round() -> None:
+    found = compare({"a": [1.0, 2.0, 8.0], "b": [2.0, 4.0, 8.0]}, ours="a", peer="b")
+    assert found["speed_relative_to_peer"] == 2.0
+    assert (found["lowest_ratio"], found["highest_ratio"]) == (1.0, 2.0)
+    assert (found["a_seconds"], found["b_seconds"]) == (2.0, 4.0)
