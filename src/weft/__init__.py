@@ -1,1 +1,19 @@
-"""weft trains one PyTorch model on many devices."""
+"""weft trains one ordinary PyTorch model on many devices."""
+
+from weft import errors as errors
+from weft.capture import hint as hint
+from weft.layout import Placement as Placement
+from weft.layout import broadcast as broadcast
+from weft.layout import partial as partial
+from weft.layout import placement as placement
+from weft.layout import split as split
+from weft.program import Program as Program
+from weft.program import Strategy as Strategy
+from weft.program import compile as compile
+from weft.program import data_parallel as data_parallel
+from weft.program import from_local as from_local
+from weft.program import hybrid_parallel as hybrid_parallel
+from weft.program import tensor_parallel as tensor_parallel
+from weft.runtime.world import local_world as local_world
+
+__version__ = "0.1.0"

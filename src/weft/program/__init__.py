@@ -1,1 +1,10 @@
+"""What users call: compile, Program, strategies."""
 
+from weft.program.compile import compile as compile
+from weft.program.program import Program as Program
+from weft.program.shards import BatchShard as BatchShard
+from weft.program.shards import from_local as from_local
+from weft.program.strategy import Strategy as Strategy
+from weft.program.strategy import data_parallel as data_parallel
+from weft.program.strategy import hybrid_parallel as hybrid_parallel
+from weft.program.strategy import tensor_parallel as tensor_parallel

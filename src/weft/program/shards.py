@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from weft.errors import BatchError, LayoutError
+from weft.errors import BatchError, LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
+from weft.runtime.distributed import current_world
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ def from_local(
     placement: Placement,
     sbp: SBP | Sequence[SBP],
     shape: Sequence[int] | None = None,
-    rank: int = 0,
 ) -> BatchShard:
     """A batch leaf of which each rank has read only its own part.
 
@@ -49,12 +49,12 @@ def from_local(
         placement: the placement that the program is compiled for.
         sbp: how the parts make up the whole; one SBP stands for every axis.
         shape: shape of the whole tensor; by default every split dimension counts as divided evenly.
-        rank: the rank that `shard` belongs to, when it is one tensor.
 
     Raises:
         LayoutError: when an SBP is Partial, or does not fit the tensor.
+        UserError: when this process has several ranks and `shard` is not a part for each.
     """
-    shards = dict(shard) if isinstance(shard, Mapping) else {rank: shard}
+    shards = _by_rank(shard)
     every = (sbp,) * placement.axes if not isinstance(sbp, Sequence) else tuple(sbp)
     first = next(iter(shards.values()))
     layout = Layout(placement, tuple(_checked(part, first) for part in every))
@@ -63,6 +63,17 @@ def from_local(
         if isinstance(part, Split):
             whole[part.dim] *= size
     return BatchShard(shards, layout, tuple(shape) if shape is not None else tuple(whole))
+
+
+def _by_rank(shard: Tensor | Mapping[int, Tensor]) -> dict[int, Tensor]:
+    if isinstance(shard, Mapping):
+        return dict(shard)
+    ranks = current_world().ranks
+    if len(ranks) > 1:
+        raise UserError(
+            f"this process has the ranks {list(ranks)}: from_local takes {{rank: part}} here, found one tensor"
+        )
+    return {ranks[0]: shard}
 
 
 def _checked(sbp: SBP, shard: Tensor) -> SBP:

@@ -1,0 +1,128 @@
+"""From a captured step to executors: the parts that `compile`, `evaluation` and `full_state_dict` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture import Captured, capture
+from weft.compiler.deduce import Hints
+from weft.compiler.pipeline import Compiled, compile_graph
+from weft.errors import LayoutError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, Output, Ref, Value
+from weft.layout import Placement
+from weft.program.shards import local_part
+from weft.runtime.executor import Executor
+from weft.runtime.state import Variables
+from weft.runtime.world import World
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all programs of one model share.
+
+    Attributes:
+        model: the user's model; never changed.
+        world: the ranks of this process.
+        placement: where everything lies.
+        variables: the variables of each rank of this process that is in the placement.
+        seed: of the random ops.
+    """
+
+    model: nn.Module
+    world: World
+    placement: Placement
+    variables: Mapping[int, Variables]
+    seed: int
+
+    def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
+        results = self.world.run(lambda rank: function(rank) if rank in self.variables else None)
+        return next(result for result in results if result is not None)
+
+
+def local_ranks(world: World, placement: Placement) -> tuple[int, ...]:
+    """The ranks of this process that are in the placement.
+
+    Raises:
+        LayoutError: when the placement does not fit the world, or leaves this process without work.
+    """
+    world.check(placement)
+    ranks = tuple(rank for rank in world.ranks if rank in placement.coordinates)
+    if not ranks:
+        raise LayoutError(
+            f"rank {world.ranks[0]} is not in the placement {placement}; every process of the world "
+            f"(ranks 0 to {world.size - 1}) must have work: start {len(placement.ranks)} processes"
+        )
+    return ranks
+
+
+def build(
+    setting: Setting,
+    constants: Mapping[str, Tensor],
+    compiled: Compiled,
+    optimizer: torch.optim.Optimizer | None,
+) -> dict[int, Executor]:
+    """Executors for the ranks of this process, after all ranks have agreed that they compiled the same."""
+    world = setting.world
+    world.check_same({rank: compiled.fingerprint for rank in world.ranks}, "the compiled program")
+    channels = world.connect(compiled.plan.communicators)
+    layouts = {
+        node.key: node.value.layout
+        for node in compiled.graph.of_kind(Input)
+        if node.role == "constant"
+    }
+    executors = {}
+    for plan in compiled.plan.ranks:
+        device = world.device(plan.rank)
+        own = {
+            key: local_part(tensor, layouts[key], plan.rank).to(device)
+            for key, tensor in constants.items()
+            if key in layouts
+        }
+        executors[plan.rank] = Executor(
+            plan,
+            channels[plan.rank],
+            device,
+            Variables({**setting.variables[plan.rank], **own}),
+            optimizer=optimizer,
+            seed=setting.seed,
+            timeout=world.timeout,
+        )
+    return executors
+
+
+def evaluation(
+    setting: Setting, graph: LogicalGraph, function: Callable[[nn.Module, Any], Any], batch: Any
+) -> tuple[Captured, Compiled]:
+    """A step without updates that reads the variables of `graph` as they lie."""
+    device_type = setting.placement.device_type
+    captured = capture(setting.model, function, None, batch, device_type, training=False)
+    ranks = tuple(setting.variables)
+    compiled = compile_graph(captured.graph, as_they_lie(graph), setting.placement, ranks)
+    return captured, compiled
+
+
+def gathering(setting: Setting, graph: LogicalGraph) -> Compiled:
+    """A step that returns all parameters and buffers of `graph` whole."""
+    inputs = [node for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    bare = [Input(Value(n.value.name, n.value.shape, n.value.dtype), n.role, n.key) for n in inputs]
+    outputs = [Output(Ref(node.value.name), node.key) for node in inputs]
+    gather = LogicalGraph("full state", (*bare, *outputs))
+    return compile_graph(gather, as_they_lie(graph), setting.placement, tuple(setting.variables))
+
+
+def as_they_lie(graph: LogicalGraph) -> Hints:
+    """Hints that fix parameters and buffers to the layouts that they have in a compiled graph."""
+    return Hints(
+        {
+            node.key: node.value.layout.sbp
+            for node in graph.of_kind(Input)
+            if node.role in ("parameter", "buffer") and node.value.layout is not None
+        }
+    )

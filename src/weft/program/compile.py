@@ -1,0 +1,70 @@
+"""`weft.compile`: from an ordinary PyTorch model to a program that trains on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.capture import capture
+from weft.compiler.pipeline import compile_graph
+from weft.errors import StrategyError
+from weft.layout import Placement
+from weft.program.build import Setting, local_ranks
+from weft.program.hints import strategy_hints
+from weft.program.program import Program
+from weft.program.shards import without_shards
+from weft.program.strategy import Strategy, data_parallel
+from weft.program.variables import agreed_seed, initial_variables
+from weft.runtime.distributed import current_world
+
+
+def compile(  # noqa: A001 (the name that users write, as in torch.compile)
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Any],
+    optimizer: torch.optim.Optimizer | None,
+    example_batch: Any,
+    *,
+    placement: Placement,
+    strategy: Strategy | None = None,
+    seed: int | None = None,
+) -> Program:
+    """Compile one training step of an ordinary single-device model for many ranks.
+
+    The result of every step is that of the single-device program, up to the order of floating-point sums, whatever
+    the strategy. Random ops draw by global position from `seed`, so they do not depend on the layout either.
+
+    Args:
+        model: any module; parameters and buffers are copied, the model itself stays as it is. May be on the meta device
+            when its modules have `reset_parameters()`.
+        loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see `weft.capture.capture`).
+        optimizer: a `torch.optim` optimizer of the model's parameters. Its hyperparameters are read before every
+            step, so schedulers work. None compiles an evaluation step: no backward, the model in eval mode.
+        example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not used.
+        placement: the ranks to run on; inside `weft.local_world` or under torchrun.
+        strategy: what the user fixes; everything else is deduced. By default data parallel.
+        seed: of the random ops; by default torch's initial seed on the first rank.
+
+    Raises:
+        CaptureError: the step cannot be one graph; names the user's line.
+        StrategyError: a name pattern of the strategy matches nothing.
+        LayoutError: a layout does not fit a tensor, or the placement does not fit the world.
+        RuleError: an op has no sharding rule.
+    """
+    strategy = data_parallel() if strategy is None else strategy
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
+    world = current_world()
+    ranks = local_ranks(world, placement)
+    batch, _ = without_shards(example_batch)
+    device_type = placement.device_type
+    training = optimizer is not None
+    captured = capture(model, loss_fn, optimizer, batch, device_type, training=training)
+    hints = strategy_hints(strategy, captured.graph, placement)
+    compiled = compile_graph(captured.graph, hints, placement, ranks)
+    variables = initial_variables(model, compiled.graph, world, ranks)
+    seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
+    setting = Setting(model, world, placement, variables, seed)
+    return Program(setting, captured, compiled, optimizer)

@@ -1,0 +1,108 @@
+"""Variables of a program: every rank's part of the model's parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input
+from weft.ir.plan import Communicator
+from weft.layout import Layout
+from weft.program.build import Setting
+from weft.program.initial import check_initial_values, initial_values
+from weft.program.shards import local_part
+from weft.runtime.channel import Channel
+from weft.runtime.state import Variables
+from weft.runtime.world import World
+
+
+def initial_variables(
+    model: nn.Module, graph: LogicalGraph, world: World, ranks: tuple[int, ...]
+) -> dict[int, Variables]:
+    """Every rank's part of the model's first values; with several processes, of those of the first one.
+
+    One tensor is whole at a time, beside the model's own.
+    """
+    check_initial_values(model)
+    layouts = variable_layouts(graph)
+    parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
+    for key, whole in _agreed(initial_values(model, world.device(ranks[0])), world, ranks):
+        for rank in ranks:
+            part = local_part(whole, layouts[key], rank)
+            parts[rank][key] = part.to(world.device(rank), copy=True).contiguous()
+    return {rank: Variables(own) for rank, own in parts.items()}
+
+
+def _agreed(
+    values: Iterator[tuple[str, Tensor]], world: World, ranks: tuple[int, ...]
+) -> Iterator[tuple[str, Tensor]]:
+    """The values of the first process, on all of them."""
+    with everyone(world) as channel:
+        for key, value in values:
+            if channel is not None:
+                value = channel.broadcast(value.to(world.device(ranks[0])), 0)
+            yield key, value
+
+
+def agreed_seed(seed: int, world: World) -> int:
+    """The seed of the first process, on all of them."""
+    with everyone(world) as channel:
+        return seed if channel is None else int(channel.exchange_text(str(seed))[0])
+
+
+@contextmanager
+def everyone(world: World) -> Iterator[Channel | None]:
+    """A channel between all processes of the world, each of one rank; None when this process is the only one."""
+    if len(world.ranks) == world.size:
+        yield None
+        return
+    group = Communicator(0, tuple(range(world.size)))
+    channel = world.connect((group,))[world.ranks[0]][group.id]
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def variable_layouts(graph: LogicalGraph) -> dict[str, Layout]:
+    """The layout of every parameter and buffer of a compiled graph."""
+    return {
+        node.key: node.value.layout
+        for node in graph.of_kind(Input)
+        if node.role in ("parameter", "buffer") and node.value.layout is not None
+    }
+
+
+def state_dict_names(model: nn.Module) -> dict[str, str]:
+    """For each tensor of the model's `state_dict()`, the key of its variable; tied ones share a key."""
+    keys = {id(tensor): key for key, tensor in (*model.named_parameters(), *model.named_buffers())}
+    tensors = model.state_dict(keep_vars=True).items()
+    return {name: keys[id(tensor)] for name, tensor in tensors if isinstance(tensor, Tensor)}
+
+
+def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
+    """Write each rank's part of whole tensors into its variables.
+
+    Raises:
+        UserError: naming the entries that are missing, unknown, or of another shape; nothing is written then.
+    """
+    names = state_dict_names(setting.model)
+    if set(state) != set(names):
+        missing, unknown = sorted(set(names) - set(state)), sorted(set(state) - set(names))
+        raise UserError(f"the state lacks {missing[:5]} and has the unknown entries {unknown[:5]}")
+    shapes = {node.key: node.value.shape for node in graph.of_kind(Input)}
+    for name, key in names.items():
+        if tuple(state[name].shape) != shapes[key]:
+            raise UserError(
+                f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}"
+            )
+    layouts = variable_layouts(graph)
+    with torch.no_grad():
+        for name, key in names.items():
+            for rank, variables in setting.variables.items():
+                variables.write(key, local_part(state[name], layouts[key], rank))
