@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -53,7 +53,7 @@ class Rule:
     extrema: tuple[Reduction, ...] = ("max", "min")
     reduction: Reduction = "sum"
     adapt: Adapt | None = None
-    extra: Callable[[OpCall, int], Iterable[Signature]] | None = None
+    ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]] = ()
     view: bool = False
     flops: Callable[[OpCall], int] | None = None
     traffic: Callable[[OpCall], int] | None = None
@@ -67,6 +67,10 @@ class Rule:
     def linear_groups(self, call: OpCall) -> Groups:
         """The groups of positions in which one call is linear."""
         return self.linear(call) if callable(self.linear) else self.linear
+
+    def ignored_positions(self, call: OpCall) -> tuple[int, ...]:
+        """The positions of arguments of one call whose values do not matter."""
+        return self.ignored(call) if callable(self.ignored) else self.ignored
 
 
 _RULES: dict[str, Rule] = {}
@@ -89,7 +93,8 @@ def rule(
                 not matter.
             reduction: of results that lack a contracted factor.
             adapt: function (call with local shapes, Cut) -> local call, where arguments name sizes or positions.
-            extra: function (call, parts) -> further legal signatures.
+            ignored: positions of arguments (or a function from a call to them) whose values do not matter: where they
+                are Broadcast, they may also be Partial(sum).
             view: whether the op moves no data.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 

@@ -10,7 +10,7 @@ from typing import Any
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split
 from weft.ops.arguments import operand_indices, slots
 from weft.ops.call import OpCall, Signature
-from weft.ops.factors import Factors, factor_sizes
+from weft.ops.factors import factor_sizes
 from weft.ops.rule import Groups, Rule, rule_of
 
 
@@ -28,24 +28,36 @@ def signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
 
 @cache
 def _signatures(rule: Rule, call: OpCall, parts: int) -> tuple[Signature, ...]:
-    factors = rule.bind(call)
     groups = _existing(rule.linear_groups(call), call)
     found: Iterable[Signature | None] = chain(
         (_uniform(call, Broadcast()),),
-        _splits(rule, call, factors, parts),
+        _splits(rule, call, parts),
         (_partial(call, group, "sum") for group in groups if _sums(call, group)),
         (
             _partial(call, group, reduction)
             for group in _existing(rule.monotone, call)
             for reduction in rule.extrema
         ),
-        rule.extra(call, parts) if rule.extra else (),
     )
-    return tuple(dict.fromkeys(one for one in found if one is not None and _sound(call, one)))
+    legal = tuple(one for one in found if one is not None)
+    ignored = _at(call, rule.ignored_positions(call))
+    freed = (_freed(call, one, ignored) for one in legal if ignored)
+    return tuple(dict.fromkeys(one for one in (*legal, *freed) if _sound(call, one)))
 
 
-def _splits(rule: Rule, call: OpCall, factors: Factors, parts: int) -> Iterator[Signature | None]:
-    added = _added(call, rule.added)
+def _freed(call: OpCall, signature: Signature, ignored: frozenset[int]) -> Signature:
+    """The same with Partial operands where they are Broadcast and their values do not matter."""
+    free = {operand for slot, operand in enumerate(slots(call)) if slot in ignored}
+    operands = (
+        Partial() if i in free and sbp == Broadcast() else sbp
+        for i, sbp in enumerate(signature.operands)
+    )
+    return Signature(tuple(operands), signature.results)
+
+
+def _splits(rule: Rule, call: OpCall, parts: int) -> Iterator[Signature | None]:
+    factors = rule.bind(call)
+    added = _at(call, rule.added)
     for name, sizes in factor_sizes(call, factors).items():
         if name in factors.whole or not _divides(sizes, parts):
             continue
@@ -112,7 +124,7 @@ def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
     return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
 
 
-def _added(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:
+def _at(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:
     """The slots of the arguments at `positions`."""
     by_slot = [i for i, value in enumerate(call.args) for _ in operand_indices(value)]
     return frozenset(slot for slot, position in enumerate(by_slot) if position in positions)

@@ -26,7 +26,7 @@ UNINITIALIZED = frozenset(
     f"aten.{name}" for name in ("empty.memory_format", "empty_like.default", "new_empty.default")
 )
 # Kernels that trust their arguments and may end the process on shards that do not fit together.
-TRUSTING = ("attention", "pool", "weft.")
+TRUSTING = ("attention", "nll_loss", "pool", "weft.")
 LARGEST_SEARCH = 200  # combinations of operand SBPs
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from weft.layout import REDUCTIONS, Broadcast, Partial, Split
+from weft.layout import Split
 from weft.ops.arguments import argument, slot_specs, with_arguments
-from weft.ops.call import OpCall, Signature
+from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import Adapt, Cut, aten, resized, rule
 from weft.ops.rules.common import FIRST, all_whole, numbered, pointwise, shape_of
@@ -19,12 +17,6 @@ def _made(call: OpCall) -> Factors:
     """Operands only lend their dtype and device."""
     operands = tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call))
     return Factors(operands, (numbered(len(shape_of(call.results[0]))),))
-
-
-def _from_partial(call: OpCall, parts: int) -> Iterator[Signature]:
-    """The values of the operand do not matter, so that it may be Partial."""
-    for reduction in REDUCTIONS:
-        yield Signature((Partial(reduction),), (Broadcast(),))
 
 
 def _adapt_arange(start: int | None, step: int | None) -> Adapt:
@@ -57,13 +49,13 @@ def _adapt_uniform(local: OpCall, cut: Cut) -> OpCall:
 
 
 rule(aten("full zeros ones empty.memory_format"), _made, adapt=resized(0))
-rule(aten("new_zeros new_ones new_empty new_full"), _made, adapt=resized(1), extra=_from_partial)
+rule(aten("new_zeros new_ones new_empty new_full"), _made, adapt=resized(1), ignored=(0,))
 rule(
     aten("zeros_like ones_like full_like empty_like fill.Scalar zero"),
     pointwise,
-    extra=_from_partial,
+    ignored=(0,),
 )
-rule(aten("fill.Tensor"), pointwise, linear=((0, 1), (1,)))
+rule(aten("fill.Tensor"), pointwise, linear=((1,),), ignored=(0,))
 rule(aten("scalar_tensor eye eye.m"), all_whole)
 rule(aten("arange"), _arange, adapt=_adapt_arange(None, None))
 rule(aten("arange.start"), _arange, adapt=_adapt_arange(0, None))

@@ -70,6 +70,11 @@ def _nll_backward(call: OpCall) -> Factors:
     return Factors(operands, (_class_dims(scores.shape),), whole=frozenset("c"))
 
 
+def _total_weight(call: OpCall) -> tuple[int, ...]:
+    """Only a mean's gradient looks at the total weight."""
+    return () if argument(call, 4, "reduction", MEAN) == MEAN else (6,)
+
+
 rule(aten("mse_loss"), _elementwise(2))
 rule(aten("smooth_l1_loss huber_loss"), _elementwise(2))
 rule(aten("binary_cross_entropy"), _elementwise(3))
@@ -83,4 +88,9 @@ rule(
 rule(aten("binary_cross_entropy_backward"), _elementwise_backward(4), linear=FIRST)
 rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
 rule(aten("nll_loss_forward nll_loss2d_forward"), _nll_forward)
-rule(aten("nll_loss_backward nll_loss2d_backward"), _nll_backward, linear=FIRST)
+rule(
+    aten("nll_loss_backward nll_loss2d_backward"),
+    _nll_backward,
+    linear=FIRST,
+    ignored=_total_weight,
+)

@@ -63,7 +63,7 @@ rule(aten("div.Scalar div.Tensor true_divide.Tensor"), pointwise, linear=FIRST)
 rule(aten("maximum minimum fmax fmin max.other min.other"), pointwise, monotone=EITHER)
 rule(aten("addcmul"), pointwise, linear=((0, 1), (0, 2)))
 rule(aten("addcdiv lerp.Scalar lerp.Tensor"), pointwise, linear=TOGETHER)
-rule(aten("copy"), pointwise, linear=((1,), (0, 1)), monotone=((1,),))
+rule(aten("copy"), pointwise, linear=((1,),), monotone=((1,),), ignored=(0,))
 rule(
     aten("where.self where.Scalar where.ScalarOther where.ScalarSelf"),
     pointwise,
