@@ -133,6 +133,8 @@ class _Reader:
             self._refs[node] = self._refs[node.args[1]]  # type: ignore[index]
         elif _is_same(node):
             self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
+        elif _is_double_transpose(node):
+            self._refs[node] = self._refs[node.args[0].args[0]]  # type: ignore[index, union-attr]
         elif not _is_check(node):
             self._read_call(node)
 
@@ -216,6 +218,15 @@ def _is_same(node: torch.fx.Node) -> bool:
     if node.target in _SAME:
         return True
     return node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+
+
+def _is_double_transpose(node: torch.fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    return (
+        node.target is aten.t.default
+        and isinstance(source, torch.fx.Node)
+        and source.target is aten.t.default
+    )
 
 
 def _looks(node: Any) -> tuple[Any, ...]:

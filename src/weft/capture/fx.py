@@ -1,6 +1,6 @@
 """Every private or unstable torch API that tracing needs, behind a few plain functions.
 
-- `make_fx` with `_allow_non_fake_inputs` and `record_stack_traces`: the trace below autograd.
+- `make_fx` with `_allow_non_fake_inputs`: the trace below autograd.
 - `FakeTensorMode`: tensors without data.
 - `torch.fx.traceback.preserve_node_meta` and `annotate`: notes on nodes (kept as `node.meta["custom"]`), and
   `node.meta["seq_nr"]`, the number of the autograd node that a forward op made.
@@ -45,13 +45,12 @@ def fake_tensor(
 def trace(
     function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
 ) -> torch.fx.GraphModule:
-    """Run `function(inputs)` on fake tensors and record every ATen op below autograd, stack traces included."""
+    """Run `function(inputs)` on fake tensors and record every ATen op below autograd."""
     tracer = make_fx(
         function,
         decomposition_table=dict(table),
         tracing_mode="real",
         _allow_non_fake_inputs=True,
-        record_stack_traces=True,
     )
     with mode, torch.fx.traceback.preserve_node_meta(), _same_everywhere():
         return tracer(inputs)

@@ -1,9 +1,9 @@
-"""From a node of the trace to the user's line: stack traces, module paths, and forward lines for backward ops."""
+"""From a node of the trace to the user's line: called lines, module paths, and forward lines for backward ops."""
 
 from __future__ import annotations
 
 import os
-import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -14,8 +14,8 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.overrides import TorchFunctionMode
 
-import weft
 from weft.capture.fx import (
     backward_sequence_of,
     note,
@@ -25,16 +25,30 @@ from weft.capture.fx import (
 )
 from weft.ir.logical import Location
 
-_FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in ')
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (torch, weft)
-)
-_MODULE, _BACKWARD, _LOCATION = "weft.module", "weft.backward", "weft.location"
+_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
+# The frame that calls the user's function: frames around it are not the model's.
+_TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
+_FRAME, _MODULE = "weft.frame", "weft.module"
+_BACKWARD, _LOCATION = "weft.backward", "weft.location"
 
 
+@lru_cache(maxsize=None)
 def in_library(file: str) -> bool:
     """Whether a source file belongs to torch or weft, not to the user."""
     return file.startswith(_LIBRARIES)
+
+
+class LinesNoted(TorchFunctionMode):
+    """While this lasts, nodes are recorded with the user's line that called into torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = _user_frame()
+        if frame is None:
+            return func(*args, **(kwargs or {}))
+        with note(**{_FRAME: frame}):
+            return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -94,7 +108,7 @@ def location_of(node: torch.fx.Node) -> Location | None:
 
 
 def _forward_location(node: torch.fx.Node) -> Location | None:
-    frame = user_frame(node.meta.get("stack_trace") or "")
+    frame = notes_of(node).get(_FRAME)
     return frame and Location(*frame, module=notes_of(node).get(_MODULE, ""))
 
 
@@ -112,10 +126,11 @@ def _backward_location(
     return origin and Location(origin.file, origin.line, origin.module, backward=True)
 
 
-@lru_cache(maxsize=4096)
-def user_frame(stack: str) -> tuple[str, int] | None:
-    """The innermost frame of the user's own code inside a stack trace, as (file, line); None when there is none."""
-    for match in reversed(list(_FRAME.finditer(stack))):
-        if not in_library(match["file"]):
-            return match["file"], int(match["line"])
+def _user_frame() -> tuple[str, int] | None:
+    """(file, line) of the innermost frame of the user's own code, inside of the traced function."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+        if not in_library(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
     return None

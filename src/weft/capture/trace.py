@@ -22,7 +22,7 @@ from weft.capture.fx import (
     trace,
 )
 from weft.capture.hint import hints_recorded
-from weft.capture.locations import backward_noted, locate, module_paths_noted
+from weft.capture.locations import LinesNoted, backward_noted, locate, module_paths_noted
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.refusals import in_function, refuse
 from weft.capture.tree import unflatten
@@ -87,7 +87,6 @@ def trace_step(
         _eval_unless(training, model),
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(training),
-        _AttentionWithDropout(),
     ):
         try:
             module = trace(step, inputs, mode, decompositions())
@@ -166,7 +165,9 @@ class _Step:
             )
             for name, tensor in zip(names, tensors, strict=True)
         }
-        result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
+        # The last mode sees calls first: frames of the other one would hide the user's.
+        with _AttentionWithDropout(), LinesNoted():
+            result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
         loss = self._described(find_loss, result) if self.training else None
         self.outputs, tensors = self._described(describe_outputs, result, loss)
         self.output_keys = tuple(tensors)
