@@ -78,3 +78,12 @@ def test_a_long_chain_with_a_hub_is_exact_and_fast() -> None:
     pairwise |= {(0, i): rng.random((5, 5)) for i in range(2, count, 10)}
     found = minimize(unary, pairwise, limit=1000)
     assert found.exact
+
+
+def test_a_variable_with_one_choice_takes_no_dimension() -> None:
+    leaves = 100  # numpy's arrays have at most 64 dimensions
+    unary = [np.array([1.0]) for _ in range(leaves)] + [np.array([3.0, 0.0])]
+    pairwise = {(i, leaves): np.array([[0.0, 1.0]]) for i in range(leaves)}
+    found = minimize(unary, pairwise)
+    assert found.choices[leaves] == 0
+    assert (found.cost, found.exact) == (103.0, True)

@@ -158,12 +158,18 @@ class _Elimination:
                 self._add(_Factor(rest, np.asarray(factor.table.take(int(choice), axis=axis))))
 
     def _add(self, factor: _Factor) -> None:
+        factor = self._narrowed(factor)
         number = self.added
         self.added += 1
         self.factors[number] = factor
         for variable in factor.variables:
             self.factors_of[variable].add(number)
             self.neighbours[variable].update(v for v in factor.variables if v != variable)
+
+    def _narrowed(self, factor: _Factor) -> _Factor:
+        """The factor without variables that have one choice: numpy's tables have at most 64 dimensions."""
+        kept = tuple(v for v in factor.variables if len(self.unary[v]) > 1)
+        return _Factor(kept, factor.table.reshape([len(self.unary[v]) for v in kept]))
 
     def _take(self, variable: int) -> list[_Factor]:
         """Remove and return all tables that mention `variable`, oldest first."""
