@@ -22,6 +22,11 @@ def pad(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
     return whole
 
 
+def keep(x: Tensor, kept: bool) -> Tensor:
+    """`weft.keep`: `x` where `kept`, zeros elsewhere, so that the sum over the ranks is `x`."""
+    return x if kept else torch.zeros_like(x)
+
+
 def hint(x: Tensor, sbp: Any = None) -> Tensor:
     """`weft.hint`: the identity; its SBP was for the compiler."""
     return x
@@ -79,10 +84,11 @@ def embedding_dense_backward_shard(
 LOCAL_OPS: dict[str, Callable[..., Tensor]] = {
     "weft.slice": slice_,
     "weft.pad": pad,
+    "weft.keep": keep,
     "weft.hint": hint,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
 }
 
 # Local ops whose result may share memory with their first operand.
-VIEW_OPS: Sequence[str] = ("weft.slice", "weft.hint")
+VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint")
