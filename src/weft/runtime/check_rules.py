@@ -166,9 +166,7 @@ class _Case:
 
     def shards(self, sbps: Iterable[SBP]) -> list[list[torch.Tensor]]:
         """The operands of each rank."""
-        pairs = zip(self.tensors, sbps, strict=True)
-        by_operand = [shards_of(tensor, sbp, self.parts, self.generator) for tensor, sbp in pairs]
-        return [list(pieces) for pieces in zip(*by_operand, strict=True)] or [[]] * self.parts
+        return draw_shards(self.tensors, sbps, self.parts, self.generator)
 
     def outcomes(self, sbps: tuple[SBP, ...]) -> list[tuple[torch.Tensor | None, ...]] | None:
         """The results of each rank with unchanged arguments; None when it raises."""
@@ -176,6 +174,15 @@ class _Case:
             return [run_call(self.call, shards) for shards in self.shards(sbps)]
         except (RuntimeError, IndexError, ValueError, TypeError):
             return None
+
+
+def draw_shards(
+    tensors: Sequence[torch.Tensor], sbps: Iterable[SBP], parts: int, generator: torch.Generator
+) -> list[list[torch.Tensor]]:
+    """What each rank of an axis holds of all `tensors`; see `shards_of`."""
+    pairs = zip(tensors, sbps, strict=True)
+    by_tensor = [shards_of(tensor, sbp, parts, generator) for tensor, sbp in pairs]
+    return [[pieces[index] for pieces in by_tensor] for index in range(parts)]
 
 
 def shards_of(

@@ -1,0 +1,57 @@
+"""Every rule, run on small shards against the whole result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from ops.rule_samples import FAMILIES, NOT_RUN
+from weft.ops import localize, registered_ops, signatures
+from weft.runtime.check_rules import TorchCall, check_call, describe, draw_shards
+from weft.runtime.torch_ops import to_torch
+
+Family = Callable[[], Iterator[TorchCall]]
+by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@by_family
+def test_declared_signatures_are_right(family: Family, parts: int) -> None:
+    reports = [check_call(sample, parts) for sample in family()]
+    assert reports
+    assert [line for report in reports for line in report.mismatches] == []
+
+
+@pytest.mark.timeout(60)
+@by_family
+def test_local_calls_can_be_split_again(family: Family) -> None:
+    """A grid of two axes applies the rules to the result of localizing."""
+    wrong = []
+    for sample in family():
+        whole, tensors, _ = describe(sample)
+        for signature in signatures(whole, 2)[1:]:
+            local = localize(whole, signature, 2, 1)
+            shards = draw_shards(tensors, signature.operands, 2, torch.Generator())[1]
+            args = to_torch(local.args, shards)
+            kwargs = tuple((name, to_torch(value, shards)) for name, value in local.kwargs)
+            wrong += check_call(TorchCall(local.op, args, kwargs), 2).mismatches
+    assert wrong == []
+
+
+def test_every_op_has_a_sample() -> None:
+    sampled = {sample.op for family in FAMILIES for sample in family()}
+    ours = [op for op in registered_ops() if not op.startswith("test.")]
+    assert [op for op in ours if op not in sampled and op not in NOT_RUN] == []
+    assert [op for op in NOT_RUN if op in sampled or op not in ours] == []
+
+
+def test_most_samples_can_be_split() -> None:
+    """A rule that admits nothing but Broadcast would pass every check."""
+    whole_only = {"scalar_tensor", "eye", "mean", "prod", "std", "var", "any", "all", "norm"}
+    whole_only |= {"argmax", "argmin"}
+    split = {s.op for family in FAMILIES for s in family() if len(check_call(s, 2).checked) > 1}
+    sampled = {sample.op for family in FAMILIES for sample in family()}
+    assert {op.split(".")[1] for op in sampled - split} <= whole_only
