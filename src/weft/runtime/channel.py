@@ -60,6 +60,10 @@ class Channel(ABC):
         """Wake all ranks that wait in this communicator, now or later, with a `RankFailure` that names `error`."""
 
     @abstractmethod
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        """Have `fail` called when a rank fails that no wait of this rank would notice; only processes need it."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give back what the communicator holds."""
 

@@ -80,6 +80,8 @@ class Executor:
             control = self._control_own if name == COMPUTE else self._control_other
             Queue(machine, works, self._queues, end, control)
         self._compute = self._queues[COMPUTE]
+        for channel in channels.values():
+            channel.watch(self._fail)
         self._threads = [
             self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
         ]

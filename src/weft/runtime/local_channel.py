@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -99,6 +99,9 @@ class LocalChannel(Channel):
 
     def abort(self, error: BaseException) -> None:
         self._group.abort(self.rank, error)
+
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        """Nothing to do: whoever waits in a local group is woken."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,105 @@
+"""Where the ranks of a job, each a process, learn of a failure at once: entries in the job's store."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from weft.runtime.failure import PeerFailure, first_line
+
+# The watching thread waits this long for its entry, which is as good as for ever.
+_FOREVER = timedelta(days=365)
+
+# What a rank writes into its own entry to end its watching thread.
+_CLOSED = "closed"
+
+
+class FailureBoard:
+    """The first failure of the job, known to all ranks. Every rank has an entry of its own, which it watches.
+
+    Args:
+        store: the job's store (`torch.distributed.Store`); used over two connections of the board's own.
+        rank: this rank.
+        size: number of ranks.
+
+    Attributes:
+        failed: whether this rank knows of a failure.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.failed = False
+        self._store = store.clone()
+        self._rank = rank
+        self._size = size
+        # What another rank announced. `_known` is set once it is there.
+        self._cause: PeerFailure | None = None
+        self._known = threading.Event()
+        # Who wants to know; under the lock.
+        self._watchers: list[Callable[[BaseException], object]] = []
+        self._lock = threading.Lock()
+        watched = store.clone()
+        watched.set_timeout(_FOREVER)
+        name = f"weft rank {rank} failures"
+        self._thread = threading.Thread(target=self._wait, args=(watched,), name=name, daemon=True)
+        self._thread.start()
+        # A thread that is still inside the store when the interpreter ends would abort the process.
+        atexit.register(self.close)
+
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        """Call `fail` with a `PeerFailure` as soon as another rank announces a failure."""
+        with self._lock:
+            self._watchers.append(fail)
+
+    def forget(self, fail: Callable[[BaseException], object]) -> None:
+        """Do not call `fail` any more."""
+        with self._lock:
+            self._watchers = [watcher for watcher in self._watchers if watcher != fail]
+
+    def announce(self, error: BaseException) -> None:
+        """Tell all other ranks of this rank's failure; each keeps the first that it hears of."""
+        self.failed = True
+        if isinstance(error, PeerFailure):
+            return
+        for rank in range(self._size):
+            if rank != self._rank:
+                self._write(rank, f"{self._rank} {first_line(error)}")
+
+    def cause(self, seconds: float) -> PeerFailure | None:
+        """The failure that another rank announced, or announces within so many seconds."""
+        self._known.wait(seconds)
+        return self._cause
+
+    def close(self) -> None:
+        """End the watching thread."""
+        atexit.unregister(self.close)
+        self._write(self._rank, _CLOSED)
+        self._thread.join(timeout=5)
+
+    def _write(self, rank: int, text: str) -> None:
+        try:
+            self._store.compare_set(_key(rank), "", text)
+        except RuntimeError:  # the store is gone, and with it all who would read
+            return
+
+    def _wait(self, store: Any) -> None:
+        try:
+            text = store.get(_key(self._rank)).decode()
+        except RuntimeError:  # the store is gone: its owner ended
+            return
+        if text == _CLOSED:
+            return
+        rank, _, why = text.partition(" ")
+        self.failed = True
+        self._cause = PeerFailure(f"rank {self._rank} stopped: rank {rank} failed: {why}")
+        self._known.set()
+        with self._lock:
+            watchers = list(self._watchers)
+        for fail in watchers:
+            fail(self._cause)
+
+
+def _key(rank: int) -> str:
+    return f"weft/failure/{rank}"

@@ -1,0 +1,111 @@
+"""The world of one rank per process, as torchrun starts them, and the world that a program runs in by default."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import UserError
+from weft.ir.plan import Communicator
+from weft.runtime.board import FailureBoard
+from weft.runtime.channel import Channel, check_same
+from weft.runtime.process_channel import GlooChannel, NcclChannel, ProcessChannel
+from weft.runtime.world import TIMEOUT, Channels, LocalWorld, World, innermost_world
+
+T = TypeVar("T")
+
+_CHANNELS: dict[str, tuple[str, type[ProcessChannel]]] = {
+    "cpu": ("gloo", GlooChannel),
+    "cuda": ("nccl", NcclChannel),
+}
+
+
+class DistributedWorld(World):
+    """This process is one rank of a job that torchrun, or anything else that sets its variables, has started.
+
+    `torch.distributed` is initialised unless it is already.
+    """
+
+    def __init__(self, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
+        self._timeout = timedelta(seconds=timeout)
+        self._backend, self._channel = _CHANNELS[device_type]
+        self._device = _device(device_type)
+        if not dist.is_initialized():
+            dist.init_process_group(self._backend, timeout=self._timeout)
+        super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
+        store = dist.distributed_c10d._get_default_store()
+        self._board = FailureBoard(store, self.rank, self.size)
+        everyone = Communicator(0, tuple(range(self.size)))
+        self._everyone = self.connect((everyone,))[self.rank][0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.ranks[0]
+
+    def device(self, rank: int) -> torch.device:
+        return self._device
+
+    def connect(self, communicators: Sequence[Communicator]) -> Channels:
+        channels: dict[int, Channel] = {}
+        for communicator in communicators:
+            group = dist.new_group(
+                sorted(communicator.ranks), timeout=self._timeout, backend=self._backend
+            )
+            if self.rank in communicator.ranks:
+                index = communicator.ranks.index(self.rank)
+                channels[communicator.id] = self._channel(
+                    group, communicator.ranks, index, self._device, self._board
+                )
+        return {self.rank: channels}
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        return [function(self.rank)]
+
+    def check_same(self, texts: Mapping[int, str], what: str) -> None:
+        digest = hashlib.sha256(texts[self.rank].encode()).hexdigest()
+        check_same(self._everyone.exchange_text(digest), range(self.size), what)
+
+    def close(self) -> None:
+        self._everyone.close()
+        self._board.close()
+
+
+def _device(device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+# Worlds of this process that are not local ones, by device type; they last as long as the process.
+_lasting_worlds: dict[str, World] = {}
+
+
+def current_world(device_type: str = "cpu") -> World:
+    """The world that a program runs in.
+
+    That is the local world that is open; else, when torchrun's variables are set or `torch.distributed` is initialised,
+    the world of all its processes; else a world of this one rank.
+
+    Args:
+        device_type: "cpu" or "cuda", for a world that is not there yet.
+    """
+    local = innermost_world()
+    if local is not None:
+        return local
+    if device_type not in _CHANNELS:
+        raise UserError(f'a world runs on "cpu" or "cuda", found {device_type!r}')
+    if device_type not in _lasting_worlds:
+        started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+        _lasting_worlds[device_type] = (
+            DistributedWorld(device_type) if started else LocalWorld(1, device_type)
+        )
+    return _lasting_worlds[device_type]

@@ -1,0 +1,176 @@
+"""Communicators between processes, over process groups of `torch.distributed`.
+
+Gloo is used for its sends and receives only: pieces may differ in size, no piece is copied before it is sent, large
+all-gathers and reduce-scatters are several times faster than Gloo's own, and sums run in the order of the ranks, so
+that every rank gets the same bits as in a local world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.errors import RankFailure
+from weft.runtime.board import FailureBoard
+from weft.runtime.channel import Channel
+from weft.runtime.failure import first_line
+
+# Up to this many bytes an all_reduce is one exchange of whole tensors instead of two of pieces.
+SMALL = 1 << 16
+
+# How long a broken connection may wait for the peer's own account of what went wrong.
+EXPLANATION_SECONDS = 1.0
+
+
+class ProcessChannel(Channel):
+    """One rank's end of a communicator between processes.
+
+    Args:
+        group: the process group of exactly these ranks.
+        ranks: in the communicator's order; torch orders a group by rank.
+        index: position of this rank among them.
+        device: the rank's device.
+        board: where failures are made known to all ranks.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        ranks: Sequence[int],
+        index: int,
+        device: torch.device,
+        board: FailureBoard,
+    ) -> None:
+        super().__init__(ranks, index, device)
+        self._group = group
+        self._board = board
+        self._watchers: list[Callable[[BaseException], object]] = []
+        by_rank = sorted(self.ranks)
+        # For every peer, its number in the process group.
+        self._members = [by_rank.index(rank) for rank in self.ranks]
+
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        self._board.watch(fail)
+        self._watchers.append(fail)
+
+    def abort(self, error: BaseException) -> None:
+        self._board.announce(error)
+
+    def close(self) -> None:
+        for fail in self._watchers:
+            self._board.forget(fail)
+        if not self._board.failed:
+            dist.destroy_process_group(self._group)
+
+    def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
+        """(peer's number, tag, bytes) of every piece that is not empty and not this rank's own."""
+        for peer, parts in enumerate(tensors):
+            if peer == self.index:
+                continue
+            for tag, part in enumerate(parts):
+                if part.numel():
+                    yield self._members[peer], tag, part.detach().view(-1).view(torch.uint8)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say of a backend's error which peers were waited for, and who failed, if that is known."""
+        try:
+            yield
+        except RuntimeError as error:
+            known = self._board.cause(EXPLANATION_SECONDS)
+            if known is not None:
+                raise known from error
+            peers = [rank for rank in self.ranks if rank != self.rank]
+            raise RankFailure(
+                f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
+                f"answer in time: {first_line(error)}"
+            ) from error
+
+
+class GlooChannel(ProcessChannel):
+    """A communicator between CPU processes."""
+
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        with self._explained("an exchange"):
+            works = [
+                dist.irecv(part, group=self._group, group_src=peer, tag=tag)
+                for peer, tag, part in self._pairs(receives)
+            ]
+            works += [
+                dist.isend(part, group=self._group, group_dst=peer, tag=tag)
+                for peer, tag, part in self._pairs(sends)
+            ]
+            for work in works:
+                if work is not None:
+                    work.wait()
+
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        if self.size == 2 or tensor.numel() * tensor.element_size() <= SMALL:
+            return self.reduce_scatter([tensor] * self.size, reduction)
+        flat = tensor.view(-1)
+        pieces = list(flat.tensor_split(self.size))
+        mine = self.reduce_scatter(pieces, reduction)
+        pieces[self.index].copy_(mine)
+        self.exchange([[mine]] * self.size, [[piece] for piece in pieces])
+        return tensor
+
+
+class NcclChannel(ProcessChannel):
+    """A communicator between CUDA devices. What NCCL does itself is left to it."""
+
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        group: Any = self._group
+        with self._explained("an exchange"):
+            operations = [
+                dist.P2POp(dist.irecv, part, group=group, group_peer=peer, tag=tag)
+                for peer, tag, part in self._pairs(receives)
+            ]
+            operations += [
+                dist.P2POp(dist.isend, part, group=group, group_peer=peer, tag=tag)
+                for peer, tag, part in self._pairs(sends)
+            ]
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        if tensor.dtype == torch.bool or tensor.dtype == torch.int16:
+            return self.reduce_scatter([tensor] * self.size, reduction)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        with self._explained("an all_reduce"):
+            dist.all_reduce(real, _OPERATIONS[reduction], group=self._group)
+        return tensor
+
+    def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
+        even = all(piece.shape == pieces[0].shape for piece in pieces)
+        first = pieces[0]
+        if not even or not first.is_floating_point() or not first.numel():
+            return super().reduce_scatter(pieces, reduction)
+        ordered: list[Tensor] = [first] * self.size
+        for member, piece in zip(self._members, pieces, strict=True):
+            ordered[member] = piece.reshape(-1)
+        mine = torch.empty_like(pieces[self.index])
+        with self._explained("a reduce_scatter"):
+            dist.reduce_scatter_tensor(
+                mine.view(-1), torch.cat(ordered), _OPERATIONS[reduction], group=self._group
+            )
+        return mine
+
+    def abort(self, error: BaseException) -> None:
+        super().abort(error)
+        self._group.abort()
+
+
+_OPERATIONS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
