@@ -12,8 +12,13 @@ def test_work_adds_flops_and_traffic() -> None:
     assert CostModel(bytes_per_flop=2.0, bytes_per_traffic=0.5).work(Flops(10), Bytes(4)) == 22.0
 
 
+def test_elementwise_work_is_traffic() -> None:
+    assert CostModel(bytes_per_traffic=0.5).work(Flops(10), Bytes(80)) == 40.0
+
+
 def test_replicating_a_layer_is_dearer_than_reducing_its_gradient() -> None:
     """The reason for the default of `bytes_per_flop`: it holds for a batch of one row."""
-    cost, rows, width, parts = CostModel(), 1, 1024, 2
-    replicated = cost.work(Flops((parts - 1) * 6 * rows * width * width), Bytes(0))
+    cost, width, parts = CostModel(), 1024, 2
+    product = cost.work(Flops(2 * width * width), Bytes(4 * width * width))
+    replicated = (parts - 1) * 3 * product
     assert replicated > cost.boxing(Bytes(2 * (parts - 1) * 4 * width * width), 1)

@@ -24,7 +24,8 @@ ROUNDS = 4
 class Choice:
     """What was chosen: for each variable, its signature on each axis.
 
-    `cost` is the cost of all, in bytes; `exact` whether it is the least along each axis with the others as they are.
+    `cost` is the cost of all work and boxing, in bytes, with the charges along the last axis; `exact` says whether it
+    is the least along each axis with the others as they are.
     """
 
     signatures: tuple[PerAxis, ...]
@@ -35,7 +36,7 @@ class Choice:
 def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> Choice:
     """Choose a signature on each axis of `grid` for every variable of `problem`.
 
-    Starts with Broadcast everywhere. No axis ever gets worse: what it has is always among its options.
+    Starts with Broadcast everywhere. What an axis has is always among its options.
 
     Raises:
         RuleError: when an op has no rule.

@@ -17,16 +17,17 @@ class CostModel:
 
     Attributes:
         bytes_per_collective: what one more collective weighs beside its bytes; stands for its latency.
-        bytes_per_flop: what one floating-point operation weighs. On real devices it is far below 1; it is
-            deliberately dear, so that a strategy keeps its meaning at small sizes. With x of (n, k) and w of (k, m),
-            data parallelism pays 2(p-1)·4·k·m bytes to reduce the gradient of w in float32; replicating the layer
-            instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is dearer for every n ≥ 1, so no batch is
-            too small for a split that the user asked for.
-        bytes_per_traffic: what one byte read or written in a device's memory weighs: element-wise work is rather
-            split than replicated, but never boxed for its own sake.
+        bytes_per_flop: what one floating-point operation weighs, in calls with more than one for every 4 bytes read
+            or written; others, such as element-wise ones, are bound by memory and weigh their traffic alone. On real
+            devices it is far below 1; it is deliberately dear, so that a strategy keeps its meaning at small sizes.
+            With x of (n, k) and w of (k, m) in float32, data parallelism pays 2(p-1)·4·k·m bytes to reduce the
+            gradient of w; replicating the layer instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is
+            dearer for every n ≥ 1, so no batch is too small for a split that the user asked for.
+        bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to split element-wise
+            work where that is free, too little to move a tensor for it.
         whole_parameter: for a parameter that is Broadcast, what cutting it for use weighs, and what making its
             gradient in pieces weighs, in units of the bytes that then lie idle, (p-1)·T; and what splitting a
-            parameter weighs that the user left free. At 2 it equals the all-reduce of the gradient: splitting never
+            parameter weighs that the user left free. Above 2, the price of reducing the gradient, splitting never
             wins by saving that alone, only by what it saves on activations. 0 counts bytes only.
         split_parameter: for a parameter that the user split, what using it in another layout weighs, in the same
             unit: high, so that it is computed where it lies whenever the op can. 0 counts bytes only, and gathers
@@ -36,7 +37,7 @@ class CostModel:
     bytes_per_collective: float = float(COLLECTIVE_BYTES)
     bytes_per_flop: float = 4.0
     bytes_per_traffic: float = 0.1
-    whole_parameter: float = 2.0
+    whole_parameter: float = 3.0
     split_parameter: float = 1000.0
 
     def boxing(self, moved: Bytes, collectives: int) -> float:
@@ -45,4 +46,5 @@ class CostModel:
 
     def work(self, flops: Flops, traffic: Bytes) -> float:
         """Cost of calls with `flops` and `traffic` (bytes read and written), both summed over all devices."""
-        return self.bytes_per_flop * flops + self.bytes_per_traffic * traffic
+        dense = flops > traffic / 4
+        return self.bytes_per_flop * flops * dense + self.bytes_per_traffic * traffic
