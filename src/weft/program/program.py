@@ -120,5 +120,7 @@ class Program:
         self, key: str, leaf: Tensor, shard: BatchShard | None, layout: Layout, rank: int
     ) -> Tensor:
         if shard is not None:
-            return shard_part(key, shard, layout, rank)
-        return local_part(leaf, layout, rank)
+            leaf = shard_part(key, shard, layout, rank)
+        else:
+            leaf = local_part(leaf, layout, rank)
+        return leaf.to(self._setting.world.device(rank)).contiguous()

@@ -120,7 +120,9 @@ def shard_part(key: str, shard: BatchShard, layout: Layout, rank: int) -> Tensor
             f"name the layout in Strategy(batch={{{key!r}: …}})"
         )
     if rank not in shard.shards:
-        raise BatchError(f"batch leaf {key} has no part for rank {rank}, only for {list(shard.shards)}")
+        raise BatchError(
+            f"batch leaf {key} has no part for rank {rank}, only for {list(shard.shards)}"
+        )
     part, expected = shard.shards[rank], layout.local_shape(shard.shape, rank)
     if tuple(part.shape) != expected:
         raise BatchError(

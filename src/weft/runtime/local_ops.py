@@ -10,8 +10,12 @@ from torch import Tensor
 
 
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
-    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view."""
-    return x.narrow(dim, offset, length)
+    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view where that is contiguous.
+
+    Contiguous because some of torch's kernels read saved statistics as if they were: native_layer_norm_backward takes
+    `mean` and `rstd` by their pointers.
+    """
+    return x.narrow(dim, offset, length).contiguous()
 
 
 def pad(x: Tensor, dim: int, offset: int, length: int) -> Tensor:

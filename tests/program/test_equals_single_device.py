@@ -1,0 +1,233 @@
+"""Whatever the strategy, five steps give the losses and parameters of plain PyTorch on one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from models import (
+    GPT,
+    MLP,
+    ResNet,
+    classification_loss,
+    image_batch,
+    token_batch,
+    token_loss,
+    vector_batch,
+)
+from torch import nn
+
+import weft
+
+STEPS = 5
+S, B = weft.split, weft.broadcast
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[..., Any]]] = {
+    "mlp": (MLP, classification_loss, vector_batch),
+    "gpt": (GPT, token_loss, token_batch),
+    "tied gpt": (lambda: GPT(tied=True), token_loss, token_batch),
+    "resnet": (ResNet, classification_loss, image_batch),
+}
+
+LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
+
+# Megatron-LM's cut of a transformer block; the fused projection is cut into rows of its output.
+GPT_COLUMNS, GPT_ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
+
+CASES: dict[str, tuple[str, Any, weft.Strategy, int]] = {
+    "mlp, data parallel, 2": ("mlp", PAIR, weft.data_parallel(), 8),
+    "mlp, data parallel, 4, uneven": ("mlp", LINE, weft.data_parallel(), 10),
+    "mlp, columns then rows": ("mlp", PAIR, weft.tensor_parallel(["hidden"], ["head"]), 8),
+    "mlp, the manual's hybrid": (
+        "mlp",
+        PAIR,
+        weft.Strategy(batch={"*": S(0)}, parameters={"head.weight": S(0)}),
+        8,
+    ),
+    "mlp, hybrid on a grid": ("mlp", GRID, weft.hybrid_parallel(["hidden"], ["head"]), 8),
+    "gpt, data parallel, 2": ("gpt", PAIR, weft.data_parallel(), 4),
+    "gpt, data parallel, 4": ("gpt", LINE, weft.data_parallel(), 4),
+    "gpt, tensor parallel, 2": ("gpt", PAIR, weft.tensor_parallel(GPT_COLUMNS, GPT_ROWS), 4),
+    "gpt, hybrid on a grid": ("gpt", GRID, weft.hybrid_parallel(GPT_COLUMNS, GPT_ROWS), 4),
+    "gpt, sharded parameters": (
+        "gpt",
+        PAIR,
+        weft.Strategy(batch={"*": S(0)}, parameters={"*.weight": S(0)}),
+        4,
+    ),
+    "tied gpt, split vocabulary": (
+        "tied gpt",
+        PAIR,
+        weft.Strategy(batch={"*": S(0)}, parameters={"tokens.weight": S(0)}),
+        4,
+    ),
+    "gpt, all deduced": ("gpt", LINE, weft.Strategy(), 4),
+    "resnet, data parallel, 2": ("resnet", PAIR, weft.data_parallel(), 4),
+    "resnet, data parallel, 4, uneven": ("resnet", LINE, weft.data_parallel(), 6),
+    "resnet, channels split": (
+        "resnet",
+        PAIR,
+        weft.Strategy(batch={"*": B}, parameters={"blocks.*.conv?.weight": S(0)}),
+        4,
+    ),
+    "resnet, hybrid on a grid": (
+        "resnet",
+        GRID,
+        weft.Strategy(batch={"*": (S(0), B)}, parameters={"blocks.*.conv1.weight": (B, S(0))}),
+        4,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    # A large eps: some gradients are zero but for rounding (attention's key bias), and Adam would divide the rounding
+    # error by itself.
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+
+
+def plain_training(
+    model: nn.Module, loss_fn: Any, make_optimizer: Any, batches: list[Any]
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and the final state of ordinary training."""
+    model = copy.deepcopy(model)
+    optimizer = make_optimizer(model)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_fn(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def assert_same_state(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-10
+) -> None:
+    """Every tensor agrees, relative to its largest element."""
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        scale = value.abs().max().clamp(min=1e-30)
+        difference = ((found[name] - value).abs().max() / scale).item()
+        assert difference <= tolerance, f"{name} differs by {difference:.1e}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES)
+def test_five_steps(case: str) -> None:
+    name, grid, strategy, size = CASES[case]
+    make_model, loss_fn, make_batch = MODELS[name]
+    torch.manual_seed(0)
+    model = make_model()
+    batches = [make_batch(size, seed=seed) for seed in range(STEPS)]
+    ranks = torch.tensor(grid).numel()
+    losses, state = plain_training(model, loss_fn, adamw, batches)
+    with weft.local_world(ranks):
+        program = weft.compile(
+            model,
+            loss_fn,
+            adamw(model),
+            batches[0],
+            placement=weft.placement("cpu", grid),
+            strategy=strategy,
+        )
+        found = [program.step(batch).item() for batch in batches]
+        assert found == pytest.approx(losses, rel=1e-10)
+        assert_same_state(program.full_state_dict(), state)
+        program.close()
+
+
+class NormalizedDescent(torch.optim.Optimizer):
+    """Steps of fixed length: the norm of a gradient is that of the whole tensor, so no shard can step alone."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad / parameter.grad.norm()
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "sgd with momentum": lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
+    "adamw in groups": lambda model: torch.optim.AdamW(
+        [
+            {"params": [model.hidden.weight], "lr": 3e-2, "weight_decay": 0.0},
+            {"params": [model.hidden.bias, *model.head.parameters()]},
+        ],
+        lr=1e-2,
+        amsgrad=True,
+    ),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-2, momentum=0.5),
+    "adagrad": lambda model: torch.optim.Adagrad(
+        model.parameters(), lr=1e-2, initial_accumulator_value=0.1
+    ),
+    "the user's own, not element-wise": lambda model: NormalizedDescent(
+        model.parameters(), lr=1e-1
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_on_shards(optimizer: str) -> None:
+    torch.manual_seed(0)
+    model = MLP()
+    batches = [vector_batch(8, seed=seed) for seed in range(STEPS)]
+    losses, state = plain_training(model, classification_loss, OPTIMIZERS[optimizer], batches)
+    whole = optimizer.startswith("the user's own")
+    sharded = weft.Strategy(batch={"*": S(0)}, parameters={"*": B if whole else S(0)})
+    with weft.local_world(2):
+        program = weft.compile(
+            model,
+            classification_loss,
+            OPTIMIZERS[optimizer](model),
+            batches[0],
+            placement=weft.placement("cpu", PAIR),
+            strategy=sharded,
+        )
+        assert [program.step(b).item() for b in batches] == pytest.approx(losses, rel=1e-10)
+        assert_same_state(program.full_state_dict(), state)
+
+
+@pytest.mark.timeout(60)
+def test_a_learning_rate_schedule_needs_no_recompilation() -> None:
+    torch.manual_seed(0)
+    model, batches = MLP(), [vector_batch(8, seed=seed) for seed in range(STEPS)]
+    plain = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.5) for o in optimizers]
+    with weft.local_world(2):
+        program = weft.compile(
+            model,
+            classification_loss,
+            optimizers[0],
+            batches[0],
+            placement=weft.placement("cpu", PAIR),
+        )
+        for batch in batches:
+            program.step(batch)
+            schedules[0].step()
+            optimizers[1].zero_grad()
+            classification_loss(plain, batch).backward()
+            optimizers[1].step()
+            schedules[1].step()
+        assert_same_state(program.full_state_dict(), plain.state_dict())
