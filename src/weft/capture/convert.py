@@ -49,8 +49,6 @@ _SAME_IF_UNCHANGED = frozenset(
     )
 )
 _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
-# Fused attention is tagged as random, but draws nothing when this argument is 0.
-_DROPOUT = "dropout_p"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     """The logical graph of a functional fx graph.
 
     Raises:
-        CaptureError: when a random op without a global position is left, or something is written that may not be.
+        CaptureError: when something is written that may not be.
     """
     reader = _Reader(boundary)
     for node in graph.nodes:
@@ -160,7 +158,9 @@ class _Reader:
         self._refs[node] = Ref(found.value.name)
 
     def _read_call(self, node: torch.fx.Node) -> None:
-        _check_op(node)
+        if node.target._schema.is_mutable:  # type: ignore[union-attr]
+            reason = "writes in place; expected ops that make new tensors"
+            raise refuse_op(node.target, location_of(node), reason)
         call = Call(
             _op_name(node.target),
             tuple(map(self._arg, node.args)),
@@ -237,32 +237,6 @@ def _looks(node: Any) -> tuple[Any, ...]:
 def _is_check(node: torch.fx.Node) -> bool:
     packet = getattr(node.target, "overloadpacket", None)
     return packet is not None and packet.__name__ in _CHECKS
-
-
-def _check_op(node: torch.fx.Node) -> None:
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload):
-        raise refuse_op(op, location_of(node), "is no ATen op; expected plain tensor code")
-    if torch.Tag.nondeterministic_seeded in op.tags and _draws(op, node):
-        raise refuse_op(
-            op,
-            location_of(node),
-            "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
-            "bernoulli or dropout without a generator, or draw the numbers outside and pass them in the batch",
-        )
-    if op._schema.is_mutable:
-        raise refuse_op(
-            op, location_of(node), "writes in place; expected ops that make new tensors"
-        )
-
-
-def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    names = [argument.name for argument in op._schema.arguments]
-    if _DROPOUT not in names:
-        return True
-    position = names.index(_DROPOUT)
-    given = node.args[position] if position < len(node.args) else node.kwargs.get(_DROPOUT, 0.0)
-    return given != 0
 
 
 def _state_inputs(boundary: Boundary, names: _Names) -> list[Input]:

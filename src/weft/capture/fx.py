@@ -5,6 +5,7 @@
 - `torch.fx.traceback.preserve_node_meta` and `annotate`: notes on nodes (kept as `node.meta["custom"]`), and
   `node.meta["seq_nr"]`, the number of the autograd node that a forward op made.
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
+- `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
 `tests/capture/test_fx.py` says what each of them must do.
@@ -19,12 +20,14 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.fx.traceback
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.decompositions import Decompositions
 
 FakeMode: TypeAlias = FakeTensorMode
+DispatchMode: TypeAlias = TorchDispatchMode
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
 
@@ -52,7 +55,7 @@ def trace(
         tracing_mode="real",
         _allow_non_fake_inputs=True,
     )
-    with mode, torch.fx.traceback.preserve_node_meta(), _same_everywhere():
+    with mode, _NoOutsideWrites(), torch.fx.traceback.preserve_node_meta(), _same_everywhere():
         return tracer(inputs)
 
 
@@ -74,6 +77,36 @@ def functional(
     tracer = make_fx(function, decomposition_table=dict(table), tracing_mode="real")
     with mode, torch.fx.traceback.preserve_node_meta(), torch.no_grad():
         return tracer(*inputs)
+
+
+class Refusal(Exception):
+    """The step does what a graph cannot hold; the message is the reason, without the place."""
+
+
+class _NoOutsideWrites(TorchDispatchMode):
+    """Stops an op before it writes a real tensor: without this it would run on the user's data."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable and any(map(_is_real, _written(func, args, kwargs))):
+            raise Refusal(
+                f"{func} writes a tensor that is neither a registered buffer nor made by the step: "
+                "register it with register_buffer, or compute a new one"
+            )
+        return func(*args, **kwargs)
+
+
+def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    written = [
+        kwargs.get(argument.name, args[place] if place < len(args) else None)
+        for place, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [x for part in written for x in (part if isinstance(part, list | tuple) else [part])]
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
 
 
 def note(**notes: Any) -> AbstractContextManager[None]:

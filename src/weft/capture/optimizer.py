@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.batch import dtype_name
+from weft.capture.fx import DispatchMode
 from weft.errors import CaptureError
 
 # Ops that move no value from one element to another, beside those that torch tags as pointwise.
@@ -135,7 +135,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     return tuple(found)
 
 
-class _Observer(TorchDispatchMode):
+class _Observer(DispatchMode):
     """Notes whether any op on more than one element mixes elements."""
 
     def __init__(self) -> None:

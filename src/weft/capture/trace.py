@@ -22,9 +22,15 @@ from weft.capture.fx import (
     trace,
 )
 from weft.capture.hint import hints_recorded
-from weft.capture.locations import LinesNoted, backward_noted, locate, module_paths_noted
+from weft.capture.locations import (
+    LinesNoted,
+    backward_noted,
+    locate,
+    location_of,
+    module_paths_noted,
+)
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
-from weft.capture.refusals import in_function, refuse
+from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
@@ -95,6 +101,7 @@ def trace_step(
         except Exception as error:
             raise refuse(error) from error
     locate(module.graph)
+    check_ops(module.graph)
     constants = _lift_constants(module)
     flat = [x.detach() for part in inputs for x in part]
     with mode:
@@ -253,10 +260,9 @@ def _lift_constants(module: torch.fx.GraphModule) -> tuple[torch.Tensor, ...]:
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         tensor = getattr(module, node.target)
         if not isinstance(tensor, torch.Tensor):
-            raise CaptureError(
-                f"the step calls a higher-order op with the body {node.target!r}; "
-                "expected plain tensor code without torch.cond, while_loop and the like"
-            )
+            user = next(iter(node.users), node)
+            reason = f"takes a {type(tensor).__name__}; expected tensors and plain constants"
+            raise refuse_op(user.target, location_of(user), reason)
         if id(tensor) not in lifted:
             with graph.inserting_after(last[0]) if last else graph.inserting_before():
                 last = [graph.placeholder(f"constant{len(lifted)}")]

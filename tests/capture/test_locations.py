@@ -1,0 +1,82 @@
+"""Nodes point at the user's lines and modules, forward and backward."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from weft.capture import capture
+from weft.ir.logical import Call
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.fc(x))
+        return y + x.exp()
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Inner(), Inner())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.blocks(x).sigmoid()
+
+
+def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch), torch.zeros_like(batch))
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[Call]:
+    model = Outer()
+    optimizer = torch.optim.SGD(model.parameters())
+    found: list[Call] = capture(model, loss_fn, optimizer, torch.ones(4, 8)).graph.of_kind(Call)
+    return found
+
+
+def line_of(thing: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(thing)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("op", "thing", "text", "module", "backward"),
+    [
+        ("aten.tanh.default", Inner, "tanh", "blocks.1", False),
+        ("aten.addmm.default", Inner, "self.fc(x)", "blocks.1.fc", False),
+        ("aten.sigmoid.default", Outer, "sigmoid", "", False),
+        ("aten.mse_loss.default", loss_fn, "mse_loss", "", False),
+        ("aten.mse_loss_backward.default", loss_fn, "mse_loss", "", True),
+        ("aten.sigmoid_backward.default", Outer, "sigmoid", "", True),
+        ("aten.tanh_backward.default", Inner, "tanh", "blocks.0", True),
+        ("aten.mm.default", Inner, "self.fc(x)", "blocks.0.fc", True),
+    ],
+)
+def test_last_call_of_each_op(
+    calls: list[Call], op: str, thing: Any, text: str, module: str, backward: bool
+) -> None:
+    location = [call for call in calls if call.op == op][-1].location
+    assert location is not None
+    assert location.file == __file__
+    assert location.line == line_of(thing, text)
+    assert (location.module, location.backward) == (module, backward)
+
+
+def test_every_call_has_a_location(calls: list[Call]) -> None:
+    assert [call for call in calls if call.location is None] == []
+
+
+def test_sums_of_gradients_belong_to_the_backward(calls: list[Call]) -> None:
+    backward = [call for call in calls if call.location and call.location.backward]
+    assert any(call.op == "aten.add.Tensor" for call in backward)

@@ -1,0 +1,199 @@
+"""What cannot be captured is refused with the user's line and the reason."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from weft.capture import capture
+from weft.errors import BatchError, CaptureError
+
+
+def refused(loss_fn: Callable[..., Any], model: nn.Module | None = None, **options: Any) -> str:
+    """The message of the error, which must point into this file."""
+    model = model or models.MLP().double()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(CaptureError) as caught:
+        capture(model, loss_fn, optimizer, models.vector_batch(), **options)
+    return str(caught.value)
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """`file:line: source` of the line of `function` that holds `text`."""
+    lines, first = inspect.getsourcelines(function)
+    found = next(i for i, line in enumerate(lines) if text in line)
+    return f"{__file__}:{first + found}: {lines[found].strip()}"
+
+
+def item(model: nn.Module, batch: Any) -> Any:
+    loss = models.classification_loss(model, batch)
+    return loss * loss.item()
+
+
+def branch(model: nn.Module, batch: Any) -> Any:
+    loss = models.classification_loss(model, batch)
+    if loss > 1:
+        loss = loss * 2
+    return loss
+
+
+def sizes(model: nn.Module, batch: Any) -> Any:
+    chosen = batch["x"][batch["y"] > 1]
+    return model(chosen).sum()
+
+
+def places(model: nn.Module, batch: Any) -> Any:
+    return model(batch["x"]).sum() + torch.nonzero(batch["y"]).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "text"),
+    [(item, ".item()"), (branch, "if loss > 1"), (sizes, "chosen ="), (places, "nonzero")],
+)
+def test_steps_that_depend_on_values(loss_fn: Callable[..., Any], text: str) -> None:
+    message = refused(loss_fn)
+    assert message.startswith(line_of(loss_fn, text))
+    assert "values in a tensor" in message
+    assert "torch.where" in message
+
+
+def test_cumulative_batch_norm_depends_on_a_value() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=None)).double()
+    assert "values in a tensor" in refused(models.classification_loss, model)
+
+
+def wrong_shape(model: nn.Module, batch: Any) -> Any:
+    return model(batch["x"][:, :3]).sum()
+
+
+def missing_key(model: nn.Module, batch: Any) -> Any:
+    return model(batch["image"]).sum()
+
+
+def test_the_users_own_mistakes_are_shown_at_their_line() -> None:
+    message = refused(wrong_shape)
+    assert "models.py" in message.splitlines()[0]
+    assert "RuntimeError" in message
+    assert refused(missing_key).startswith(line_of(missing_key, "image"))
+
+
+def permuted(model: nn.Module, batch: Any) -> Any:
+    return model(batch["x"][torch.randperm(8)]).sum()
+
+
+def seeded(model: nn.Module, batch: Any) -> Any:
+    noise = torch.rand(8, 8, generator=torch.Generator(), dtype=torch.float64)
+    return model(batch["x"] + noise).sum()
+
+
+def multinomial(model: nn.Module, batch: Any) -> Any:
+    return model(batch["x"]).sum() + torch.multinomial(batch["x"].abs(), 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "text"),
+    [(permuted, "randperm"), (seeded, "torch.rand"), (multinomial, "torch.multinomial")],
+)
+def test_random_ops_without_a_global_position(loss_fn: Callable[..., Any], text: str) -> None:
+    message = refused(loss_fn)
+    assert message.startswith(line_of(loss_fn, text))
+    assert "random" in message
+
+
+def test_random_ops_in_recomputed_parts() -> None:
+    def recomputed(model: nn.Module, batch: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        return F.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
+
+    message = refused(recomputed, models.MLP(dropout=0.5).double())
+    assert "checkpoint" in message
+    capture(models.MLP(), recomputed, None, models.vector_batch(dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda out: None, "returned None"),
+        (lambda out: (), "no loss was found"),
+        (lambda out: {"out": out.sum()}, "entry 'loss'"),
+        (lambda out: out, "[8, 4]"),
+        (lambda out: out.argmax(), "int64"),
+        (lambda out: out.sum().detach(), "does not require grad"),
+        (lambda out: (out.sum(), object()), "type object"),
+    ],
+)
+def test_results_without_a_loss(result: Callable[..., Any], words: str) -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return result(model(batch["x"]))
+
+    message = refused(loss_fn)
+    assert words in message
+    assert message.startswith(line_of(loss_fn, "def loss_fn"))
+
+
+def test_own_backward_call() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        loss = models.classification_loss(model, batch)
+        loss.backward()
+        return loss
+
+    assert "backward" in refused(loss_fn)
+
+
+def test_tensors_written_outside_the_buffers() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4).double()
+            self.count = torch.zeros(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            out: torch.Tensor = self.linear(x)
+            return out
+
+    model = Counter()
+    assert "register_buffer" in refused(models.classification_loss, model)
+    assert model.count.tolist() == [0, 0, 0]
+
+
+def test_parameters_written_in_place() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        with torch.no_grad():
+            model.head.weight.clamp_(-1, 1)
+        return models.classification_loss(model, batch)
+
+    assert "parameter 'head.weight' in place" in refused(loss_fn)
+
+
+def test_foreign_parameters_of_the_optimizer() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    with pytest.raises(CaptureError, match=r"entry 0 of parameter group 0 .*no parameter"):
+        capture(models.MLP(), models.classification_loss, optimizer, models.vector_batch())
+
+
+def test_optimizers_that_need_values() -> None:
+    model = models.MLP().double()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(CaptureError, match="optimizer LBFGS cannot be captured"):
+        capture(model, models.classification_loss, optimizer, models.vector_batch())
+
+
+def test_devices_that_are_not_there() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    assert "'cuda'" in refused(models.classification_loss, device_type="cuda")
+
+
+def test_leaves_that_are_no_tensors() -> None:
+    batch = {**models.vector_batch(), "ids": object()}
+    with pytest.raises(BatchError, match="'ids'.*is a object"):
+        capture(models.MLP().double(), models.classification_loss, None, batch)
