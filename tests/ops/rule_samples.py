@@ -116,6 +116,8 @@ def pointwise_backward() -> Iterator[TorchCall]:
     for name in ["gelu", "hardsigmoid", "hardswish", "mish", "sigmoid", "silu", "tanh"]:
         yield aten(f"{name}_backward", g, x)
     yield aten("gelu_backward", g, x, approximate="tanh")
+    yield aten("hardshrink_backward", g, x, 0.5)
+    yield aten("softshrink_backward", g, x, 0.5)
     yield aten("hardtanh_backward", g, x, -1.0, 1.0)
     yield aten("leaky_relu_backward", g, x, 0.1, False)
     yield aten("log_sigmoid_backward", g, x, A.log_sigmoid_forward.default(x)[1])
@@ -219,6 +221,8 @@ def reductions() -> Iterator[TorchCall]:
     yield aten("topk", f(5, 4), 2)
     yield aten("topk", f(5, 4), 2, 0)
     yield aten("glu", f(5, 8), 1)
+    yield aten("glu_backward", f(5, 4), f(5, 8), 1)
+    yield aten("_safe_softmax", f(5, 4), -1)
     yield aten("_softmax", f(5, 4), -1, False)
     yield aten("_log_softmax", f(5, 4, 6), 1, False)
     for name in ("_softmax_backward_data", "_log_softmax_backward_data"):
@@ -436,7 +440,40 @@ def pooling() -> Iterator[TorchCall]:
     yield aten("upsample_bilinear2d_backward", f(5, 4, 12, 12), (12, 12), (5, 4, 6, 6), False)
 
 
+def more_pooling() -> Iterator[TorchCall]:
+    x, y = f(5, 4, 6, 6), f(5, 4, 4, 4, 4)
+    out, indices = A.adaptive_max_pool2d.default(x, (2, 3))
+    yield aten("adaptive_max_pool2d", x, (2, 3))
+    yield aten("adaptive_max_pool2d_backward", f(*out.shape), x, indices)
+    out, indices = A.adaptive_max_pool3d.default(y, (2, 3, 2))
+    yield aten("adaptive_max_pool3d", y, (2, 3, 2))
+    yield aten("adaptive_max_pool3d_backward", f(*out.shape), y, indices)
+    window = ((2, 2, 2), (2, 2, 2), (0, 0, 0))
+    out, indices = A.max_pool3d_with_indices.default(y, *window)
+    yield aten("max_pool3d_with_indices", y, *window)
+    rest = (*window, (1, 1, 1), False, indices)
+    yield aten("max_pool3d_with_indices_backward", f(*out.shape), y, *rest)
+    yield aten("avg_pool3d", y, *window)
+    yield aten("avg_pool3d_backward", f(*out.shape), y, *window, False, True, None)
+    yield aten("_adaptive_avg_pool3d", y, (2, 3, 2))
+    yield aten("_adaptive_avg_pool3d_backward", f(5, 4, 2, 3, 2), y)
+
+
+def padding() -> Iterator[TorchCall]:
+    for dims in (1, 2, 3):
+        x, pad = f(5, 4, *(4,) * dims), (1,) * (2 * dims)
+        for name in (f"reflection_pad{dims}d", f"replication_pad{dims}d"):
+            yield aten(name, x, pad)
+            yield aten(f"{name}_backward", f(5, 4, *(6,) * dims), x, pad)
+    yield aten("pixel_shuffle", f(5, 4, 3, 3), 2)
+    yield aten("pixel_unshuffle", f(5, 4, 4, 4), 2)
+    window = ((2, 2), (1, 1), (0, 0), (1, 1))
+    yield aten("im2col", f(5, 4, 5, 5), *window)
+    yield aten("col2im", f(5, 16, 16), (5, 5), *window)
+
+
 FAMILIES = (
     pointwise, pointwise_scalars, pointwise_others, pointwise_backward, views, pieces, reductions,
-    products, normalizations, losses, indexing, factories, attention, convolutions, pooling,
+    products, normalizations, losses, indexing, factories, attention, convolutions, pooling, more_pooling,
+    padding,
 )  # fmt: skip

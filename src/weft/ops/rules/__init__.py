@@ -3,6 +3,7 @@
 from weft.ops.rules import attention as attention
 from weft.ops.rules import convolution as convolution
 from weft.ops.rules import factories as factories
+from weft.ops.rules import image as image
 from weft.ops.rules import indexing as indexing
 from weft.ops.rules import loss as loss
 from weft.ops.rules import matmul as matmul

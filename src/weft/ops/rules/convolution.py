@@ -1,4 +1,4 @@
-"""Convolutions by batch, input and output channels and groups; pooling by batch and channels. Space stays whole."""
+"""Convolutions by batch, input and output channels and groups. Space stays whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 from weft.ops.arguments import argument, tensor_argument, with_arguments
 from weft.ops.call import OpCall, Operand
 from weft.ops.factors import WHOLE, Dims, Factors
-from weft.ops.rule import Cut, aten, resized, rule
+from weft.ops.rule import Cut, aten, rule
 from weft.ops.rules.common import FIRST, shape_of
 
 
@@ -97,25 +97,4 @@ rule(
     linear=FIRST,
     adapt=_adapt_convolution_backward,
     flops=_convolution_flops,
-)
-
-rule(aten("max_pool2d_with_indices"), "... 1 1 -> ... 1 1, ... 1 1")
-rule(
-    aten("max_pool2d_with_indices_backward"),
-    "... 1 1, ... 1 1, _, _, _, _, _, ... 1 1 -> ... 1 1",
-    linear=FIRST,
-)
-rule(aten("avg_pool2d _adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
-rule(
-    aten("avg_pool2d_backward _adaptive_avg_pool2d_backward"),
-    "... 1 1, ... 1 1 -> ... 1 1",
-    linear=FIRST,
-)
-rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
-rule(aten("upsample_nearest2d upsample_bilinear2d"), "... 1 1 -> ... 1 1", linear=FIRST)
-rule(
-    aten("upsample_nearest2d_backward upsample_bilinear2d_backward"),
-    "... 1 1 -> ... 1 1",
-    linear=FIRST,
-    adapt=resized(2),
 )

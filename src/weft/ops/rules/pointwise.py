@@ -32,9 +32,9 @@ BINARY = """
 
 # Gradients: linear in what comes back from above.
 BACKWARD = """
-    elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward
+    elu_backward gelu_backward hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward
     leaky_relu_backward log_sigmoid_backward logit_backward mish_backward native_dropout_backward
-    sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backward
+    sigmoid_backward silu_backward softplus_backward softshrink_backward tanh_backward threshold_backward
     _prelu_kernel_backward"""
 
 

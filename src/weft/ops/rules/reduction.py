@@ -91,8 +91,11 @@ rule(aten("linalg_vector_norm norm.ScalarOpt_dim"), _over(2))
 rule(aten("norm.Scalar"), _over_all(False))
 
 rule(aten("cumsum"), along(1), linear=FIRST)
-rule(aten("cumprod logcumsumexp cummax cummin _softmax _log_softmax argsort"), along(1))
+rule(
+    aten("cumprod logcumsumexp cummax cummin _softmax _log_softmax _safe_softmax argsort"), along(1)
+)
 rule(aten("sort"), along(1))
 rule(aten("topk"), along(2))
 rule(aten("_softmax_backward_data _log_softmax_backward_data"), along(2), linear=FIRST)
 rule(aten("glu"), along(1))
+rule(aten("glu_backward"), along(2), linear=FIRST)

@@ -1,0 +1,68 @@
+"""Pooling, padding and resampling of images and volumes: by batch and channels. Space stays whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ops.rule import aten, resized, rule
+from weft.ops.rules.common import FIRST
+
+MOVES: dict[str, Any] = {"linear": FIRST, "monotone": FIRST}
+
+rule(aten("max_pool2d_with_indices adaptive_max_pool2d"), "... 1 1 -> ... 1 1, ... 1 1")
+rule(
+    aten("max_pool2d_with_indices_backward"),
+    "... 1 1, ... 1 1, _, _, _, _, _, ... 1 1 -> ... 1 1",
+    linear=FIRST,
+)
+rule(aten("adaptive_max_pool2d_backward"), "... 1 1, ... 1 1, ... 1 1 -> ... 1 1", linear=FIRST)
+rule(aten("max_pool3d_with_indices adaptive_max_pool3d"), "... 1 1 1 -> ... 1 1 1, ... 1 1 1")
+rule(
+    aten("max_pool3d_with_indices_backward"),
+    "... 1 1 1, ... 1 1 1, _, _, _, _, _, ... 1 1 1 -> ... 1 1 1",
+    linear=FIRST,
+)
+rule(
+    aten("adaptive_max_pool3d_backward"),
+    "... 1 1 1, ... 1 1 1, ... 1 1 1 -> ... 1 1 1",
+    linear=FIRST,
+)
+
+rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
+rule(aten("avg_pool2d _adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=FIRST)
+rule(
+    aten("avg_pool2d_backward _adaptive_avg_pool2d_backward"),
+    "... 1 1, ... 1 1 -> ... 1 1",
+    linear=FIRST,
+)
+rule(
+    aten("avg_pool3d_backward _adaptive_avg_pool3d_backward"),
+    "... 1 1 1, ... 1 1 1 -> ... 1 1 1",
+    linear=FIRST,
+)
+
+for _dims in (1, 2, 3):
+    _space = " 1" * _dims
+    rule(
+        aten(f"reflection_pad{_dims}d replication_pad{_dims}d"),
+        f"...{_space} -> ...{_space}",
+        **MOVES,
+    )
+    rule(
+        aten(f"reflection_pad{_dims}d_backward replication_pad{_dims}d_backward"),
+        f"...{_space}, ...{_space} -> ...{_space}",
+        linear=FIRST,
+    )
+
+rule(aten("upsample_nearest2d upsample_bilinear2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+rule(
+    aten("upsample_nearest2d_backward upsample_bilinear2d_backward"),
+    "... 1 1 -> ... 1 1",
+    linear=FIRST,
+    adapt=resized(2),
+)
+rule(aten("pixel_shuffle pixel_unshuffle"), "... 1 1 1 -> ... 1 1 1", **MOVES)
+# Blocks of columns belong to channels, so that a split of the channels is one of the columns.
+rule(aten("im2col"), "... c 1 1 -> ... c 1", **MOVES)
+rule(aten("col2im"), "... c 1 -> ... c 1 1", linear=FIRST)
