@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from weft.boxing import COLLECTIVES, steps
+from weft.compiler import deduce_descent
 from weft.compiler.assignment import Assignment
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
+from weft.compiler.deduce_options import WorkOptions
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph
@@ -31,7 +33,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, placement
-from weft.ops import Operand, TensorSpec, flops, localize, signatures, traffic
+from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.units import ITEM_SIZE, Bytes, Flops
 
 B, S0, S1, P = Broadcast(), Split(0), Split(1), Partial()
@@ -319,6 +321,31 @@ def test_on_a_grid_the_cost_is_that_of_the_assignment(seed: int) -> None:
     assert found.cost == pytest.approx(total_cost(graph, found, SQUARE) + ties)
     alone = deduce(graph, Hints({"x": (S0, B)}), SQUARE, PLAIN)
     assert found.cost <= alone.cost * (1 + 1e-12)
+
+
+def test_outer_axes_are_solved_again_once_inner_ones_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, hints = random_graph(5), Hints({"x": (None, S1)})
+    settled = deduce(graph, hints, SQUARE, PLAIN)
+    monkeypatch.setattr(deduce_descent, "ROUNDS", 1)
+    assert settled.cost < deduce(graph, hints, SQUARE, PLAIN).cost
+
+
+def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
+    """Six rows merged into a view may be split over 2 ranks, but their 3 rows not again."""
+    view = OpCall(
+        "aten.view.default",
+        (Operand(0), (24,)),
+        (),
+        (TensorSpec((6, 4), "float32"),),
+        (TensorSpec((24,), "float32"),),
+    )
+    rows, whole = Signature((S0,), (S0,)), Signature((B,), (B,))
+    options = WorkOptions((2, 2), PLAIN)
+    assert options.of(view, 0, (whole, whole)).signatures[:2] == (whole, rows)
+    assert rows not in options.of(view, 0, (whole, rows)).signatures
+    assert rows not in options.of(view, 1, (rows, whole)).signatures
 
 
 @pytest.mark.parametrize("grid", [(4,), (2, 2), (2, 3), (2, 2, 2)])

@@ -87,3 +87,9 @@ def test_a_variable_with_one_choice_takes_no_dimension() -> None:
     found = minimize(unary, pairwise)
     assert found.choices[leaves] == 0
     assert (found.cost, found.exact) == (103.0, True)
+
+
+def test_a_variable_with_one_choice_may_have_any_number_of_neighbours() -> None:
+    unary = [np.ones(1), *(np.array([3.0, 1.0]) for _ in range(100))]
+    found = minimize(unary, {(0, i): np.array([[0.0, 5.0]]) for i in range(1, 101)})
+    assert found == ((0,) * 101, 301.0, True)
