@@ -21,7 +21,7 @@ from torch import Tensor
 import weft
 
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-SIZES = {"steps": 80, "batch": 16, "length": 128, "layers": 4, "width": 256, "heads": 4}
+SIZES = {"steps": 60, "batch": 16, "length": 128, "layers": 4, "width": 256, "heads": 4}
 
 
 def read_batches(steps: int, size: int, length: int) -> list[Batch]:
