@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import models
 import pytest
-import reference
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import models
+import reference
 from weft.capture import capture
 
 LossFunction = Callable[[nn.Module, Any], Any]

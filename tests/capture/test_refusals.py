@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import models
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import models
 from weft.capture import capture
 from weft.errors import BatchError, CaptureError
 
@@ -109,8 +110,6 @@ def test_random_ops_without_a_global_position(loss_fn: Callable[..., Any], text:
 
 def test_random_ops_in_recomputed_parts() -> None:
     def recomputed(model: nn.Module, batch: Any) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
         return F.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
 
     message = refused(recomputed, models.MLP(dropout=0.5).double())
@@ -195,5 +194,35 @@ def test_devices_that_are_not_there() -> None:
 
 def test_leaves_that_are_no_tensors() -> None:
     batch = {**models.vector_batch(), "ids": object()}
-    with pytest.raises(BatchError, match="'ids'.*is a object"):
+    with pytest.raises(BatchError, match=r"'ids'.*is a object"):
         capture(models.MLP().double(), models.classification_loss, None, batch)
+
+
+class Estimating(torch.optim.SGD):
+    """Keeps in the group what all parameters together say."""
+
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["scale"] = 2.0
+        super().step()
+
+
+class Branching(torch.optim.SGD):
+    """Does nothing where the gradient is small."""
+
+    def step(self, closure: Any = None) -> None:
+        if self.param_groups[0]["params"][0].grad.norm() > 1:
+            super().step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Estimating, "changes 'scale'"), (Branching, "branches on the value")]
+)
+def test_optimizers_that_look_at_all_parameters_or_at_values(kind: Any, words: str) -> None:
+    model = models.MLP().double()
+    with pytest.raises(CaptureError, match=words):
+        capture(
+            model,
+            models.classification_loss,
+            kind(model.parameters(), lr=0.1),
+            models.vector_batch(),
+        )

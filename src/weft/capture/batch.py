@@ -83,12 +83,13 @@ def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
 
 
 def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
-    if isinstance(expected, Static):
-        if isinstance(leaf, torch.Tensor) or leaf != expected.value:
-            raise _mismatch(expected.key, f"the constant {expected.value!r}", _shown(leaf))
-    elif not isinstance(leaf, torch.Tensor):
-        raise _mismatch(expected.key, str(expected), _shown(leaf))
-    elif (tuple(leaf.shape), dtype_name(leaf.dtype)) != (expected.shape, expected.dtype):
+    if isinstance(leaf, torch.Tensor):
+        same = TensorLeaf(expected.key, tuple(leaf.shape), dtype_name(leaf.dtype)) == expected
+    else:
+        # 1, 1.0 and True are equal, but make different programs.
+        same = isinstance(expected, Static) and type(leaf) is type(expected.value)
+        same = same and Static(expected.key, leaf) == expected
+    if not same:
         raise _mismatch(expected.key, str(expected), _shown(leaf))
 
 
@@ -106,5 +107,5 @@ def _mismatch(key: str, expected: str, found: str) -> BatchError:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of a dtype without the prefix: "float32"."""
+    """The name of a dtype in torch, without the prefix: "float32"."""
     return str(dtype).removeprefix("torch.")

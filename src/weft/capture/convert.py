@@ -82,7 +82,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
     outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
     calls = _needed(reader.calls, [*updates, *outputs])
-    used = {use for node in (*calls, *updates, *outputs) for use in node_uses(node)}
+    used = {use for node in [*calls, *updates, *outputs] for use in node_uses(node)}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
     return LogicalGraph(name, (*kept, *_salted(calls), *updates, *outputs))
@@ -96,7 +96,6 @@ class _Names:
 
     def new(self, wish: str) -> str:
         base = re.sub(r"[^A-Za-z0-9_.]+", "_", wish).strip("_") or "value"
-        base = base if base[0].isalpha() or base[0] == "_" else f"v{base}"
         name, count = base, 0
         while name in self._taken:
             count += 1
@@ -192,15 +191,16 @@ class _Reader:
             return self._refs[arg]
         if isinstance(arg, list | tuple):
             return tuple(map(self._arg, arg))
+        if isinstance(arg, torch.device):
+            return Token("device", arg.type)
         for kind, of_kind in _TOKENS.items():
             if isinstance(arg, of_kind):
-                return Token(kind, arg.type if kind == "device" else str(arg).split(".")[-1])
+                return Token(kind, str(arg).removeprefix("torch."))
         return arg
 
 
 _TOKENS: dict[str, type] = {
     "dtype": torch.dtype,
-    "device": torch.device,
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }

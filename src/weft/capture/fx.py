@@ -27,7 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.capture.decompositions import Decompositions
 
 FakeMode: TypeAlias = FakeTensorMode
-DispatchMode: TypeAlias = TorchDispatchMode
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While this lasts, `__torch_dispatch__` runs in place of every op below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
 
@@ -83,7 +91,7 @@ class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
 
 
-class _NoOutsideWrites(TorchDispatchMode):
+class _NoOutsideWrites(DispatchMode):
     """Stops an op before it writes a real tensor: without this it would run on the user's data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +119,7 @@ def _is_real(x: Any) -> bool:
 
 def note(**notes: Any) -> AbstractContextManager[None]:
     """While this lasts, nodes are recorded with these notes; see `notes_of`."""
-    return torch.fx.traceback.annotate(notes)  # type: ignore[no-any-return]
+    return torch.fx.traceback.annotate(notes)
 
 
 def notes_of(node: torch.fx.Node) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ _FRAME, _MODULE = "weft.frame", "weft.module"
 _BACKWARD, _LOCATION = "weft.backward", "weft.location"
 
 
-@lru_cache(maxsize=None)
+@cache
 def in_library(file: str) -> bool:
     """Whether a source file belongs to torch or weft, not to the user."""
     return file.startswith(_LIBRARIES)
@@ -109,7 +109,10 @@ def location_of(node: torch.fx.Node) -> Location | None:
 
 def _forward_location(node: torch.fx.Node) -> Location | None:
     frame = notes_of(node).get(_FRAME)
-    return frame and Location(*frame, module=notes_of(node).get(_MODULE, ""))
+    if frame is None:
+        return None
+    file, line = frame
+    return Location(file, line, module=notes_of(node).get(_MODULE, ""))
 
 
 def _backward_location(

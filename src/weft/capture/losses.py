@@ -59,7 +59,8 @@ def _elementwise_backward(op: Any) -> Callable[..., Any]:
         values, reduction = _without_reduction(op, args, kwargs)
         if reduction == _NONE:
             return NotImplemented
-        shape = torch.broadcast_shapes(values["self"].shape, values["target"].shape)
+        operands = values["self"].shape, values["target"].shape
+        shape = torch.broadcast_shapes(*operands)  # type: ignore[no-untyped-call]
         grad = values["grad_output"]
         if reduction == _MEAN:
             grad = grad / math.prod(shape)

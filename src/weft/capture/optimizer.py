@@ -20,8 +20,24 @@ from weft.errors import CaptureError
 
 # Ops that move no value from one element to another, beside those that torch tags as pointwise.
 _ELEMENTWISE = frozenset(
-    "clone copy_ detach empty_like full_like lift_fresh ones_like zero_ zeros_like _to_copy fill_ "
-    "view_as_real view_as_complex alias empty zeros".split()
+    (
+        "_to_copy",
+        "alias",
+        "clone",
+        "copy_",
+        "detach",
+        "empty",
+        "empty_like",
+        "fill_",
+        "full_like",
+        "lift_fresh",
+        "ones_like",
+        "view_as_complex",
+        "view_as_real",
+        "zero_",
+        "zeros",
+        "zeros_like",
+    )
 )
 
 
@@ -90,6 +106,7 @@ def _try(
 ) -> UpdateRule:
     probe = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
     copy = _copy_for(optimizer, group, probe)
+    options = dict(copy.param_groups[0])
     observer = _Observer()
     try:
         # Twice: some states appear with the first step, some ops only with the second.
@@ -100,8 +117,9 @@ def _try(
     except Exception as error:
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} failed with "
-            f"{type(error).__name__}: {error}. Its update must not depend on values of tensors, nor take a closure"
+            f"{type(error).__name__}: {error}. Its update must not branch on values of tensors, nor take a closure"
         ) from error
+    _check_options(optimizer, options, copy.param_groups[0])
     return UpdateRule(
         type(optimizer).__name__, group, _states(copy, probe), elementwise=not observer.mixing
     )
@@ -122,6 +140,16 @@ def _copy_for(optimizer: torch.optim.Optimizer, group: int, probe: torch.nn.Para
     return copy
 
 
+def _check_options(optimizer: object, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse optimizers that keep what all parameters together say in the group, such as an estimated step size."""
+    for name in after:
+        if name not in before or not (after[name] is before[name] or after[name] == before[name]):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
+                "parameter group; expected an update that looks at one parameter at a time"
+            )
+
+
 def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     found = []
     for name, value in copy.state[probe].items():
@@ -136,17 +164,29 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
 
 
 class _Observer(DispatchMode):
-    """Notes whether any op on more than one element mixes elements."""
+    """Notes whether any op on more than one element mixes elements.
+
+    Where the optimizer takes a number out of a tensor, the tensor may hold the whole parameter's norm: that mixes, and
+    any number will do to go on. Where it branches on one, the other branch could keep other states: that is refused.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.mixing: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return self._any_number(args[0])
         result = func(*args, **(kwargs or {}))
         if not _is_elementwise(func) and any(_size(arg) > 1 for arg in args):
             self.mixing.append(str(func))
         return result
+
+    def _any_number(self, tensor: torch.Tensor) -> float:
+        if tensor.dtype == torch.bool:
+            raise TypeError("the step branches on the value of a tensor")
+        self.mixing.append("item")
+        return 1.0
 
 
 def _is_elementwise(op: Any) -> bool:

@@ -7,7 +7,7 @@ Draws of half-precision dtypes are made in float32, so that one stream of number
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -211,7 +211,9 @@ def _normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: An
 def _normal_tensors(mean: Tensor, std: Tensor | float = 1.0, *, generator: Any = None) -> Any:
     if not _unseeded(generator):
         return NotImplemented
-    size = torch.broadcast_shapes(mean.shape, std.shape if isinstance(std, Tensor) else ())
+    size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        mean.shape, std.shape if isinstance(std, Tensor) else ()
+    )
     return _normal(size, mean.dtype, mean.device) * std + mean
 
 
@@ -229,7 +231,7 @@ def _exponential_(self: Tensor, lambd: float = 1.0, *, generator: Any = None) ->
     return self.copy_(drawn.clamp_min(torch.finfo(self.dtype).tiny))
 
 
-TABLE = {
+TABLE: dict[str, Callable[..., Any]] = {
     "bernoulli.default": _bernoulli,
     "bernoulli.p": _bernoulli_p,
     "bernoulli_.float": _bernoulli_,

@@ -86,7 +86,7 @@ def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
         return True
     position = names.index("dropout_p")
     given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return given != 0
+    return bool(given != 0)
 
 
 def in_function(function: Callable[..., Any], error: CaptureError) -> CaptureError:

@@ -8,7 +8,7 @@ then the sum of squared distances from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,7 +144,8 @@ def _native_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if training:
         return _batch_norm_training(input, weight, bias, running_mean, running_var, momentum, eps)
-    assert running_mean is not None and running_var is not None  # torch checks it before
+    assert running_mean is not None  # torch checks it before
+    assert running_var is not None
     rstd = torch.rsqrt(running_var + eps)
     out = _normalize(input, weight, bias, running_mean, rstd)
     nothing = input.new_empty([0])
@@ -177,10 +178,12 @@ def _batch_norm_backward(
     dims = _over_channels(input)
     grad, x = _wide(grad_out), _wide(input)
     if train:
-        assert save_mean is not None and save_invstd is not None  # made by the forward
+        assert save_mean is not None  # made by the forward
+        assert save_invstd is not None
         mean, rstd = save_mean, save_invstd
     else:
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         mean, rstd = running_mean, torch.rsqrt(running_var + eps)
     normalized = (x - _channels(mean, x)) * _channels(rstd, x)
     grad_bias = grad.sum(dims)
@@ -203,7 +206,7 @@ def _batch_norm_backward(
     return first, second, third
 
 
-TABLE = {
+TABLE: dict[str, Callable[..., Any]] = {
     "mean.default": _mean,
     "mean.dim": _mean_dim,
     "var.correction": _var,

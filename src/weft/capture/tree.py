@@ -27,6 +27,9 @@ class Static:
     key: str
     value: Any
 
+    def __str__(self) -> str:
+        return f"the constant {self.value!r}"
+
 
 def flatten(tree: Any, root: str) -> tuple[list[tuple[str, Any]], Tree]:
     """The leaves of `tree` with their keys ("x", "a.b", "[0]", "[1].mask"; `root` for a bare leaf), and its shape."""

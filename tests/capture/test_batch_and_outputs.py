@@ -1,0 +1,137 @@
+"""Batches are taken apart by key and checked; what the loss function returned is built again."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+import reference
+from weft.capture import capture
+from weft.errors import BatchError
+from weft.ir.logical import Output
+
+Pair = namedtuple("Pair", "image label")
+
+
+def keys_of(batch: Any) -> list[str]:
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(torch.ones(2, 8)).sum()
+
+    captured = capture(models.MLP(), loss_fn, None, batch)
+    return [leaf.key for leaf in captured.batch.tensors]
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys"),
+    [
+        (torch.ones(1), ["batch"]),
+        ((torch.ones(1), torch.ones(2)), ["[0]", "[1]"]),
+        ({"a": {"b": torch.ones(1)}, "c": 3}, ["a.b"]),
+        ([torch.ones(1), {"mask": torch.ones(1)}], ["[0]", "[1].mask"]),
+        ({"a": [torch.ones(1)]}, ["a[0]"]),
+        (Pair(torch.ones(1), None), ["image"]),
+    ],
+)
+def test_keys(batch: Any, keys: list[str]) -> None:
+    assert keys_of(batch) == keys
+
+
+def test_two_leaves_of_one_key() -> None:
+    with pytest.raises(BatchError, match=r"two leaves .* 'a\.b'"):
+        keys_of({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)})
+
+
+def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
+    return models.classification_loss(model, batch) * batch["scale"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.ones(8, 9)}, r"'x'.*float32\[8, 8\], found a tensor float32\[8, 9\]"),
+        ({"x": torch.ones(8, 8).double()}, r"'x'.*found a tensor float64"),
+        ({"y": 3}, r"'y'.*int64\[8\], found 3 of type int"),
+        ({"scale": 3.0}, r"'scale'.*the constant 2.0, found 3.0"),
+        ({"scale": 2}, r"'scale'.*the constant 2.0, found 2 of type int"),
+        ({"scale": torch.ones(())}, r"'scale'.*the constant 2.0, found a tensor"),
+        ({"more": torch.ones(1)}, r"the leaves \['x', 'y', 'scale', 'more'\]"),
+    ],
+)
+def test_batches_that_differ(change: dict[str, Any], words: str) -> None:
+    batch = {**models.vector_batch(dtype=torch.float32), "scale": 2.0}
+    captured = capture(models.MLP(), scaled, None, batch)
+    assert set(captured.batch.flatten_batch(batch)) == {"x", "y"}
+    with pytest.raises(BatchError, match=words):
+        captured.batch.flatten_batch({**batch, **change})
+
+
+def test_a_list_in_place_of_a_tuple_differs() -> None:
+    captured = capture(models.MLP(), lambda m, b: m(b[0]).sum(), None, (torch.ones(2, 8),))
+    with pytest.raises(BatchError, match="compiled for"):
+        captured.batch.flatten_batch([torch.ones(2, 8)])
+
+
+def run(captured: Any, model: nn.Module, batch: Any) -> Any:
+    result = reference.run_graph(captured.graph, reference.model_inputs(model, captured, batch))
+    return captured.unflatten_outputs(result.outputs)
+
+
+def test_constants_of_the_batch_are_baked_in() -> None:
+    model, batch = models.MLP(), {**models.vector_batch(dtype=torch.float32), "scale": 2.0}
+    loss = run(capture(model, scaled, None, batch), model, batch)
+    torch.testing.assert_close(loss, scaled(model, batch))
+
+
+@pytest.mark.parametrize(
+    ("build", "keys"),
+    [
+        (lambda loss, out: loss, ["loss"]),
+        (lambda loss, out: (loss, out), ["loss", "[1]"]),
+        (lambda loss, out: [loss, {"out": out, "n": 3}], ["loss", "[1].out"]),
+        (lambda loss, out: {"out": {"raw": out}, "loss": loss}, ["out.raw", "loss"]),
+        (lambda loss, out: Pair(loss, out), ["loss", "label"]),
+    ],
+)
+def test_results_come_back_as_they_were_built(build: Any, keys: list[str]) -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        out = model(batch["x"])
+        return build(nn.functional.cross_entropy(out, batch["y"]), out)
+
+    torch.manual_seed(0)
+    model, batch = models.MLP(), models.vector_batch(dtype=torch.float32)
+    captured = capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
+    assert [node.key for node in captured.graph.of_kind(Output)] == keys
+    expected = loss_fn(model, batch)
+    found = run(captured, model, batch)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found, expected)
+
+
+def test_evaluation_returns_any_nest_in_evaluation_mode() -> None:
+    torch.manual_seed(0)
+    model, batch = models.MLP(dropout=0.5).double(), models.vector_batch()
+    model.dropout.eval()
+    captured = capture(
+        model, lambda m, b: [m(b["x"]), {"n": b["y"].sum()}], None, batch, training=False
+    )
+    assert [node.key for node in captured.graph.of_kind(Output)] == ["[0]", "[1].n"]
+    assert "weft.uniform" not in str(captured.graph)
+    assert [m.training for m in (model, model.hidden, model.dropout)] == [True, True, False]
+    out, rest = run(captured, model, batch)
+    torch.testing.assert_close(out, model(batch["x"]))
+    assert rest["n"] == batch["y"].sum()
+
+
+def test_a_batch_tensor_or_a_variable_may_be_returned() -> None:
+    model, batch = models.MLP(), models.vector_batch(dtype=torch.float32)
+    captured = capture(
+        model, lambda m, b: (b["x"], m.head.weight, b["x"]), None, batch, training=False
+    )
+    torch.testing.assert_close(
+        run(captured, model, batch), (batch["x"], model.head.weight.detach(), batch["x"])
+    )
