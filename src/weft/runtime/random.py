@@ -118,7 +118,7 @@ def _hash_into(part: Tensor, state: Tensor) -> None:
     _xor_shift(state, shifted, 31)
     bits = _BITS.get(part.dtype, 24)
     _logical_shift(state, state, 64 - bits)
-    torch.mul(state, 2.0**-bits, out=part)
+    part.copy_(state).mul_(2.0**-bits)  # exact: no more bits than the significand holds
 
 
 def _xor_shift(state: Tensor, shifted: Tensor, bits: int) -> Tensor:
