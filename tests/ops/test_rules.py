@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from ops.rule_samples import FAMILIES, NOT_RUN
+from ops.samples_tensor import pointwise_backward, products, views
 from weft.ops import localize, registered_ops, signatures
 from weft.runtime.check_rules import TorchCall, check_call, describe, draw_shards
 from weft.runtime.torch_ops import to_torch
 
 Family = Callable[[], Iterator[TorchCall]]
+by_exact_family = pytest.mark.parametrize("family", [products, views, pointwise_backward])
 by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 
 
@@ -39,6 +41,11 @@ def test_local_calls_can_be_split_again(family: Family) -> None:
             kwargs = tuple((name, to_torch(value, shards)) for name, value in local.kwargs)
             wrong += check_call(TorchCall(local.op, args, kwargs), 2).mismatches
     assert wrong == []
+
+
+@by_exact_family
+def test_no_legal_signature_is_missing(family: Family) -> None:
+    assert [one for sample in family() for one in check_call(sample, 2, search=True).missing] == []
 
 
 def test_every_op_has_a_sample() -> None:

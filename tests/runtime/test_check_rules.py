@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from weft.ops import OpCall, Operand, Signature, TensorSpec, Token
 from weft.ops import rule as declare
 from weft.ops.rule import Rule, rule_of
 from weft.runtime.check_rules import check_call, describe, shards_of, torch_call
+from weft.runtime.local_ops import LOCAL_OPS
 from weft.runtime.torch_ops import to_torch, token, torch_op, torch_value
 
 MM = OpCall(
@@ -80,6 +82,21 @@ def test_partial_shards_make_up_the_tensor(reduction: str, dtype: torch.dtype) -
     joined = {"sum": pieces.sum(0), "max": pieces.amax(0), "min": pieces.amin(0)}[reduction]
     torch.testing.assert_close(joined, tensor)
     assert not any(torch.equal(piece, tensor) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("weft.embedding_shard", (torch.randn(4, 3), torch.tensor([[0, 5], [8, 6]]), 5)),
+        (
+            "weft.embedding_dense_backward_shard",
+            (torch.randn(4, 3), torch.tensor([0, 5, 8, 5]), 4, 5, 8, False),
+        ),
+    ],
+)
+def test_reference_and_kernel_of_local_ops_agree(op: str, args: tuple[Any, ...]) -> None:
+    _, _, (expected,) = describe(torch_call(op, *args))
+    torch.testing.assert_close(LOCAL_OPS[op](*args), expected)
 
 
 def test_names_stand_for_torch_objects() -> None:

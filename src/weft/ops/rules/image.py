@@ -55,9 +55,16 @@ for _dims in (1, 2, 3):
         linear=FIRST,
     )
 
-rule(aten("upsample_nearest2d upsample_bilinear2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+for _name in ("nearest1d", "linear1d"):
+    rule(aten(f"upsample_{_name}"), "... 1 -> ... 1", linear=FIRST)
+    rule(aten(f"upsample_{_name}_backward"), "... 1 -> ... 1", linear=FIRST, adapt=resized(2))
 rule(
-    aten("upsample_nearest2d_backward upsample_bilinear2d_backward"),
+    aten("upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+    "... 1 1 -> ... 1 1",
+    linear=FIRST,
+)
+rule(
+    aten("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward"),
     "... 1 1 -> ... 1 1",
     linear=FIRST,
     adapt=resized(2),
@@ -66,3 +73,9 @@ rule(aten("pixel_shuffle pixel_unshuffle"), "... 1 1 1 -> ... 1 1 1", **MOVES)
 # Blocks of columns belong to channels, so that a split of the channels is one of the columns.
 rule(aten("im2col"), "... c 1 1 -> ... c 1", **MOVES)
 rule(aten("col2im"), "... c 1 -> ... c 1 1", linear=FIRST)
+rule(aten("grid_sampler_2d"), "n c 1 1, n 1 1 1 -> n c 1 1", linear=FIRST)
+rule(
+    aten("grid_sampler_2d_backward"),
+    "n c+ 1 1, n c 1 1, n 1 1 1 -> n c 1 1, n 1 1 1",
+    linear=FIRST,
+)

@@ -139,6 +139,32 @@ def _along(call: OpCall) -> tuple[Dims, Dims]:
     return names, tuple(moving if i == dim else name for i, name in enumerate(names))
 
 
+def _index_write(call: OpCall) -> Factors:
+    """`index_fill` and `index_copy`: whole along the dimension that is written."""
+    rank = len(slot_specs(call)[0].shape)
+    x = except_dims(rank, {normal_dim(argument(call, 1, "dim"), rank)})
+    index = (WHOLE,) * len(slot_specs(call)[1].shape)
+    return Factors((x, index, x)[: len(slot_specs(call))], (x,))
+
+
+def _take(call: OpCall) -> Factors:
+    x, index = slot_specs(call)
+    names = numbered(len(index.shape))
+    return Factors(((WHOLE,) * len(x.shape), names), (names,))
+
+
+def _searchsorted(call: OpCall) -> Factors:
+    """One sorted sequence for all values; several sequences only with a batch each."""
+    if len(slot_specs(call)) != 2:
+        return _whole(call)
+    sequence, values = slot_specs(call)
+    names = numbered(len(values.shape))
+    if len(sequence.shape) == 1:
+        return Factors(((WHOLE,), names), (names,))
+    batch = (*names[:-1], WHOLE)
+    return Factors((batch, names), (names,))
+
+
 def _gather(call: OpCall) -> Factors:
     x, index = _along(call)
     return Factors((x, index), (index,))
@@ -176,6 +202,10 @@ rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, linear=FIRST, tra
 rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),), added=(0,))
 rule(aten("index_select"), _index_select, linear=FIRST, traffic=_read_bytes)
 rule(aten("index_add"), _index_add, linear=((0, 3),), added=(0,))
+rule(aten("index_fill.int_Scalar index_copy"), _index_write, linear=((0, 3),))
+rule(aten("take"), _take, linear=FIRST, traffic=_read_bytes)
+rule(aten("bucketize.Tensor"), "..., 1 -> ...")
+rule(aten("searchsorted.Tensor"), _searchsorted)
 rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
 rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
 rule(aten("scatter_add"), _scatter_add, linear=((0, 3),), added=(0,))

@@ -50,7 +50,7 @@ rule(aten(INCREASING), pointwise, monotone=FIRST)
 rule(aten(UNARY), pointwise)
 rule(aten(BINARY), pointwise)
 rule(aten(BACKWARD), pointwise, linear=FIRST)
-rule(aten("conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
+rule(aten("_conj conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
 rule(aten("_to_copy"), pointwise, linear=_conversion, monotone=FIRST)
 rule("prims.convert_element_type.default", pointwise, linear=_conversion, monotone=FIRST)
 

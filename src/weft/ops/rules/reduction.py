@@ -10,7 +10,7 @@ from weft.ops.arguments import argument, normal_dim, normal_dims, slot_specs
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import aten, rule
-from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
+from weft.ops.rules.common import EITHER, FIRST, like_first, numbered, pointwise, shape_of
 
 
 def _reduced(rank: int, results: tuple[int, ...], dims: frozenset[int]) -> Dims:
@@ -39,6 +39,20 @@ def _over(position: int, contracted: bool = False, default: Any = None) -> Calla
         return _reduce(call, normal_dims(dims, rank), contracted)
 
     return factors
+
+
+def _transformed(call: OpCall) -> Factors:
+    """Fourier transforms: whole along their dimensions."""
+    names = numbered(len(call.operands[0].shape))
+    whole = frozenset(f"d{i}" for i in normal_dims(argument(call, 1, "dim"), len(names)))
+    return Factors((names,), (names,), whole=whole)
+
+
+def _crossed(call: OpCall) -> Factors:
+    bound = pointwise(call)
+    rank = len(shape_of(call.results[0]))
+    dim = normal_dim(argument(call, 2, "dim", -1), rank)
+    return Factors(bound.operands, bound.results, whole=frozenset((f"d{dim}",)))
 
 
 def _over_all(contracted: bool) -> Callable[..., Factors]:
@@ -83,8 +97,12 @@ for _reduction, _all, _dims in EXTREMA:
     rule(aten(_all), _over_all(True), monotone=FIRST, reduction=_reduction, extrema=(_reduction,))
     rule(aten(_dims), _over(1, True), monotone=FIRST, reduction=_reduction, extrema=(_reduction,))
 
+rule(aten("nansum count_nonzero count_nonzero.dim_IntList"), _over(1, True))
 rule(aten("any all prod std var"), _over_all(False))
-rule(aten("max.dim min.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"), _over(1))
+rule(
+    aten("max.dim min.dim median.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"),
+    _over(1),
+)
 rule(aten("logsumexp var.correction var.dim std.correction std.dim"), _over(1))
 rule(aten("var_mean.correction var_mean.dim std_mean.correction"), _over(1))
 rule(aten("linalg_vector_norm norm.ScalarOpt_dim"), _over(2))
@@ -99,3 +117,7 @@ rule(aten("topk"), along(2))
 rule(aten("_softmax_backward_data _log_softmax_backward_data"), along(2), linear=FIRST)
 rule(aten("glu"), along(1))
 rule(aten("glu_backward"), along(2), linear=FIRST)
+rule(aten("kthvalue"), _over(2, default=-1))
+rule(aten("mode"), _over(1, default=-1))
+rule(aten("_fft_r2c _fft_c2c _fft_c2r"), _transformed, linear=FIRST)
+rule(aten("linalg_cross"), _crossed, linear=EITHER)

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.ops.arguments import argument, normal_dim, normal_dims, slot_specs, with_arguments
 from weft.ops.call import OpCall
-from weft.ops.factors import WHOLE, Factors
+from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Cut, aten, renamed, resized, rule
 from weft.ops.rules.common import (
     FIRST,
@@ -176,6 +176,42 @@ def _adapt_triangle(local: OpCall, cut: Cut) -> OpCall:
     return OpCall(local.op, (local.args[0], diagonal), (), local.operands, local.results)
 
 
+def _plane(call: OpCall, shape: tuple[int, ...], first: int) -> tuple[Dims, Dims]:
+    """Factors of a tensor whose two dimensions at `first` and `first + 1` make a plane, and of its diagonals."""
+    rank = len(shape)
+    default = (-2, -1) if call.op == "aten.diag_embed.default" else (0, 1)
+    pairs = ((first, "dim1", default[0]), (first + 1, "dim2", default[1]))
+    dims = {normal_dim(argument(call, *pair), rank) for pair in pairs}
+    return except_dims(rank, dims), (*without_dims(rank, dims), WHOLE)
+
+
+def _diagonal(call: OpCall) -> Factors:
+    plane, diagonal = _plane(call, call.operands[0].shape, 2)
+    return Factors((plane,), (diagonal,))
+
+
+def _diagonal_backward(call: OpCall) -> Factors:
+    plane, diagonal = _plane(call, shape_of(call.results[0]), 3)
+    return Factors((diagonal,), (plane,))
+
+
+def _diag_embed(call: OpCall) -> Factors:
+    plane, diagonal = _plane(call, shape_of(call.results[0]), 2)
+    return Factors((diagonal,), (plane,))
+
+
+def _unfold(call: OpCall) -> Factors:
+    rank = len(call.operands[0].shape)
+    names = except_dims(rank, {normal_dim(argument(call, 1, "dimension"), rank)})
+    return Factors((names,), ((*names, WHOLE),))
+
+
+def _unfold_backward(call: OpCall) -> Factors:
+    rank = len(shape_of(call.results[0]))
+    names = except_dims(rank, {normal_dim(argument(call, 2, "dim"), rank)})
+    return Factors(((*names, WHOLE),), (names,))
+
+
 # A shard may be laid out otherwise than the whole (a slice of it, say), so that its view may need a copy.
 rule(
     aten("view _unsafe_view reshape"),
@@ -217,3 +253,8 @@ rule(aten("select_backward"), _select_backward, linear=FIRST, adapt=resized(1))
 rule(aten("tril triu"), _triangle, linear=FIRST, adapt=_adapt_triangle)
 rule(aten("view_as_complex"), "... 1 -> ...", linear=FIRST, view=True)
 rule(aten("view_as_real"), "... -> ... 1", linear=FIRST, view=True)
+rule(aten("diagonal"), _diagonal, view=True, **MOVES)
+rule(aten("diagonal_backward"), _diagonal_backward, linear=FIRST, adapt=resized(1))
+rule(aten("diag_embed"), _diag_embed, linear=FIRST)
+rule(aten("unfold"), _unfold, view=True, **MOVES)
+rule(aten("unfold_backward"), _unfold_backward, linear=FIRST, adapt=resized(1))
