@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,24 @@ def captured_gpt(**options: Any) -> Any:
     return capture(
         model, models.token_loss, torch.optim.AdamW(model.parameters()), models.token_batch()
     )
+
+
+def test_the_text_of_a_small_step(golden: Callable[[str, str], None]) -> None:
+    model, batch = models.MLP(dropout=0.1), models.vector_batch(dtype=torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    text = str(capture(model, models.classification_loss, optimizer, batch).graph)
+    golden("".join(line.split(" at ")[0] + "\n" for line in text.splitlines()), "mlp_step")
+
+
+def test_two_threads_capture_the_same_model() -> None:
+    model = models.GPT(dropout=0.1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def text(_: int) -> str:
+        return str(capture(model, models.token_loss, optimizer, models.token_batch()).graph)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(text, range(3)))) == 1
 
 
 def test_a_model_on_the_meta_device_gives_the_same_graph() -> None:

@@ -82,7 +82,8 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
     outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
     calls = _needed(reader.calls, [*updates, *outputs])
-    used = {use for node in [*calls, *updates, *outputs] for use in node_uses(node)}
+    readers: list[Node] = [*calls, *updates, *outputs]
+    used = {use for node in readers for use in node_uses(node)}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
     return LogicalGraph(name, (*kept, *_salted(calls), *updates, *outputs))

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeAlias
@@ -36,6 +36,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
 
+# Where fake tensors log errors with a whole stack, though they raise them as well.
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
 
@@ -91,7 +93,7 @@ class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
 
 
-class _NoOutsideWrites(DispatchMode):
+class _NoOutsideWrites(DispatchMode):  # type: ignore[no-untyped-call]
     """Stops an op before it writes a real tensor: without this it would run on the user's data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,15 +173,16 @@ def _mark(node: Any) -> None:
 
 @contextmanager
 def _same_everywhere() -> Iterator[None]:
-    """No kernels of one machine in the graph (oneDNN and cuDNN fuse whole LSTMs), no thread of autograd's own."""
-    mkldnn = torch._C._get_mkldnn_enabled()
+    """No kernels of one machine in the graph (oneDNN and cuDNN fuse whole LSTMs), no thread of autograd's own, no log."""
+    mkldnn, level = torch._C._get_mkldnn_enabled(), _fake_log.level
     torch._C._set_mkldnn_enabled(False)
+    _fake_log.setLevel(logging.CRITICAL)
     try:
         with (
-            warnings.catch_warnings(),
             torch.backends.cudnn.flags(enabled=False),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
+        _fake_log.setLevel(level)

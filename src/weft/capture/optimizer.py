@@ -163,7 +163,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     return tuple(found)
 
 
-class _Observer(DispatchMode):
+class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether any op on more than one element mixes elements.
 
     Where the optimizer takes a number out of a tensor, the tensor may hold the whole parameter's norm: that mixes, and
