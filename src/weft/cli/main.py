@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from weft import __version__
 from weft.cli.run import run_script
 from weft.runtime.launch import Fleet
 
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"weft {version('weft')}")
+        typer.echo(f"weft {__version__}")
         raise typer.Exit
 
 
