@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from local_programs import all_reduce, call, gather, program, training_step
-
 from weft.compiler.bucket import Bucket, Schedule, bucket
 
 

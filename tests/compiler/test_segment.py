@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from local_programs import all_reduce, call, program, training_step, update
-
 from weft.compiler.bucket import bucket
 from weft.compiler.segment import segment
 from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, LocalProgram

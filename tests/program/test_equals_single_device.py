@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+import weft
 from models import (
     GPT,
     MLP,
@@ -18,9 +21,6 @@ from models import (
     token_loss,
     vector_batch,
 )
-from torch import nn
-
-import weft
 
 STEPS = 5
 S, B = weft.split, weft.broadcast

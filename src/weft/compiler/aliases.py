@@ -1,7 +1,7 @@
-"""Views of variables: a view shares the memory that an update overwrites, so its readers count as readers of the variable.
+"""Views of variables: they share the memory that an update overwrites.
 
-Within the compute queue that is enough: whoever reads a view is entered as a reader of the variable itself. A collective or
-a result that the caller keeps works on a copy instead.
+Within the compute queue, whoever reads a view is entered as a reader of the variable itself. A
+collective, or a result that the caller keeps, works on a copy instead.
 """
 
 from __future__ import annotations

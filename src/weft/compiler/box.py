@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
@@ -164,7 +165,7 @@ def _renamed(node: Node, names: dict[str, str]) -> Node:
             return node
 
 
-def _renamed_arg(arg: object, names: dict[str, str]) -> object:
+def _renamed_arg(arg: Any, names: dict[str, str]) -> Any:
     if isinstance(arg, Ref):
         return Ref(names.get(arg.name, arg.name))
     if isinstance(arg, tuple):

@@ -1,12 +1,13 @@
 """Join small all-reduces: one call for many gradients costs one latency instead of many.
 
-Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which all-reduces on one communicator that
-nothing waits for yet stand together. Every rank of a communicator decides alike: the sizes, the order and the readers
-that decide are the same on all of them.
+Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which all-reduces on
+one communicator that nothing waits for yet stand together. Every rank of a communicator decides
+alike: the sizes, the order and the readers that decide are the same on all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -33,7 +34,7 @@ def bucket(program: LocalProgram, bucket_bytes: int = BUCKET_BYTES) -> Schedule:
     joiner = _Joiner(bucket_bytes)
     for node in program.nodes:
         joiner.add(node)
-    joiner.close(joiner.open.copy())
+    joiner.close(joiner.open)
     return tuple(joiner.items)
 
 
@@ -61,7 +62,7 @@ class _Joiner:
         reads = node_reads(node)
         self.close(
             key
-            for key, waiting in self.open.copy().items()
+            for key, waiting in self.open.items()
             if any(collective.output.name in reads for collective in waiting)
         )
         if not isinstance(node, Collective):
@@ -69,11 +70,11 @@ class _Joiner:
         elif node.kind == "all_reduce":
             self._join(node)
         else:
-            self.close(key for key in self.open.copy() if key[0] == node.communicator)
+            self.close(key for key in self.open if key[0] == node.communicator)
             self.items.append(Bucket((node,)))
 
-    def close(self, keys: object) -> None:
-        for key in list(keys):  # type: ignore[call-overload]
+    def close(self, keys: Iterable[tuple[int, str, str]]) -> None:
+        for key in tuple(keys):
             self.items.append(Bucket(tuple(self.open.pop(key))))
 
     def _join(self, node: Collective) -> None:

@@ -5,7 +5,8 @@ Before: the actors of one rank. After: its `RankPlan`, proven live: every cycle 
 
 from __future__ import annotations
 
-import networkx as nx
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from weft.errors import InternalError
 from weft.ir.plan import (
@@ -75,19 +76,20 @@ def prove_live(plan: RankPlan) -> None:
     A register is two edges: from producer to consumer (marked when it is full at the start) and back (marked with
     its free copies). A marked graph is live iff no cycle runs over unmarked edges only (Commoner et al., 1971).
     """
-    graph = nx.DiGraph()
+    after: dict[int, dict[int, str]] = {actor.id: {} for actor in plan.actors}
     for register in plan.registers:
         for consumer in register.consumers:
             if not register.full:
-                graph.add_edge(register.producer, consumer, register=register.value.name)
+                after[consumer][register.producer] = register.value.name
             if register.credits - register.full == 0:
-                graph.add_edge(consumer, register.producer, register=register.value.name)
+                after[register.producer][consumer] = register.value.name
     for queue in {actor.queue for actor in plan.actors if isinstance(actor, Communicate)}:
         order = [actor.id for actor in plan.actors if actor.queue == queue]
-        nx.add_path(graph, order, register=f"order of {queue}")
+        for first, second in pairwise(order):
+            after[second].setdefault(first, f"order of {queue}")
     try:
-        cycle = nx.find_cycle(graph)
-    except nx.NetworkXNoCycle:
-        return
-    path = ", ".join(f"{a} -> {b} over {graph.edges[a, b]['register']}" for a, b in cycle)
-    raise InternalError(f"rank {plan.rank} would wait for itself: actors {path}")
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        steps = pairwise(error.args[1])
+        path = ", ".join(f"{b} waits for {a} over {after[b][a]}" for a, b in steps)
+        raise InternalError(f"rank {plan.rank} would wait for itself: actor {path}") from None

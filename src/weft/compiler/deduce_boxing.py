@@ -79,6 +79,12 @@ class BoxingCosts:
         return costs.reshape((len(options),) * (2 * len(self.grid)))
 
 
+def reductions(made: SBPs, wanted: SBPs) -> Table:
+    """1 where a Partial is made and something else is wanted, 0 elsewhere."""
+    partial, final = ([isinstance(sbp, Partial) for sbp in sbps] for sbps in (made, wanted))
+    return np.outer(partial, np.logical_not(final)).astype(float)
+
+
 def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> int:
     """Bytes that all ranks together hold more when a tensor is Broadcast along `axis` than when it is Split.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.compiler.deduce_boxing import BoxingCosts, Table, idle_bytes
+from weft.compiler.deduce_boxing import BoxingCosts, Table, idle_bytes, reductions
 from weft.compiler.deduce_intent import Intent, departures
 from weft.compiler.deduce_options import GivenOptions, Options, PerAxis, WorkOptions, start
 from weft.compiler.deduce_problem import Edge, Problem, Share, Work
@@ -139,11 +139,14 @@ class _Descent:
         source, target = options[edge.source], options[edge.target]
         ports = (id(source), edge.result, id(target), edge.operand)
         intent: Intent = edge.intents[axis] if edge.intents else ""
-        key = (edge.spec, axis, before, after, ports, intent)
+        early = isinstance(self.problem.variables[edge.target], Work)
+        key = (edge.spec, axis, before, after, ports, intent, early)
         if key not in self.tables:
             made = tuple(one.results[edge.result] for one in source.signatures)
             wanted = tuple(one.operands[edge.operand] for one in target.signatures)
             table = self.boxing.table(edge.spec, axis, (before, after), (made, wanted))
+            if early:
+                table = table + self.cost_model.early_reduction * reductions(made, wanted)
             if intent:
                 idle = idle_bytes(edge.spec, axis, before, self.grid)
                 table = table + idle * departures(intent, made, wanted, self.cost_model)

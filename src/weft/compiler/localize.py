@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from weft.boxing import COLLECTIVES, LocalStep, Step, local_step, steps
 from weft.compiler.calls import op_call, operand_names
@@ -15,6 +15,7 @@ from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
 from weft.ir.plan import (
     Collective,
+    CollectiveKind,
     Communicator,
     LocalCall,
     LocalInput,
@@ -80,7 +81,7 @@ class _View:
         results = [None if value is None else _layout(value) for value in node.outputs]
         for signature, parts, index in self._axes(layouts, results):
             call = localize_call(call, signature, parts, index)
-        outputs = tuple(value and self.value(value) for value in node.outputs)
+        outputs = tuple(None if value is None else self.value(value) for value in node.outputs)
         self._check(node, call, outputs)
 
         def back(leaf: Any) -> Any:
@@ -130,7 +131,7 @@ class _View:
     ) -> LocalNode:
         if step.kind in COLLECTIVES:
             return Collective(
-                step.kind,
+                cast(CollectiveKind, step.kind),
                 self.communicator_of[local.ranks],
                 source,
                 output,

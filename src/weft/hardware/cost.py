@@ -32,6 +32,9 @@ class CostModel:
         split_parameter: for a parameter that the user split, what using it in another layout weighs, in the same
             unit: high, so that it is computed where it lies whenever the op can. 0 counts bytes only, and gathers
             the parameter for use wherever activations are larger.
+        early_reduction: what reducing a partial value weighs when a call reads the result rather than an update or
+            the caller, in bytes. Breaks ties between equal reductions along a chain of linear ops: late ones can be
+            joined into buckets and need no wait inside the chain.
     """
 
     bytes_per_collective: float = float(COLLECTIVE_BYTES)
@@ -39,6 +42,7 @@ class CostModel:
     bytes_per_traffic: float = 0.1
     whole_parameter: float = 3.0
     split_parameter: float = 1000.0
+    early_reduction: float = 1.0
 
     def boxing(self, moved: Bytes, collectives: int) -> float:
         """Cost of boxing that moves `moved` bytes over all devices in `collectives` collectives."""

@@ -1,7 +1,7 @@
 """The parts of a plan: local nodes, registers, and the actors that they belong to.
 
-A rank's local nodes work on plain local tensors. Actors are bound to queues; tensors that pass from one actor to another
-stand in registers. Each actor acts once a step.
+A rank's local nodes work on plain local tensors. Actors are bound to queues; tensors that pass from
+one actor to another stand in registers. Each actor acts once a step.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Host actor: takes the batch that the user passed and fills the registers of its leaves (`keys[i]` → `produces[i]`)."""
+    """Host actor: takes the user's batch; leaf `keys[i]` fills register `produces[i]`."""
 
     id: int
     keys: tuple[str, ...]

@@ -70,7 +70,7 @@ def build(
 ) -> dict[int, Executor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same."""
     world = setting.world
-    world.check_same({rank: compiled.fingerprint for rank in world.ranks}, "the compiled program")
+    world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
     layouts = {
         node.key: node.value.layout

@@ -21,7 +21,7 @@ from weft.program.variables import agreed_seed, initial_variables
 from weft.runtime.distributed import current_world
 
 
-def compile(  # noqa: A001 (the name that users write, as in torch.compile)
+def compile(
     model: nn.Module,
     loss_fn: Callable[[nn.Module, Any], Any],
     optimizer: torch.optim.Optimizer | None,
@@ -56,7 +56,7 @@ def compile(  # noqa: A001 (the name that users write, as in torch.compile)
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
-    world = current_world()
+    world = current_world(placement.device_type)
     ranks = local_ranks(world, placement)
     batch, _ = without_shards(example_batch)
     device_type = placement.device_type

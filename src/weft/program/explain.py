@@ -6,21 +6,24 @@ Rows that differ only in the number of a repeated block stand once, with a count
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from weft.boxing import COLLECTIVES, steps
+from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.memory import memory
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Value
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 
-WIDTH = 160
+# Wide enough that no cell of a row is broken: one row, one line.
+WIDTH = 400
 
 
 def explain(compiled: Compiled) -> str:
@@ -92,8 +95,9 @@ def _maker(graph: LogicalGraph, name: str) -> str:
     return name
 
 
-def _steps(source: Value, node: Box) -> tuple[object, ...]:
-    return steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype])
+def _steps(source: Value, node: Box) -> tuple[Step, ...]:
+    itemsize = ITEM_SIZE[source.dtype]
+    return steps(_layout(source), _layout(node.output), source.shape, itemsize)
 
 
 def _moved(graph: LogicalGraph, node: Box) -> int:
@@ -140,8 +144,9 @@ def bytes_text(size: int) -> str:
 
 
 def _stars(name: str) -> str:
-    """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together."""
-    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", name)
+    """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together; files relative to here."""
+    near = name.replace(f"{Path.cwd()}{os.sep}", "")
+    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", near)
 
 
 def _where(location: Location | None) -> str:

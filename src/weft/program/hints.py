@@ -37,9 +37,9 @@ def _matched(
             raise StrategyError(_unknown(field, pattern, keys))
     found: dict[str, tuple[SBP | None, ...]] = {}
     for node in inputs:
-        pattern = next((p for p in patterns if _matches(node.key, p)), None)
-        if pattern is not None:
-            found[node.key] = _axes(field, pattern, patterns[pattern], node, placement)
+        chosen = next((p for p in patterns if _matches(node.key, p)), None)
+        if chosen is not None:
+            found[node.key] = _axes(field, chosen, patterns[chosen], node, placement)
     return found
 
 

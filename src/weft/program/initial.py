@@ -14,8 +14,9 @@ from weft.errors import UserError
 def initial_values(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer of a model, tied ones once, by name.
 
-    A module with tensors on the meta device is filled by its `reset_parameters`, as when it was built, on `device`; only
-    one such module is whole at a time, and the user's model stays as it is. Call `check_initial_values` first.
+    A module with tensors on the meta device is filled by its `reset_parameters`, as when it was
+    built, on `device`; only one such module is whole at a time, and the user's model stays as it
+    is. Call `check_initial_values` first.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -53,7 +54,7 @@ def _is_meta(module: nn.Module) -> bool:
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:
     """A copy of `module`, without its children's tensors, whose own tensors have their first values."""
     twin = copy.copy(module)
-    twin._parameters = {  # type: ignore[assignment]
+    twin._parameters = {
         name: None
         if value is None
         else nn.Parameter(torch.empty_like(value, device=device), value.requires_grad)

@@ -12,10 +12,9 @@ from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
-from weft.layout import Layout
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
-from weft.program.shards import BatchShard, local_part, shard_part, without_shards
+from weft.program.shards import BatchShard, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
 
 
@@ -36,7 +35,7 @@ class Program:
         self._batch_layouts = {
             node.key: node.value.layout
             for node in compiled.graph.of_kind(Input)
-            if node.role == "batch"
+            if node.role == "batch" and node.value.layout is not None
         }
 
     @property
@@ -111,16 +110,10 @@ class Program:
     def _feed(
         self, leaves: Mapping[str, Tensor], shards: Mapping[int, BatchShard], rank: int
     ) -> dict[str, Tensor]:
-        return {
-            key: self._part(key, leaf, shards.get(id(leaf)), self._batch_layouts[key], rank)
+        """The parts of all leaves of a batch that `rank` takes, on its device."""
+        device = self._setting.world.device(rank)
+        parts = {
+            key: own_part(key, leaf, shards.get(id(leaf)), self._batch_layouts[key], rank)
             for key, leaf in leaves.items()
         }
-
-    def _part(
-        self, key: str, leaf: Tensor, shard: BatchShard | None, layout: Layout, rank: int
-    ) -> Tensor:
-        if shard is not None:
-            leaf = shard_part(key, shard, layout, rank)
-        else:
-            leaf = local_part(leaf, layout, rank)
-        return leaf.to(self._setting.world.device(rank)).contiguous()
+        return {key: part.to(device).contiguous() for key, part in parts.items()}

@@ -108,12 +108,14 @@ def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     return tensor
 
 
-def shard_part(key: str, shard: BatchShard, layout: Layout, rank: int) -> Tensor:
-    """The part that `rank` brought itself.
+def own_part(key: str, leaf: Tensor, shard: BatchShard | None, layout: Layout, rank: int) -> Tensor:
+    """The part of a batch leaf that `rank` takes: cut from the whole, or brought by the rank itself.
 
     Raises:
         BatchError: when it lies in another layout than the program was compiled for, or has another shape.
     """
+    if shard is None:
+        return local_part(leaf, layout, rank)
     if shard.layout != layout:
         raise BatchError(
             f"batch leaf {key} lies as {shard.layout}, the program was compiled for {layout}; "

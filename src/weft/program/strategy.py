@@ -22,8 +22,8 @@ FORMAT = 1
 class Strategy:
     """Name patterns and the layouts that they fix. What no pattern names is deduced.
 
-    Patterns are shell-like (`*`, `?`, `[0-3]`) and match the whole name; the first that matches counts. One SBP stands for
-    every axis of the placement; a tuple gives one SBP for each axis.
+    Patterns are shell-like (`*`, `?`, `[0-3]`) and match the whole name; the first that matches
+    counts. One SBP stands for every axis of the placement; a tuple gives one SBP for each axis.
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key "batch").

@@ -1,0 +1,124 @@
+"""Whatever is wrong is refused before anything runs, naming the place, what was found and what would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from models import MLP, classification_loss, vector_batch
+from weft.errors import BatchError, CaptureError, LayoutError, RuleError, StrategyError
+
+PAIR = weft.placement("cpu", [0, 1])
+S, B = weft.split, weft.broadcast
+pytestmark = pytest.mark.timeout(60)
+
+
+def compiled(model: nn.Module | None = None, **changes: Any) -> weft.Program:
+    model = model or MLP()
+    arguments: dict[str, Any] = {
+        "loss_fn": classification_loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "example_batch": vector_batch(8, dtype=torch.float32),
+        "placement": PAIR,
+    }
+    return weft.compile(model, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "message"),
+    [
+        (
+            weft.Strategy(parameters={"haed.weight": S(0)}),
+            StrategyError,
+            "names that exist: head.weight",
+        ),
+        (weft.Strategy(batch={"image": S(0)}), StrategyError, "'image': .* matches nothing"),
+        (weft.Strategy(parameters={"head.bias": S(1)}), LayoutError, "head.bias .* no dimension 1"),
+        (weft.Strategy(parameters={"head.weight": (S(0), B)}), StrategyError, "1 axes .* found 2"),
+        (weft.Strategy(batch={"x": weft.partial()}), LayoutError, "split or broadcast, found P"),
+        ("data_parallel", StrategyError, "takes a weft.Strategy"),
+    ],
+)
+def test_strategies_that_do_not_fit(strategy: Any, error: type[Exception], message: str) -> None:
+    with weft.local_world(2), pytest.raises(error, match=message):
+        compiled(strategy=strategy)
+
+
+def test_a_split_finer_than_its_dimension() -> None:
+    strategy = weft.Strategy(parameters={"head.bias": S(0)})
+    with weft.local_world(6), pytest.raises(LayoutError, match=r"head.bias.*4"):
+        compiled(placement=weft.placement("cpu", list(range(6))), strategy=strategy)
+
+
+def test_a_placement_larger_than_the_world() -> None:
+    with weft.local_world(2), pytest.raises(LayoutError, match=r"names ranks \[2, 3\].* has 2"):
+        compiled(placement=weft.placement("cpu", [0, 1, 2, 3]))
+
+
+def test_a_placement_on_devices_that_are_not_there() -> None:
+    with weft.local_world(2), pytest.raises(LayoutError, match="cuda"):
+        compiled(placement=weft.placement("cuda", [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [([[0, 1], [2]], "full grid"), ([0, 0], "twice"), ([], "full grid"), ([0, -1], "from 0")],
+)
+def test_placements_that_are_no_grid(grid: Any, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        weft.placement("cpu", grid)
+
+
+def test_a_batch_of_another_shape() -> None:
+    with weft.local_world(2):
+        program = compiled()
+        with pytest.raises(BatchError, match=r"x.*float32\[8, 8\].*float32\[6, 8\]"):
+            program.step(vector_batch(6, dtype=torch.float32))
+        with pytest.raises(BatchError, match="z"):
+            program.step({**vector_batch(8, dtype=torch.float32), "z": torch.zeros(1)})
+
+
+def test_an_op_without_a_rule_is_named_with_its_line() -> None:
+    @torch.library.custom_op("weft_tests::mystery", mutates_args=())
+    def mystery(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    mystery.register_fake(torch.empty_like)
+    mystery.register_autograd(lambda context, gradient: gradient)
+
+    class Mysterious(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return mystery(super().forward(x))
+
+    with weft.local_world(2), pytest.raises(RuleError, match=r"mystery") as error:
+        compiled(Mysterious())
+    assert "test_bad_input.py:" in str(error.value)
+
+
+def test_control_flow_that_depends_on_data() -> None:
+    def branching(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = classification_loss(model, batch)
+        return loss * 2 if loss > 1 else loss
+
+    with weft.local_world(2), pytest.raises(CaptureError, match=r"test_bad_input\.py:"):
+        compiled(loss_fn=branching)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch: {}", "must begin with weft_strategy"),
+        ("weft_strategy: 1\nbatch:\n  x: S(a)\n", 'an SBP is "S'),
+        ("weft_strategy: 1\nlayers: {}\n", "unknown entries: layers"),
+        ("weft_strategy: 1\nbatch: [", "cannot read"),
+    ],
+)
+def test_strategy_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(StrategyError, match=message):
+        weft.Strategy.load(tmp_path / "bad.yaml")

@@ -1,0 +1,71 @@
+"""The final gate: the same training on real processes over Gloo, started as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from models import (
+    GPT,
+    ResNet,
+    classification_loss,
+    image_batch,
+    token_batch,
+    token_loss,
+)
+
+SCRIPT = Path(__file__).with_name("train_on_processes.py")
+
+
+def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> tuple[list[float], Any]:
+    torch.manual_seed(0)
+    model = make_model().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+    losses = []
+    for seed in range(3):
+        optimizer.zero_grad()
+        loss = loss_fn(model, make_batch(4, seed=seed))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def with_dropout_on_one_rank() -> list[float]:
+    torch.manual_seed(0)
+    model = GPT(dropout=0.2).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+    program = weft.compile(
+        model,
+        token_loss,
+        optimizer,
+        token_batch(4),
+        placement=weft.placement("cpu", [0]),
+        seed=11,
+    )
+    return [program.step(token_batch(4, seed=seed)).item() for seed in range(3)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "weft", "run", "-n", str(ranks), str(SCRIPT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert all(other == found[0] for other in found[1:])
+    gpt, resnet = (GPT, token_loss, token_batch), (ResNet, classification_loss, image_batch)
+    for name, job in {"gpt data": gpt, "gpt tensor": gpt, "resnet data": resnet}.items():
+        losses, state = on_one_device(*job)
+        assert found[0][name]["losses"] == pytest.approx(losses, rel=1e-10)
+        for key, value in state.items():
+            result = torch.tensor(found[0][name]["state"][key], dtype=value.dtype)
+            torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-11)
+    assert found[0]["gpt dropout"]["losses"] == pytest.approx(with_dropout_on_one_rank(), rel=1e-10)

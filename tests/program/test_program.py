@@ -1,0 +1,207 @@
+"""What a program offers besides training: evaluation, state, other outputs, hints, batches in parts, explanations."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import weft
+from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
+from weft.errors import BatchError, UserError
+from weft.ir import parse_graph, parse_plan
+
+PAIR = weft.placement("cpu", [0, 1])
+S, B = weft.split, weft.broadcast
+pytestmark = pytest.mark.timeout(60)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def compiled(model: nn.Module, **changes: Any) -> weft.Program:
+    arguments: dict[str, Any] = {
+        "loss_fn": classification_loss,
+        "optimizer": sgd(model) if list(model.parameters()) else None,
+        "example_batch": vector_batch(8),
+        "placement": PAIR,
+    }
+    return weft.compile(model, **{**arguments, **changes})
+
+
+def test_the_users_model_and_optimizer_stay_as_they_are() -> None:
+    model = MLP().double()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = sgd(model)
+    with weft.local_world(2):
+        program = compiled(model, optimizer=optimizer)
+        program.step(vector_batch(8))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state
+
+
+def test_evaluation_reads_the_live_parameters_in_eval_mode() -> None:
+    torch.manual_seed(0)
+    model = ResNet().double()
+    plain = copy.deepcopy(model)
+    batch = image_batch(4)
+
+    def predictions(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        return {
+            "logits": model(batch["x"]),
+            "right": (model(batch["x"]).argmax(1) == batch["y"]).sum(),
+        }
+
+    optimizer = sgd(plain)
+    with weft.local_world(2):
+        program = compiled(model, loss_fn=classification_loss, example_batch=batch)
+        evaluation = program.evaluation(predictions, batch)
+        for seed in range(2):
+            program.step(image_batch(4, seed=seed))
+            plain.train()
+            optimizer.zero_grad()
+            classification_loss(plain, image_batch(4, seed=seed)).backward()
+            optimizer.step()
+            plain.eval()
+            found = evaluation.step(batch)
+            torch.testing.assert_close(found["logits"], plain(batch["x"]), rtol=1e-9, atol=1e-9)
+            assert found["right"].dtype == torch.int64
+    assert model.training
+
+
+def test_full_state_can_be_loaded_again() -> None:
+    batch = vector_batch(8)
+    with weft.local_world(2):
+        first, second = compiled(MLP().double()), compiled(MLP().double())
+        assert first.step(batch) != second.step(batch)
+        second.load_full_state_dict(first.full_state_dict())
+        assert torch.equal(first.step(batch), second.step(batch))
+        state = first.full_state_dict()
+        state["head.weight"] = state["head.weight"][:2]
+        with pytest.raises(
+            UserError, match=r"head.weight has shape \[4, 16\], the state holds \[2, 16\]"
+        ):
+            second.load_full_state_dict(state)
+        del state["head.weight"]
+        with pytest.raises(UserError, match=r"lacks .*head\.weight"):
+            second.load_full_state_dict(state)
+
+
+def test_tied_parameters_keep_both_names() -> None:
+    model = GPT(tied=True)
+    tokens = {"x": torch.zeros(4, 8, dtype=torch.int64), "y": torch.zeros(4, 8, dtype=torch.int64)}
+    with weft.local_world(2):
+        state = compiled(model, loss_fn=token_loss, example_batch=tokens).full_state_dict()
+    assert list(state) == list(model.state_dict())
+    model.load_state_dict(state)
+
+
+def test_what_the_loss_function_returns_comes_back_whole() -> None:
+    torch.manual_seed(0)
+    model = MLP().double()
+    batch = vector_batch(8)
+
+    def with_extras(model: nn.Module, batch: Any) -> dict[str, Any]:
+        logits = model(batch["x"])
+        return {
+            "loss": F.cross_entropy(logits, batch["y"]),
+            "seen": [logits, logits.argmax(1)],
+            "n": 8,
+        }
+
+    expected = with_extras(model, batch)
+    with weft.local_world(2):
+        found = compiled(model, loss_fn=with_extras).step(batch)
+    assert found["n"] == 8
+    torch.testing.assert_close(found["loss"], expected["loss"].detach())
+    torch.testing.assert_close(found["seen"][0], expected["seen"][0].detach())
+    assert torch.equal(found["seen"][1], expected["seen"][1])
+
+
+def test_a_batch_may_come_in_parts() -> None:
+    model, batch = MLP().double(), vector_batch(8)
+    with weft.local_world(2):
+        program = compiled(model)
+        parts = {
+            key: weft.from_local({0: tensor[:4], 1: tensor[4:]}, placement=PAIR, sbp=S(0))
+            for key, tensor in batch.items()
+        }
+        twin = compiled(model, example_batch=parts)
+        assert torch.equal(program.step(parts), twin.step(batch))
+        other = weft.from_local({0: batch["x"], 1: batch["x"]}, placement=PAIR, sbp=B)
+        with pytest.raises(BatchError, match="batch leaf x lies as"):
+            program.step({**batch, "x": other})
+        with pytest.raises(UserError, match=r"from_local takes \{rank: part\}"):
+            weft.from_local(batch["x"], placement=PAIR, sbp=S(0))
+
+
+def test_hints_in_the_models_code() -> None:
+    class Hinted(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = weft.hint(F.relu(self.hidden(x)), sbp=weft.split(1))
+            return self.head(hidden)
+
+    torch.manual_seed(0)
+    model, batch = Hinted().double(), vector_batch(8)
+    expected = classification_loss(model, batch)
+    with weft.local_world(2):
+        program = compiled(model)
+        hints = [call for call in program.graph.nodes if getattr(call, "op", "") == "weft.hint"]
+        assert [str(hint.outputs[0].layout.sbp[0]) for hint in hints] == ["S(1)"]
+        torch.testing.assert_close(program.step(batch), expected.detach())
+
+
+def test_graph_and_plan_print_and_parse() -> None:
+    with weft.local_world(2):
+        program = compiled(MLP())
+    assert parse_graph(str(program.graph)) == program.graph
+    assert parse_plan(str(program.plan)) == program.plan
+
+
+def test_explain_names_bytes_causes_and_lines() -> None:
+    with weft.local_world(2):
+        text = compiled(MLP(), strategy=weft.data_parallel()).explain()
+    line = next(line for line in text.splitlines() if "update SGD of head.weight" in line)
+    # 4 x 16 float32, all-reduced by 2 ranks: 2(p-1)T = 512 bytes (the model is in single precision).
+    assert "all_reduce" in line
+    assert "512 B" in line
+    assert re.search(r"aten.t.default at \S*models.py:\d+ in head \(backward\)", line)
+    assert "memory, as the plan states it" in text
+
+
+def test_strategies_are_files(tmp_path: Path) -> None:
+    strategy = weft.Strategy(
+        batch={"*": (S(0), B)}, parameters={"head.weight": (B, S(0)), "*": weft.broadcast}
+    )
+    strategy.save(tmp_path / "strategy.yaml")
+    assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
+    assert "head.weight:" in (tmp_path / "strategy.yaml").read_text()
+
+
+def test_a_model_on_the_meta_device() -> None:
+    torch.manual_seed(5)
+    model = MLP()
+    with torch.device("meta"):
+        bare = MLP()
+    torch.manual_seed(5)
+    with weft.local_world(2):
+        program = compiled(bare, example_batch=vector_batch(8, dtype=torch.float32))
+        state = program.full_state_dict()
+        program.step(vector_batch(8, dtype=torch.float32))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.is_meta for parameter in bare.parameters())
+
+
+def test_only_one_rank_needs_no_world() -> None:
+    model, batch = MLP().double(), vector_batch(8)
+    program = compiled(model, placement=weft.placement("cpu", [0]))
+    torch.testing.assert_close(program.step(batch), classification_loss(model, batch).detach())
+    assert not program.plan.communicators

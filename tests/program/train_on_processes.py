@@ -1,0 +1,66 @@
+"""One rank of a training job, started by test_processes.py: trains and prints losses and the state's checksums."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import weft
+from models import (
+    GPT,
+    ResNet,
+    classification_loss,
+    image_batch,
+    token_batch,
+    token_loss,
+)
+
+S, B = weft.split, weft.broadcast
+GRID = {2: [0, 1], 4: [[0, 1], [2, 3]]}[int(os.environ["WORLD_SIZE"])]
+HYBRID = weft.hybrid_parallel(["blocks.*.qkv", "blocks.*.up"], ["blocks.*.proj", "blocks.*.down"])
+COLUMNS = weft.tensor_parallel(["blocks.*.qkv", "blocks.*.up"], ["blocks.*.proj", "blocks.*.down"])
+JOBS = {
+    "gpt data": (GPT, token_loss, token_batch, weft.data_parallel()),
+    "gpt tensor": (
+        GPT,
+        token_loss,
+        token_batch,
+        HYBRID if len(GRID) == 2 and GRID != [0, 1] else COLUMNS,
+    ),
+    "gpt dropout": (lambda: GPT(dropout=0.2), token_loss, token_batch, weft.data_parallel()),
+    "resnet data": (ResNet, classification_loss, image_batch, weft.data_parallel()),
+}
+
+
+def main(out: Path) -> None:
+    rank = int(os.environ["RANK"])
+    results = {}
+    for name, (make_model, loss_fn, make_batch, strategy) in JOBS.items():
+        # Every rank starts from other weights: those of rank 0 must count.
+        torch.manual_seed(rank)
+        model = make_model().double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+        program = weft.compile(
+            model,
+            loss_fn,
+            optimizer,
+            make_batch(4),
+            placement=weft.placement("cpu", GRID),
+            strategy=strategy,
+            seed=11,
+        )
+        losses = [program.step(make_batch(4, seed=seed)).item() for seed in range(3)]
+        state = {key: value.tolist() for key, value in program.full_state_dict().items()}
+        results[name] = {"losses": losses, "state": state}
+        program.close()
+    (out / f"{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
