@@ -173,7 +173,7 @@ def _mark(node: Any) -> None:
 
 @contextmanager
 def _same_everywhere() -> Iterator[None]:
-    """No kernels of one machine in the graph (oneDNN and cuDNN fuse whole LSTMs), no thread of autograd's own, no log."""
+    """No kernels of one machine (oneDNN and cuDNN fuse whole LSTMs), no threads of autograd, no log."""
     mkldnn, level = torch._C._get_mkldnn_enabled(), _fake_log.level
     torch._C._set_mkldnn_enabled(False)
     _fake_log.setLevel(logging.CRITICAL)

@@ -139,8 +139,7 @@ class _Owner(torch.nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, batch: Any) -> Any:
-        with _flat_weights_read_anew(self.model):
-            return self.loss_fn(self.model, batch)
+        return self.loss_fn(self.model, batch)
 
 
 class _Step:
@@ -207,20 +206,6 @@ class _Step:
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())
-
-
-@contextmanager
-def _flat_weights_read_anew(model: torch.nn.Module) -> Iterator[None]:
-    """Let recurrent layers use the lent tensors: they keep a second list of their weights."""
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.RNNBase)]
-    kept = [layer._flat_weights for layer in layers]
-    for layer in layers:
-        layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
-    try:
-        yield
-    finally:
-        for layer, weights in zip(layers, kept, strict=True):
-            layer._flat_weights = weights
 
 
 @contextmanager
