@@ -18,6 +18,14 @@ def make(op: str, args: tuple[Any, ...], shapes: list[tuple[int, ...]], *results
     return OpCall(f"aten.{op}", args, (), specs, made)
 
 
+def test_a_tables_gradient_adds_rows() -> None:
+    grad, indices = TensorSpec((5, 3), "float32"), TensorSpec((5,), "int64")
+    result = TensorSpec((7, 3), "float32")
+    args = (A, B, 7, -1, False)
+    call = OpCall("aten.embedding_dense_backward.default", args, (), (grad, indices), (result,))
+    assert flops(call) == 7 * 3
+
+
 @pytest.mark.parametrize(
     ("call", "expected"),
     [

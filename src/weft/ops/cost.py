@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import rule_of
@@ -25,7 +26,13 @@ def flops(call: OpCall) -> Flops:
     if rule.view:
         return Flops(0)
     factors = rule.bind(call)
-    carried = [name for dims in factors.operands for name in set(dims) & factors.contracted]
+    # Indices are no factors of a product: a table's gradient adds rows, it does not multiply them.
+    carried = [
+        name
+        for dims, spec in zip(factors.operands, slot_specs(call), strict=True)
+        for name in set(dims) & factors.contracted
+        if "float" in spec.dtype or "complex" in spec.dtype
+    ]
     if len(carried) > len(set(carried)):
         return Flops(2 * prod(max(sizes) for sizes in factor_sizes(call, factors).values()))
     return Flops(max((prod(spec.shape) for spec in _tensors(call)), default=0))
