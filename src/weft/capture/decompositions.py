@@ -34,9 +34,27 @@ _OVERWRITES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _ones_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """The seed of the backward reads nothing: it must not wait until the loss is reduced over the ranks."""
+    if self.dim():
+        return NotImplemented
+    return torch.full((), 1, dtype=dtype or self.dtype, device=device or self.device)
+
+
+_SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
+
+
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses and random ops."""
-    return _resolve({**statistics.TABLE, **losses.TABLE, **random.TABLE})
+    return _resolve({**_SEED, **statistics.TABLE, **losses.TABLE, **random.TABLE})
 
 
 def overwrites() -> Decompositions:
