@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.actors import Act, Begin, EndStep, Finished, Send, machines, rehearse
@@ -65,7 +65,9 @@ def is_live(plan):
     return nx.is_directed_acyclic_graph(graph)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(plans(cyclic=True))
 def test_a_plan_runs_to_its_end_iff_it_is_live(plan):
     if is_live(plan):
@@ -131,7 +133,9 @@ def check_log(plan, log):
         assert order == sorted(order)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(plans(), st.integers(0, 3))
 def test_any_timing_keeps_credits_and_order(plan, seed):
     if not is_live(plan):

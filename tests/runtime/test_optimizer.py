@@ -133,3 +133,15 @@ def test_another_optimizer_than_the_plan_was_made_for_is_refused():
 
 def test_private_torch_apis_that_are_needed():
     assert "cpu" in _get_fused_kernels_supported_devices()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_empty_shard_is_no_harm(name):
+    """A parameter with fewer rows than ranks leaves some ranks without a row."""
+    user, _ = optimizer_of(name, list(parameters().values()))
+    variables = Variables({"a.weight": torch.zeros(0, 3), "b.weight": torch.ones(1, 3)})
+    shards = OptimizerUpdates(user, updates(name), variables)
+    for _ in range(2):
+        shards.run([torch.zeros(0, 3), torch.ones(1, 3)])
+    assert variables["a.weight"].shape == (0, 3)
+    assert (variables["b.weight"] < 1).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.runtime import random as weft_random
@@ -26,7 +26,9 @@ def blocks(draw_):
     return size, offset, length
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(blocks(), st.sampled_from([1, 5, 64]))
 def test_a_block_holds_the_numbers_of_the_whole(block, chunk):
     size, offset, length = block

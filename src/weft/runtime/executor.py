@@ -64,6 +64,8 @@ class Executor:
         self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
         # The first failure of this rank; set once, under the lock, before anyone is woken.
         self._failure: BaseException | None = None
+        # Whether `step` has raised it; another rank may fail between two steps of this one.
+        self._raised = False
         self._lock = threading.Lock()
         # Queues that have not ended the step that runs.
         self._open = 0
@@ -105,6 +107,9 @@ class Executor:
             RankFailure: when an actor of this rank raised (its error is the cause), when another rank failed, or when
                 nothing happened for `timeout` seconds. No later step will run.
         """
+        if self._failure is not None and not self._raised:
+            self._raised = True
+            raise self._failure from self._failure.__cause__
         if self._failure is not None:
             text = f"rank {self.plan.rank} has already failed: {first_line(self._failure)}"
             raise RankFailure(text) from self._failure
@@ -117,6 +122,7 @@ class Executor:
             self._run(step)
         except BaseException as error:
             failure = self._fail(error)
+            self._raised = True
             raise failure from failure.__cause__
         self._done += 1
         return self._rank.batches.fetched.pop(step, {})

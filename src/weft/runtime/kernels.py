@@ -25,9 +25,6 @@ from weft.ops.call import Token
 from weft.runtime.local_ops import LOCAL_OPS, VIEW_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
-# Draws `weft.uniform(size, offset, length, salt, dtype=, device=)` for the step that runs.
-Draw = Callable[..., Tensor]
-
 UNIFORM = "weft.uniform"
 
 
@@ -36,16 +33,19 @@ class Kernel:
     """A compiled run of local calls.
 
     Attributes:
-        inputs: names of the values that it takes, in the order of `function`'s arguments after `draw`.
+        inputs: names of the values that it takes, in the order of `function`'s arguments after `draw`
+            (`draw(size, offset, length, salt, dtype=, device=)` draws `weft.uniform` for the step that runs).
         outputs: names of the values that it returns.
         source: what `function` was compiled from.
         function: `function(draw, *inputs) -> tuple of outputs`.
+        draws: whether it calls `draw`.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     source: str
     function: Callable[..., tuple[Tensor, ...]]
+    draws: bool
 
 
 def build_kernel(
@@ -71,7 +71,8 @@ def build_kernel(
     source = "\n".join([f"def segment({arguments}):", *lines, result, ""])
     namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **bound}
     exec(_compile(source), namespace)
-    return Kernel(inputs, tuple(outputs), source, namespace["segment"])
+    draws = any(call.op == UNIFORM for call in calls)
+    return Kernel(inputs, tuple(outputs), source, namespace["segment"], draws)
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ from weft.ir.plan import (
 )
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives
-from weft.runtime.kernels import Draw, Kernel, aliases, build_kernel
+from weft.runtime.kernels import aliases, build_kernel
 from weft.runtime.optimizer import Updates, group_updates
 from weft.runtime.random import uniform
 from weft.runtime.state import Variables
@@ -149,35 +149,27 @@ def _bind_compute(
     copied = aliases(calls, _volatile(rank)) & {*sources, *_fetched(rank)}
     kernel = build_kernel(calls, (*writes, *sources), rank.device, copied)
     gather = _bind_operands(kernel.inputs, reads, rank)
-    run = partial(_run_kernel, kernel, rank.seed, rank.first_step)
-    if not updates:
-        return lambda step, inputs: run(step, gather(inputs))
     counts = [(len(names), update) for names, update in joined]
-    return partial(_run_with_updates, run, gather, len(writes), counts)
+    draws = partial(partial, uniform, rank.seed) if kernel.draws else None
+    first, fresh = rank.first_step, len(writes)
+
+    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        draw = draws(first + step) if draws else None
+        outputs = kernel.function(draw, *gather(inputs))
+        if not counts:
+            return outputs
+        _run_updates(counts, outputs[fresh:])
+        return outputs[:fresh]
+
+    return act
 
 
-def _run_kernel(
-    kernel: Kernel, seed: int, first_step: int, step: int, operands: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    draw: Draw = partial(uniform, seed, first_step + step)
-    return kernel.function(draw, *operands)
-
-
-def _run_with_updates(
-    run: Callable[[int, Sequence[Tensor]], tuple[Tensor, ...]],
-    gather: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-    fresh: int,
-    updates: Sequence[tuple[int, Updates]],
-    step: int,
-    inputs: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
-    """Run the kernel, then the updates on the last of its outputs; the first `fresh` ones are the actor's."""
-    outputs = run(step, gather(inputs))
-    start = fresh
+def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tensor]) -> None:
+    """Run updates on their sources, given how many each of them takes."""
+    start = 0
     for count, update in updates:
-        update.run(outputs[start : start + count])
+        update.run(sources[start : start + count])
         start += count
-    return outputs[:fresh]
 
 
 def _fetched(rank: Rank) -> set[str]:
