@@ -114,6 +114,7 @@ CASES = {
     "mlp width 64": lambda: mlp(64, 16, steps=200),
     "gpt 2x64": lambda: gpt(2, 64, 32, 2, steps=50),
     "gpt 4x256": lambda: gpt(4, 256, 128, 4, steps=4),
+    "gpt 6x512": lambda: gpt(6, 512, 256, 8, steps=1),
 }
 
 
