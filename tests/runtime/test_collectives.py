@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator, LocalValue
 from weft.layout import shard_sizes
+from weft.runtime import local_channel
 from weft.runtime.channel import check_same
 from weft.runtime.collectives import run_collectives
 from weft.runtime.world import local_world
@@ -162,3 +165,26 @@ def test_ranks_that_run_different_collectives_are_told():
 
     with pytest.raises(InternalError, match="different collectives"):
         run(2, work)
+
+
+def test_no_rank_leaves_before_its_tensors_are_read(monkeypatch):
+    """Rank 0 overwrites what it sent as soon as it may; rank 1 gives it time to do so too early."""
+    left = threading.Event()
+    check = local_channel._check_piece
+
+    def slow(rank, buffer, tensor):
+        if rank == 0:
+            left.wait(0.2)
+        check(rank, buffer, tensor)
+
+    monkeypatch.setattr(local_channel, "_check_piece", slow)
+
+    def work(channel):
+        mine = torch.full((2,), channel.index + 1)
+        spec = Collective("all_gather", 0, value(mine), value(mine), dim=0, sizes=(2, 2))
+        (out,) = run_collectives(channel, (spec,), (mine,))
+        mine.zero_()
+        left.set()
+        return out.tolist()
+
+    assert run(2, work) == [[1, 1, 2, 2]] * 2

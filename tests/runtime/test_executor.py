@@ -351,3 +351,33 @@ def test_autocast_of_the_caller_does_not_reach_the_kernels():
         with executor, torch.autocast("cpu", torch.bfloat16):
             loss = executor.step(batch)["loss"]
     assert loss.item() == pytest.approx((3 * 1.001) ** 2, rel=1e-6)
+
+
+def test_updates_that_read_each_other_and_results_that_are_variables():
+    """a and b change places; the step returns a itself and a view of b, as they were in that step."""
+    a, b, view = (value(name, 2) for name in ("a", "b", "view"))
+    nodes = (
+        call("weft.slice", (Ref("b"), 0, 0, 2), view),
+        LocalUpdate("copy", "a", "b", (), 0, "a"),
+        LocalUpdate("copy", "b", "a", (), 0, "b"),
+    )
+    plan = RankPlan(
+        0,
+        (LocalInput(a, "buffer", "a"), LocalInput(b, "buffer", "b")),
+        (
+            Compute(0, nodes, (), ("view", "a", "b")),
+            Fetch(1, ("a",), ("a",)),
+            Fetch(2, ("view",), ("view",)),
+        ),
+        (
+            Register(view, "activation", 0, (2,)),
+            Register(a, "buffer", 0, (1,), 1, True),
+            Register(b, "buffer", 0, (), 1, True),
+        ),
+    )
+    variables = Variables({"a": torch.ones(2), "b": torch.zeros(2)})
+    with Executor(plan, {}, torch.device("cpu"), variables, timeout=10) as executor:
+        results = [executor.step({}) for _ in range(2)]
+    assert [result["a"].tolist() for result in results] == [[1, 1], [0, 0]]
+    assert [result["view"].tolist() for result in results] == [[0, 0], [1, 1]]
+    assert variables["a"].tolist() == [1, 1]

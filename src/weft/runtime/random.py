@@ -20,7 +20,7 @@ _SECOND = 0x94D049BB133111EB
 
 # Elements that are hashed at once: some dozen passes over them stay in a core's cache. On other devices it is the
 # launches that cost, not the passes.
-CPU_CHUNK = 1 << 14
+CPU_CHUNK = 1 << 17
 DEVICE_CHUNK = 1 << 26
 
 # Random bits of a result: as many as its significand holds.
