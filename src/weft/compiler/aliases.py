@@ -69,8 +69,7 @@ def variable_views(program: LocalProgram) -> dict[str, str]:
         if isinstance(node, LocalCall) and node.op in VIEW_OPS:
             first = next(refs(node.args), "")
             if first in bases:
-                made = (value.name for value in node.outputs if value is not None)
-                bases.update((name, bases[first]) for name in made)
+                bases.update((value.name, bases[first]) for value in node.makes)
     return bases
 
 
@@ -87,7 +86,7 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
             nodes.append(_clone(node.input.name, copy))
             node = replace(node, input=copy)
         nodes.append(node)
-    values = _values(program)
+    values = program.values
     outputs = []
     for number, output in enumerate(program.outputs):
         if output.name in bases:
@@ -100,11 +99,3 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
 
 def _clone(name: str, copy: LocalValue) -> LocalCall:
     return LocalCall("aten.clone.default", (Ref(name),), (), (copy,))
-
-
-def _values(program: LocalProgram) -> dict[str, LocalValue]:
-    found = {item.value.name: item.value for item in program.inputs}
-    for node in program.nodes:
-        if isinstance(node, LocalCall):
-            found.update((value.name, value) for value in node.outputs if value is not None)
-    return found

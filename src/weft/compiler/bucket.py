@@ -11,8 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from weft.ir.logical import Arg, refs
-from weft.ir.plan import Collective, LocalCall, LocalNode, LocalProgram, LocalUpdate
+from weft.ir.plan import (
+    Collective,
+    LocalCall,
+    LocalNode,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+)
 
 # What a bucket may move in total over its ranks, in bytes. Larger buckets save latency, smaller ones start earlier.
 BUCKET_BYTES = 32 * 2**20
@@ -23,6 +29,16 @@ class Bucket:
     """Collectives that run as one."""
 
     collectives: tuple[Collective, ...]
+
+    @property
+    def reads(self) -> set[str]:
+        """The local values that go in."""
+        return {collective.input.name for collective in self.collectives}
+
+    @property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """The local values that come out."""
+        return tuple(collective.output for collective in self.collectives)
 
 
 ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
@@ -38,18 +54,6 @@ def bucket(program: LocalProgram, bucket_bytes: int = BUCKET_BYTES) -> Schedule:
     return tuple(joiner.items)
 
 
-def node_reads(node: LocalNode) -> set[str]:
-    """The local values that a node reads."""
-    match node:
-        case LocalCall(args=args, kwargs=kwargs):
-            every: tuple[Arg, ...] = (args, tuple(arg for _, arg in kwargs))
-            return set(refs(every))
-        case LocalUpdate(target=target, source=source, states=states):
-            return {target, source, *states}
-        case Collective(input=value):
-            return {value.name}
-
-
 @dataclass
 class _Joiner:
     """`open` holds, for each kind of all-reduce, the collectives that wait to be joined; all others are in `items`."""
@@ -59,7 +63,7 @@ class _Joiner:
     open: dict[tuple[int, str, str], list[Collective]] = field(default_factory=dict)
 
     def add(self, node: LocalNode) -> None:
-        reads = node_reads(node)
+        reads = node.reads
         self.close(
             key
             for key, waiting in self.open.items()

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from weft.boxing import COLLECTIVES, LocalStep, Step, local_step, steps
 from weft.compiler.calls import op_call, operand_names
+from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
 from weft.ir.plan import (
@@ -25,8 +26,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
-from weft.layout import Broadcast, Layout
-from weft.ops import OpCall, Operand, Signature, TensorSpec
+from weft.ops import OpCall, Operand, TensorSpec
 from weft.ops import localize as localize_call
 from weft.ops.call import map_argument
 from weft.units import ITEM_SIZE
@@ -60,7 +60,7 @@ class _View:
         return self.aliases.get(name, name)
 
     def value(self, value: Value) -> LocalValue:
-        shape = _layout(value).local_shape(value.shape, self.rank)
+        shape = layout_of(value).local_shape(value.shape, self.rank)
         return LocalValue(value.name, shape, value.dtype)
 
     def local_nodes(self, node: Any) -> Iterator[LocalNode]:
@@ -77,9 +77,8 @@ class _View:
     def _call(self, node: Call) -> LocalCall:
         call = op_call(self.graph, node)
         names = operand_names(node)
-        layouts = [_layout(self.graph.values[name]) for name in names]
-        results = [None if value is None else _layout(value) for value in node.outputs]
-        for signature, parts, index in self._axes(layouts, results):
+        place = self._place(node)
+        for (signature, parts), index in zip(axis_signatures(self.graph, node), place, strict=True):
             call = localize_call(call, signature, parts, index)
         outputs = tuple(None if value is None else self.value(value) for value in node.outputs)
         self._check(node, call, outputs)
@@ -90,16 +89,10 @@ class _View:
         kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
         return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
 
-    def _axes(
-        self, operands: list[Layout], results: list[Layout | None]
-    ) -> Iterator[tuple[Signature, int, int]]:
-        """The signature along each axis of the grid, its length, and this rank's place on it."""
-        placement = next(layout for layout in (*operands, *results) if layout).placement
-        place = placement.coordinates[self.rank]
-        for axis, (parts, index) in enumerate(zip(placement.shape, place, strict=True)):
-            before = tuple(layout.sbp[axis] for layout in operands)
-            after = tuple(layout.sbp[axis] if layout else Broadcast() for layout in results)
-            yield Signature(before, after), parts, index
+    def _place(self, node: Call) -> tuple[int, ...]:
+        """This rank's coordinates on the grid of a call."""
+        value = next(value for value in node.outputs if value is not None)
+        return layout_of(value).placement.coordinates[self.rank]
 
     def _check(self, node: Call, call: OpCall, outputs: tuple[LocalValue | None, ...]) -> None:
         """The rule's idea of the local results must be the layouts'."""
@@ -113,7 +106,7 @@ class _View:
         source = self.graph.values[node.input.name]
         name = self.name(source.name)
         itemsize = ITEM_SIZE[source.dtype]
-        chain = steps(_layout(source), _layout(node.output), source.shape, itemsize)
+        chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
         for number, step in enumerate(chain, 1):
             local = local_step(step, source.shape, itemsize, self.rank)
             if step.kind == "reinterpret":
@@ -153,9 +146,3 @@ class _View:
         states = tuple(ref.name for ref in node.states)
         source = self.name(node.source.name)
         return LocalUpdate(node.rule, node.target.name, source, states, node.group, target.key)
-
-
-def _layout(value: Value) -> Layout:
-    if value.layout is None:
-        raise InternalError(f"%{value.name} has no layout")
-    return value.layout

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from weft.compiler.aliases import VIEW_OPS
-from weft.compiler.bucket import node_reads
 from weft.ir.logical import refs
-from weft.ir.plan import Collective, LocalCall, LocalNode, LocalProgram, LocalValue
+from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 from weft.units import ITEM_SIZE, Bytes
 
 
@@ -55,7 +54,7 @@ def _peak_of_temporaries(program: LocalProgram) -> Bytes:
     bases = _bases(program)
     last: dict[str, int] = {}
     for position, node in enumerate(program.nodes):
-        last.update((bases.get(name, name), position) for name in node_reads(node))
+        last.update((bases.get(name, name), position) for name in node.reads)
     last.update(
         (bases.get(output.name, output.name), len(program.nodes)) for output in program.outputs
     )
@@ -65,12 +64,12 @@ def _peak_of_temporaries(program: LocalProgram) -> Bytes:
     live: dict[str, int] = {}
     now = peak = 0
     for position, node in enumerate(program.nodes):
-        for value in _makes(node):
+        for value in node.makes:
             if value.name not in bases:
                 live[value.name] = value_bytes(value)
                 now += live[value.name]
         peak = max(peak, now)
-        dead = [value.name for value in _makes(node) if value.name not in last]
+        dead = [value.name for value in node.makes if value.name not in last]
         now -= sum(live.pop(name, 0) for name in (*ending.get(position, ()), *dead))
     return Bytes(peak)
 
@@ -83,15 +82,5 @@ def _bases(program: LocalProgram) -> dict[str, str]:
             first = next(refs(node.args), None)
             if first is not None:
                 base = bases.get(first, first)
-                bases.update((value.name, base) for value in _makes(node))
+                bases.update((value.name, base) for value in node.makes)
     return bases
-
-
-def _makes(node: LocalNode) -> tuple[LocalValue, ...]:
-    match node:
-        case LocalCall(outputs=outputs):
-            return tuple(value for value in outputs if value is not None)
-        case Collective(output=output):
-            return (output,)
-        case _:
-            return ()

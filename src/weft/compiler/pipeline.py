@@ -15,9 +15,11 @@ from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.localize import localize
 from weft.compiler.segment import segment
+from weft.compiler.signatures import check_signatures
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, Plan, RankPlan, verify
 from weft.ir.plan import Communicator, LocalProgram
+from weft.ir.verify_plan import verify_communicators
 from weft.layout import Placement
 
 
@@ -60,7 +62,7 @@ def compile_graph(
     options = options or Options()
     verify(graph)
     assignment: Assignment = deduce(graph, hints, placement, options.cost_model)
-    boxed = verify(box(graph, assignment), with_layouts=True)
+    boxed = check_signatures(verify(box(graph, assignment), with_layouts=True))
     groups = communicators(boxed)
     programs = tuple(copy_escaping_views(localize(boxed, rank, groups)) for rank in ranks)
     plans = tuple(_rank_plan(program, groups, options) for program in programs)
@@ -75,4 +77,6 @@ def _rank_plan(
     schedule = bucket(program, options.bucket_bytes)
     # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
     actors = segment(program, schedule, groups)
-    return credit(program, actors)
+    plan = credit(program, actors)
+    verify_communicators(plan, groups)
+    return plan

@@ -1,16 +1,18 @@
 """Cut a schedule into actors: maximal runs of local work between communications.
 
-Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a communication can start
-(its input is there), and where the next node waits for a communication that the run has not waited for yet.
+Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
+communication can start (its input is there), and where the next node waits for a communication that
+the run has not waited for yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from weft.compiler.aliases import variable_views
-from weft.compiler.bucket import Bucket, Schedule, node_reads
+from weft.compiler.bucket import Bucket, Schedule
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -25,140 +27,138 @@ from weft.ir.plan import (
 )
 
 
+@dataclass(frozen=True)
+class Run:
+    """Local work that runs without a stop."""
+
+    nodes: tuple[LocalCall | LocalUpdate, ...]
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Everything that a node reads, in order."""
+        names = (name for node in self.nodes for name in sorted(node.reads))
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
+    def updated(self) -> tuple[str, ...]:
+        """The variables that are written in place, in order."""
+        updates = (node for node in self.nodes if isinstance(node, LocalUpdate))
+        names = (name for node in updates for name in (node.target, *node.states))
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
+    def makes(self) -> tuple[str, ...]:
+        """The fresh values, in order."""
+        return tuple(value.name for node in self.nodes for value in node.makes)
+
+
 def segment(
     program: LocalProgram, schedule: Schedule, communicators: Sequence[Communicator]
 ) -> tuple[Actor, ...]:
     """The actors of one rank: hold, feed, then segments and communications, then fetch."""
-    body = _Cutter({item.value.name for item in program.inputs})
+    cutter = _Cutter({item.value.name for item in program.inputs})
     for item in _updates_when_ready(schedule):
-        body.add(item)
-    body.cut()
-    queues = {communicator.id: communicator.queue for communicator in communicators}
-    return _numbered(program, body.work, queues)
+        cutter.add(item)
+    cutter.cut()
+    hold, feed = _sources(program, cutter.work)
+    work = _work(program, cutter.work, {one.id: one.queue for one in communicators})
+    keys = tuple(output.key for output in program.outputs)
+    names = tuple(output.name for output in program.outputs)
+    return (hold, feed, *work, Fetch(_FIRST + len(work), keys, names))
+
+
+# Hold and feed stand before the work.
+_FIRST = 2
 
 
 def _updates_when_ready(schedule: Schedule) -> Schedule:
-    """Updates last, in the order in which their sources are there, so that early ones need not wait for late ones."""
+    """Updates last, in the order in which their sources are there: early ones do not wait for late ones."""
     made: dict[str, int] = {}
     for position, item in enumerate(schedule):
-        made.update((name, position) for name in _makes(item))
+        made.update((value.name, position) for value in item.makes)
     work = tuple(item for item in schedule if not isinstance(item, LocalUpdate))
     updates = [item for item in schedule if isinstance(item, LocalUpdate)]
     return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))
 
 
-def _makes(item: LocalCall | LocalUpdate | Bucket) -> Iterable[str]:
-    match item:
-        case LocalCall(outputs=outputs):
-            return (value.name for value in outputs if value is not None)
-        case Bucket(collectives=collectives):
-            return (collective.output.name for collective in collectives)
-        case _:
-            return ()
-
-
 @dataclass
 class _Cutter:
-    """`work` holds finished runs and buckets; `run` is the run that grows.
+    """Collects nodes into runs.
 
     Attributes:
         outside: values that are there without waiting: inputs, and everything that earlier runs made.
+        work: finished runs and buckets.
+        run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts.
         made: values that `run` makes.
     """
 
     outside: set[str]
-    work: list[tuple[LocalCall | LocalUpdate, ...] | Bucket] = field(default_factory=list)
+    work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
     made: set[str] = field(default_factory=set)
 
     def add(self, item: LocalCall | LocalUpdate | Bucket) -> None:
         if isinstance(item, Bucket):
-            if any(collective.input.name in self.made for collective in item.collectives):
+            if item.reads & self.made:
                 self.cut()
             self.work.append(item)
             return
-        late = node_reads(item) - self.outside - self.made - self.waited
+        late = item.reads - self.outside - self.made - self.waited
         if late and self.run:
             self.cut()
         self.waited |= late
         self.run.append(item)
-        self.made.update(_makes(item))
+        self.made.update(value.name for value in item.makes)
 
     def cut(self) -> None:
         """End the run that grows."""
         if not self.run:
             return
-        self.work.append(tuple(self.run))
+        self.work.append(Run(tuple(self.run)))
         self.outside |= self.made | self.waited
         self.run, self.waited, self.made = [], set(), set()
 
 
-def _numbered(
-    program: LocalProgram,
-    work: Sequence[tuple[LocalCall | LocalUpdate, ...] | Bucket],
-    queues: dict[int, str],
-) -> tuple[Actor, ...]:
-    """Give every actor its number, its queue, and the registers that it reads and writes."""
-    updated = {
-        name
-        for run in work
-        if isinstance(run, tuple)
-        for node in run
-        if isinstance(node, LocalUpdate)
-        for name in (node.target, *node.states)
-    }
-    kept = (item for item in program.inputs if item.role != "batch")
+def _sources(program: LocalProgram, work: Sequence[Run | Bucket]) -> tuple[Hold, Feed]:
+    updated = {name for run in work if isinstance(run, Run) for name in run.updated}
+    lasting = (item.value.name for item in program.inputs if item.role != "batch")
     fed = [item for item in program.inputs if item.role == "batch"]
-    hold = Hold(0, tuple(item.value.name for item in kept if item.value.name not in updated))
-    feed = Feed(1, tuple(item.key for item in fed), tuple(item.value.name for item in fed))
-    actors: list[Actor] = [hold, feed]
-    readers = _readers(program, work)
-    bases = variable_views(program)
-    for run in work:
-        number = len(actors)
-        if isinstance(run, Bucket):
-            queue = queues[run.collectives[0].communicator]
-            actors.append(Communicate(number, run.collectives, queue))
+    return (
+        Hold(0, tuple(name for name in lasting if name not in updated)),
+        Feed(1, tuple(item.key for item in fed), tuple(item.value.name for item in fed)),
+    )
+
+
+def _work(
+    program: LocalProgram, work: Sequence[Run | Bucket], queues: Mapping[int, str]
+) -> list[Actor]:
+    """Give every run and bucket its number, its queue, and the registers it reads and writes."""
+    readers, bases = _readers(program, work), variable_views(program)
+    actors: list[Actor] = []
+    for number, item in enumerate(work, _FIRST):
+        if isinstance(item, Bucket):
+            queue = queues[item.collectives[0].communicator]
+            actors.append(Communicate(number, item.collectives, queue))
         else:
-            actors.append(_compute(number, run, readers, bases))
-    keys = tuple(output.key for output in program.outputs)
-    names = tuple(output.name for output in program.outputs)
-    return (*actors, Fetch(len(actors), keys, names))
+            leaving = tuple(name for name in item.makes if readers.get(name, set()) - {number})
+            consumes = _consumed(item, bases)
+            actors.append(Compute(number, item.nodes, consumes, (*leaving, *item.updated)))
+    return actors
 
 
-def _readers(
-    program: LocalProgram, work: Sequence[tuple[LocalCall | LocalUpdate, ...] | Bucket]
-) -> dict[str, set[int]]:
-    """For each value, the places in `work` that read it; -1 stands for the caller."""
+def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, set[int]]:
+    """For each value, the actors that read it; -1 stands for the caller."""
     found: dict[str, set[int]] = {output.name: {-1} for output in program.outputs}
-    for place, run in enumerate(work):
-        nodes = run.collectives if isinstance(run, Bucket) else run
-        for node in nodes:
-            for name in node_reads(node):
-                found.setdefault(name, set()).add(place)
+    for number, item in enumerate(work, _FIRST):
+        for name in item.reads:
+            found.setdefault(name, set()).add(number)
     return found
 
 
-def _compute(
-    number: int,
-    run: tuple[LocalCall | LocalUpdate, ...],
-    readers: dict[str, set[int]],
-    bases: dict[str, str],
-) -> Compute:
-    place = number - 2  # hold and feed stand before the work
-    made = [name for node in run for name in _makes(node)]
-    reads = dict.fromkeys(name for node in run for name in sorted(node_reads(node)))
-    # Who reads a view of a variable reads the variable: an update must wait for it.
-    reads.update(dict.fromkeys(bases[name] for name in tuple(reads) if name in bases))
-    updated = dict.fromkeys(
-        name
-        for node in run
-        if isinstance(node, LocalUpdate)
-        for name in (node.target, *node.states)
-    )
-    inside = {*made, *updated}
-    leaving = [name for name in made if readers.get(name, set()) - {place}]
-    consumes = tuple(name for name in reads if name not in inside)
-    return Compute(number, run, consumes, (*leaving, *updated))
+def _consumed(run: Run, bases: Mapping[str, str]) -> tuple[str, ...]:
+    """What a run reads from outside. Who reads a view of a variable reads the variable: its update must wait."""
+    names = dict.fromkeys((*run.reads, *(bases[name] for name in run.reads if name in bases)))
+    inside = {*run.makes, *run.updated}
+    return tuple(name for name in names if name not in inside)

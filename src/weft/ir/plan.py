@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
@@ -64,6 +65,12 @@ class LocalProgram:
     inputs: tuple[LocalInput, ...]
     nodes: tuple[LocalNode, ...]
     outputs: tuple[LocalOutput, ...]
+
+    @cached_property
+    def values(self) -> dict[str, LocalValue]:
+        """Every local value by name."""
+        found = {item.value.name: item.value for item in self.inputs}
+        return found | {value.name: value for node in self.nodes for value in node.makes}
 
     def __str__(self) -> str:
         outputs = [f"output {quoted(output.key)} %{output.name}" for output in self.outputs]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from weft.ir.nodes import Arg, Role
+from weft.ir.nodes import Arg, Role, refs
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
@@ -59,6 +59,16 @@ class LocalCall:
     kwargs: tuple[tuple[str, Arg], ...]
     outputs: tuple[LocalValue | None, ...]
 
+    @property
+    def reads(self) -> set[str]:
+        """The local values that the call reads."""
+        return {*refs(self.args), *(name for _, arg in self.kwargs for name in refs(arg))}
+
+    @property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """The local values that the call makes."""
+        return tuple(value for value in self.outputs if value is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalUpdate:
@@ -70,6 +80,16 @@ class LocalUpdate:
     states: tuple[str, ...]
     group: int
     key: str
+
+    @property
+    def reads(self) -> set[str]:
+        """The local values that the update reads; it writes the target and the states."""
+        return {self.target, self.source, *self.states}
+
+    @property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """Nothing new: an update writes in place."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +119,16 @@ class Collective:
     sizes: tuple[int, ...] = ()
     split_sizes: tuple[int, ...] = ()
     bytes: int = 0
+
+    @property
+    def reads(self) -> set[str]:
+        """The local value that goes in."""
+        return {self.input.name}
+
+    @property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """The local value that comes out."""
+        return (self.output,)
 
 
 LocalNode: TypeAlias = LocalCall | LocalUpdate | Collective

@@ -1,0 +1,49 @@
+"""The SBP signatures that a graph with layouts gives its calls, and the check that their rules allow them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.compiler.calls import op_call, operand_names
+from weft.errors import InternalError
+from weft.ir.logical import Call, LogicalGraph, Value
+from weft.layout import Broadcast, Layout
+from weft.ops import Signature, localize, signatures
+
+
+def axis_signatures(graph: LogicalGraph, node: Call) -> Iterator[tuple[Signature, int]]:
+    """For each axis of the grid, outermost first: the signature of `node` and the number of ranks."""
+    operands = [layout_of(graph.values[name]) for name in operand_names(node)]
+    results = [None if value is None else layout_of(value) for value in node.outputs]
+    placement = next(layout for layout in (*operands, *results) if layout).placement
+    for axis, parts in enumerate(placement.shape):
+        before = tuple(layout.sbp[axis] for layout in operands)
+        after = tuple(layout.sbp[axis] if layout else Broadcast() for layout in results)
+        yield Signature(before, after), parts
+
+
+def check_signatures(graph: LogicalGraph) -> LogicalGraph:
+    """Return `graph` when the rule of every call allows the layouts around it.
+
+    Raises:
+        InternalError: naming the call, its signature and the axis.
+    """
+    for node in graph.of_kind(Call):
+        if node.op == "weft.hint":
+            continue
+        call = op_call(graph, node)
+        for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
+            if signature not in signatures(call, parts):
+                raise InternalError(
+                    f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"
+                )
+            # The largest shard stands for all: it is what deduction looked at.
+            call = localize(call, signature, parts, 0)
+    return graph
+
+
+def layout_of(value: Value) -> Layout:
+    """The layout of a value in a graph that has layouts."""
+    if value.layout is None:
+        raise InternalError(f"%{value.name} has no layout")
+    return value.layout

@@ -1,0 +1,122 @@
+"""Every pass, before and after, as text: one training step of a linear layer on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from weft.compiler.aliases import copy_escaping_views
+from weft.compiler.box import box
+from weft.compiler.bucket import Bucket, Schedule, bucket
+from weft.compiler.communicators import communicators
+from weft.compiler.credit import credit
+from weft.compiler.deduce import Hints, deduce
+from weft.compiler.localize import localize
+from weft.compiler.segment import segment
+from weft.compiler.signatures import check_signatures
+from weft.errors import InternalError
+from weft.ir import LogicalGraph, parse_graph
+from weft.ir.logical import Box
+from weft.ir.plan import LocalCall, LocalProgram, LocalUpdate
+from weft.ir.plan_printer import actor_text, local_text
+from weft.layout import Broadcast, Split, placement
+
+Golden = Callable[[str, str], None]
+PAIR = placement("cpu", [0, 1])
+
+# y = x wᵀ, loss = sum(y) / 6, gradient of w, plain descent; the result y is returned too.
+STEP = """\
+graph "step"
+%w = parameter "fc.weight" : float32[4, 5]
+%x = batch "x" : float32[6, 5]
+%t = call aten.t.default(%w) : float32[5, 4] at "train.py":3 in "fc"
+%y = call aten.mm.default(%x, %t) : float32[6, 4] at "train.py":3 in "fc"
+%sum = call aten.sum.default(%y) : float32[] at "train.py":7
+%loss = call aten.div.Tensor(%sum, 6) : float32[] at "train.py":7
+%ones = call aten.full.default([6, 4], 1, dtype=!dtype:float32) : float32[6, 4] at "train.py":7 backward
+%seed = call aten.div.Tensor(%ones, 6) : float32[6, 4] at "train.py":7 backward
+%turned = call aten.t.default(%seed) : float32[4, 6] at "train.py":3 in "fc" backward
+%gw = call aten.mm.default(%turned, %x) : float32[4, 5] at "train.py":3 in "fc" backward
+update "SGD" group 0 %w from %gw
+output "loss" %loss
+output "[1]" %y
+"""
+
+STRATEGIES = {
+    "data": Hints({"x": (Split(0),), "fc.weight": (Broadcast(),)}),
+    "columns": Hints({"x": (Broadcast(),), "fc.weight": (Split(0),)}),
+    "rows": Hints({"x": (Split(0),), "fc.weight": (Split(1),)}),
+}
+
+
+def boxed(hints: Hints) -> LogicalGraph:
+    graph = parse_graph(STEP)
+    return box(graph, deduce(graph, hints, PAIR))
+
+
+def local(hints: Hints, rank: int = 1) -> LocalProgram:
+    graph = boxed(hints)
+    return localize(graph, rank, communicators(graph))
+
+
+def schedule_text(schedule: Schedule) -> str:
+    lines = []
+    for item in schedule:
+        if isinstance(item, Bucket):
+            lines += ["bucket", *(f"  {local_text(part)}" for part in item.collectives)]
+        elif isinstance(item, LocalCall | LocalUpdate):
+            lines.append(local_text(item))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_deduce_and_box(golden: Golden, strategy: str) -> None:
+    golden(str(boxed(STRATEGIES[strategy])), f"boxed_{strategy}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_localize(golden: Golden, strategy: str) -> None:
+    golden(str(local(STRATEGIES[strategy])), f"local_{strategy}")
+
+
+def test_copies_of_views(golden: Golden) -> None:
+    text = STEP.replace('output "[1]" %y', 'output "[1]" %t')
+    graph = parse_graph(text)
+    graph = box(graph, deduce(graph, STRATEGIES["data"], PAIR))
+    golden(str(copy_escaping_views(localize(graph, 0, communicators(graph)))), "copied_views")
+
+
+def test_bucket(golden: Golden) -> None:
+    golden(schedule_text(bucket(local(STRATEGIES["data"]))), "bucketed_data")
+
+
+def test_segment(golden: Golden) -> None:
+    graph = boxed(STRATEGIES["data"])
+    program = localize(graph, 0, communicators(graph))
+    actors = segment(program, bucket(program), communicators(graph))
+    golden("\n".join(map(actor_text, actors)), "segmented_data")
+
+
+def test_credit(golden: Golden) -> None:
+    graph = boxed(STRATEGIES["data"])
+    program = localize(graph, 0, communicators(graph))
+    actors = segment(program, bucket(program), communicators(graph))
+    golden(str(credit(program, actors)), "plan_data")
+
+
+def test_readers_of_one_layout_share_a_boxing() -> None:
+    graph = boxed(STRATEGIES["data"])
+    wanted = [(node.input.name, node.output.layout) for node in graph.of_kind(Box)]
+    assert len(wanted) == len(set(wanted))
+
+
+def test_layouts_that_no_rule_allows_are_refused() -> None:
+    text = str(boxed(STRATEGIES["data"]))
+    assert check_signatures(parse_graph(text))
+    right, wrong = "(%ones, 6) : float32[6, 4] @0(S(0))", "(%ones, 6) : float32[6, 4] @0(S(1))"
+    assert right in text
+    with pytest.raises(
+        InternalError, match=r"aten.div.Tensor at .*no rule allows S\(0\) -> S\(1\)"
+    ):
+        check_signatures(parse_graph(text.replace(right, wrong)))

@@ -1,0 +1,94 @@
+"""Each rule of the legal-plan table fires on the smallest plan that breaks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import InternalError
+from weft.ir.plan_parser import parse_plan
+from weft.ir.verify_plan import PLAN_RULES, verify_communicators, verify_plan
+
+HEAD = 'plan "p"\ncommunicator 0 = [0, 1]\nrank 0\n'
+X = "register %x : float32[4] batch credits 2 from 0 to [1]\n"
+Y = "register %y : float32[4] activation credits 1 from 1 to [2]\n"
+FEED = 'actor 0 on "host" feed "x" %x\n'
+NEGATE = (
+    'actor 1 on "compute" compute [%x] -> [%y]\n  %y = call aten.neg.default(%x) : float32[4]\n'
+)
+FETCH = 'actor 2 on "host" fetch "loss" %y\n'
+LEGAL = HEAD + X + Y + FEED + NEGATE + FETCH
+
+BROKEN = {
+    "actors_numbered": LEGAL.replace("actor 2 on", "actor 3 on"),
+    "registers_unique": LEGAL.replace(X, X + X),
+    "registers_know_their_actors": LEGAL.replace("from 1 to [2]", "from 1 to []"),
+    "nobody_reads_what_it_writes": LEGAL.replace("compute [%x]", "compute [%x, %y]").replace(
+        "from 1 to [2]", "from 1 to [1, 2]"
+    ),
+    "credits_given": LEGAL.replace("credits 1", "credits 0"),
+    "held_registers_full": LEGAL.replace('feed "x" %x', "hold %x"),
+    "segments_read_what_is_there": LEGAL.replace("aten.neg.default(%x)", "aten.neg.default(%z)"),
+}
+
+
+def test_a_legal_plan_passes() -> None:
+    (rank,) = parse_plan(LEGAL).ranks
+    assert verify_plan(rank) is rank
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_each_rule_fires(rule: str) -> None:
+    (rank,) = parse_plan(BROKEN[rule]).ranks
+    with pytest.raises(InternalError, match=f"breaks the rule {rule}"):
+        verify_plan(rank)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.__name__ for rule in PLAN_RULES} == set(BROKEN)
+
+
+COLLECTIVES = {
+    "all_reduce": '%y = all_reduce %x : float32[4] -> float32[{}] (comm=0, reduction="sum", bytes=8)',
+    "all_gather": "%y = all_gather %x : float32[4] -> float32[{}] (comm=0, dim=0, sizes=[4, 3], bytes=8)",
+    "reduce_scatter": (
+        '%y = reduce_scatter %x : float32[4] -> float32[{}] (comm=0, reduction="sum", dim=0, sizes=[2, 2], bytes=8)'
+    ),
+}
+RIGHT = {"all_reduce": 4, "all_gather": 7, "reduce_scatter": 2}
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_pieces_of_collectives_add_up(kind: str) -> None:
+    def plan(size: int) -> str:
+        node = COLLECTIVES[kind].format(size)
+        return HEAD + X + Y + FEED + f'actor 1 on "comm:0" communicate\n  {node}\n' + FETCH
+
+    right, wrong = parse_plan(plan(RIGHT[kind])), parse_plan(plan(5))
+    verify_communicators(right.ranks[0], right.communicators)
+    with pytest.raises(InternalError, match=f"pieces of {kind} x"):
+        verify_communicators(wrong.ranks[0], wrong.communicators)
+
+
+def test_all_to_all_pieces_add_up() -> None:
+    text = (
+        HEAD.replace("rank 0", "rank 1")
+        + "register %x : float32[3, 4] batch credits 2 from 0 to [1]\n"
+        + "register %y : float32[7, 2] communication credits 1 from 1 to [2]\n"
+        + FEED
+        + 'actor 1 on "comm:0" communicate\n  %y = all_to_all %x : float32[3, 4] -> float32[7, 2] '
+        + "(comm=0, dim=0, sizes=[4, 3], split_dim=1, split_sizes=[2, 2], bytes=8)\n"
+        + FETCH
+    )
+    good = parse_plan(text)
+    verify_communicators(good.ranks[0], good.communicators)
+    bad = parse_plan(text.replace("split_sizes=[2, 2]", "split_sizes=[3, 2]"))
+    with pytest.raises(InternalError, match="pieces of all_to_all"):
+        verify_communicators(bad.ranks[0], bad.communicators)
+
+
+def test_a_foreign_communicator_is_refused() -> None:
+    node = COLLECTIVES["all_reduce"].format(4)
+    text = HEAD + X + Y + FEED + f'actor 1 on "comm:0" communicate\n  {node}\n' + FETCH
+    plan = parse_plan(text.replace("rank 0", "rank 5"))
+    with pytest.raises(InternalError, match="no member"):
+        verify_communicators(plan.ranks[0], plan.communicators)
