@@ -131,8 +131,10 @@ class Executor:
         """End the threads and close the channels."""
         for queue in self._queues.values():
             queue.mailbox.put(Stop())
+        # After a failure a thread may still wait for a peer that is gone; it ends with the process.
+        patience = 5.0 if self._failure is None else 0.5
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(patience)
         self._threads = []
         for channel in self._rank.channels.values():
             channel.close()
