@@ -42,10 +42,10 @@ def _ones_like(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
-) -> torch.Tensor:
+) -> Any:
     """The seed of the backward reads nothing: it must not wait until the loss is reduced over the ranks."""
     if self.dim():
-        return NotImplemented
+        return NotImplemented  # what is no seed stays as it is
     return torch.full((), 1, dtype=dtype or self.dtype, device=device or self.device)
 
 
