@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.errors import InternalError
 from weft.ir.plan import Actor, Hold, RankPlan, Register
+from weft.ir.verify_plan import verify_plan
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]
     Raises:
         InternalError: when actors and registers of the plan do not fit each other.
     """
-    check_wiring(plan)
+    verify_plan(plan)
     registers = {register.value.name: register for register in plan.registers}
     ports: dict[str, Port] = {}
     tasks = []
@@ -79,37 +79,15 @@ def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]
     return tuple(tasks), ports
 
 
-def check_wiring(plan: RankPlan) -> None:
-    """Check that actors and registers name each other, as `weft.ir.plan` says they do."""
-    for index, actor in enumerate(plan.actors):
-        if actor.id != index:
-            raise InternalError(f"actor number {index} of the plan has id {actor.id}")
-    by_actor = {(actor.id, name) for actor in plan.actors for name in actor.consumes}
-    by_register = {
-        (id, register.value.name) for register in plan.registers for id in register.consumers
-    }
-    made = {(actor.id, name) for actor in plan.actors for name in actor.produces}
-    declared = {(register.producer, register.value.name) for register in plan.registers}
-    for what, found, expected in (("reads", by_actor, by_register), ("writes", made, declared)):
-        for id, name in sorted(found ^ expected):
-            side = (
-                "its register says so" if (id, name) in expected else "its register does not say so"
-            )
-            raise InternalError(
-                f"rank {plan.rank}: actor {id} {what} {name}: {side}, the actor differs"
-            )
-    for id, name in sorted(by_actor & made):
-        raise InternalError(f"rank {plan.rank}: actor {id} both reads and writes {name}")
-    for register in plan.registers:
-        if register.credits < 1:
-            raise InternalError(f"rank {plan.rank}: register {register.value.name} has no credit")
-
-
 def _task(
     actor: Actor, plan: RankPlan, registers: dict[str, Register], ports: dict[str, Port]
 ) -> Task:
     task = Task(actor.id)
-    for name in actor.produces:
+    # A variable that only its producer touches needs no tokens: optimizer states, above all.
+    produced = [
+        name for name in actor.produces if registers[name].consumers or not registers[name].full
+    ]
+    for name in produced:
         port = _port(registers[name], plan, ports)
         port.producer = task
         queues = (plan.actors[id].queue for id in registers[name].consumers)
@@ -118,7 +96,7 @@ def _task(
     for name in consumed:
         _port(registers[name], plan, ports).readers.append(task)
     task.consumes = tuple(ports[name] for name in consumed)
-    task.produces = tuple(ports[name] for name in actor.produces)
+    task.produces = tuple(ports[name] for name in produced)
     return task
 
 
