@@ -47,6 +47,12 @@ CASES: dict[str, tuple[str, Any, weft.Strategy, int]] = {
         weft.Strategy(batch={"*": S(0)}, parameters={"head.weight": S(0)}),
         8,
     ),
+    "mlp, one SBP for both axes": (
+        "mlp",
+        GRID,
+        weft.Strategy(batch={"*": S(0)}, parameters={"head.weight": S(0)}),
+        8,
+    ),
     "mlp, hybrid on a grid": ("mlp", GRID, weft.hybrid_parallel(["hidden"], ["head"]), 8),
     "gpt, data parallel, 2": ("gpt", PAIR, weft.data_parallel(), 4),
     "gpt, data parallel, 4": ("gpt", LINE, weft.data_parallel(), 4),
@@ -231,3 +237,35 @@ def test_a_learning_rate_schedule_needs_no_recompilation() -> None:
             optimizers[1].step()
             schedules[1].step()
         assert_same_state(program.full_state_dict(), plain.state_dict())
+
+
+@pytest.mark.timeout(60)
+def test_training_goes_on_with_the_states_that_the_optimizer_has() -> None:
+    torch.manual_seed(0)
+    model = MLP()
+    optimizer = adamw(model)
+    for seed in range(2):
+        optimizer.zero_grad()
+        classification_loss(model, vector_batch(8, seed=seed)).backward()
+        optimizer.step()
+    batches = [vector_batch(8, seed=seed) for seed in range(2, 5)]
+    sharded = weft.Strategy(batch={"*": S(0)}, parameters={"*.weight": S(0)})
+    with weft.local_world(2):
+        program = weft.compile(
+            model,
+            classification_loss,
+            optimizer,
+            batches[0],
+            placement=weft.placement("cpu", PAIR),
+            strategy=sharded,
+        )
+        found = [program.step(batch).item() for batch in batches]
+        losses = []
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = classification_loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert found == pytest.approx(losses, rel=1e-10)
+        assert_same_state(program.full_state_dict(), model.state_dict())

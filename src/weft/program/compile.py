@@ -17,7 +17,7 @@ from weft.program.hints import strategy_hints
 from weft.program.program import Program
 from weft.program.shards import without_shards
 from weft.program.strategy import Strategy, data_parallel
-from weft.program.variables import agreed_seed, initial_variables
+from weft.program.variables import add_optimizer_states, agreed_seed, initial_variables
 from weft.runtime.distributed import current_world
 
 
@@ -40,8 +40,9 @@ def compile(
         model: any module; parameters and buffers are copied, the model itself stays as it is. May be on the meta device
             when its modules have `reset_parameters()`.
         loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see `weft.capture.capture`).
-        optimizer: a `torch.optim` optimizer of the model's parameters. Its hyperparameters are read before every
-            step, so schedulers work. None compiles an evaluation step: no backward, the model in eval mode.
+        optimizer: a `torch.optim` optimizer of the model's parameters. Its hyperparameters are read
+            before every step, so schedulers work; states that it has already are taken over. None
+            compiles an evaluation step: no backward, the model in eval mode.
         example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not used.
         placement: the ranks to run on; inside `weft.local_world` or under torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel.
@@ -67,4 +68,5 @@ def compile(
     variables = initial_variables(model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
     setting = Setting(model, world, placement, variables, seed)
+    add_optimizer_states(setting, compiled.graph, optimizer)
     return Program(setting, captured, compiled, optimizer)

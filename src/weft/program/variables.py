@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.errors import UserError
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input
+from weft.ir.logical import Input, Value
 from weft.ir.plan import Communicator
 from weft.layout import Layout
 from weft.program.build import Setting
@@ -47,6 +47,40 @@ def _agreed(
             if channel is not None:
                 value = channel.broadcast(value.to(world.device(ranks[0])), 0)
             yield key, value
+
+
+def add_optimizer_states(
+    setting: Setting, graph: LogicalGraph, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Hand over the states that the user's optimizer already has, as after loading a checkpoint.
+
+    Every process must have loaded the same. A parameter without states starts afresh.
+
+    Raises:
+        UserError: naming a state that the optimizer's update does not have, or of another shape.
+    """
+    if optimizer is None or not optimizer.state:
+        return
+    keys = {id(parameter): key for key, parameter in setting.model.named_parameters()}
+    states = {node.key: node.value for node in graph.of_kind(Input) if node.role == "state"}
+    for parameter, entries in optimizer.state.items():
+        for name, whole in entries.items():
+            key = f"{keys.get(id(parameter), '')}.{name}"
+            if isinstance(whole, Tensor):
+                _add_state(setting, key, whole, states.get(key))
+
+
+def _add_state(setting: Setting, key: str, whole: Tensor, value: Value | None) -> None:
+    if value is None or value.layout is None or value.shape != tuple(whole.shape):
+        expected = "no such state" if value is None else f"shape {list(value.shape)}"
+        raise UserError(
+            f"the optimizer brings the state {key} of shape {list(whole.shape)}, its update has {expected}"
+        )
+    if whole.is_meta:
+        raise UserError(f"the optimizer brings the state {key} without values, on the meta device")
+    for rank, variables in setting.variables.items():
+        part = local_part(whole.detach(), value.layout, rank)
+        variables.add(key, part.to(setting.world.device(rank), copy=True).contiguous())
 
 
 def agreed_seed(seed: int, world: World) -> int:
