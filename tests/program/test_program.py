@@ -205,3 +205,26 @@ def test_only_one_rank_needs_no_world() -> None:
     program = compiled(model, placement=weft.placement("cpu", [0]))
     torch.testing.assert_close(program.step(batch), classification_loss(model, batch).detach())
     assert not program.plan.communicators
+
+
+def test_explain_counts_repeated_blocks_once() -> None:
+    tokens = {"x": torch.zeros(4, 8, dtype=torch.int64), "y": torch.zeros(4, 8, dtype=torch.int64)}
+    with weft.local_world(2):
+        model = GPT(layers=3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        program = compiled(model, loss_fn=token_loss, optimizer=optimizer, example_batch=tokens)
+    lines = program.explain().splitlines()
+    (row,) = [line for line in lines if "parameter" in line and "blocks.*.up.weight" in line][:1]
+    # 64 x 16 float32 and its two moments of AdamW, and a step count of 4 bytes.
+    assert row.split() == [
+        "3",
+        "parameter",
+        "blocks.*.up.weight",
+        "float32[64,",
+        "16]",
+        "(B)",
+        "4.0",
+        "KiB",
+        "8.0",
+        "KiB",
+    ]

@@ -18,7 +18,7 @@ from rich.table import Table
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.memory import memory
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Value
+from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 
@@ -38,6 +38,12 @@ def explain(compiled: Compiled) -> str:
 
 
 def _inputs(graph: LogicalGraph) -> Table:
+    inputs = graph.of_kind(Input)
+    states = {node.value.name: _local(node.value) for node in inputs if node.role == "state"}
+    of_target = {
+        update.target.name: sum(states[ref.name] for ref in update.states)
+        for update in graph.of_kind(Update)
+    }
     rows = [
         (
             node.role,
@@ -45,10 +51,13 @@ def _inputs(graph: LogicalGraph) -> Table:
             _shape(node.value),
             _sbp(node.value),
             bytes_text(_local(node.value)),
+            bytes_text(of_target.get(node.value.name, 0)) if states else "",
         )
-        for node in graph.of_kind(Input)
+        for node in inputs
+        if node.role != "state"
     ]
-    return _table("inputs", ("role", "name", "whole shape", "layout", "per rank"), rows)
+    columns = ("role", "name", "whole shape", "layout", "per rank", "states per rank")
+    return _table("inputs", columns, rows)
 
 
 def _layouts(graph: LogicalGraph) -> Table:

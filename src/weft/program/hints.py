@@ -33,7 +33,7 @@ def _matched(
 ) -> dict[str, tuple[SBP | None, ...]]:
     keys = [node.key for node in inputs]
     for pattern in patterns:
-        if pattern != "*" and not any(fnmatchcase(key, pattern) for key in keys):
+        if not any(fnmatchcase(key, pattern) for key in keys) and not _optional(pattern, patterns):
             raise StrategyError(_unknown(field, pattern, keys))
     found: dict[str, tuple[SBP | None, ...]] = {}
     for node in inputs:
@@ -41,6 +41,12 @@ def _matched(
         if chosen is not None:
             found[node.key] = _axes(field, chosen, patterns[chosen], node, placement)
     return found
+
+
+def _optional(pattern: str, patterns: Mapping[str, SBPs]) -> bool:
+    """Whether a pattern may match nothing: a layer whose weight is named as well need not have a bias."""
+    layer = pattern.removesuffix(".bias")
+    return pattern == "*" or (layer != pattern and f"{layer}.weight" in patterns)
 
 
 def _matches(key: str, pattern: str) -> bool:
