@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import nn
 
 import weft
 from models import MLP, classification_loss, vector_batch
-from weft.errors import BatchError, CaptureError, LayoutError, RuleError, StrategyError
+from weft.errors import BatchError, CaptureError, LayoutError, RuleError, StrategyError, UserError
 
 PAIR = weft.placement("cpu", [0, 1])
 S, B = weft.split, weft.broadcast
@@ -122,3 +124,20 @@ def test_strategy_files_that_cannot_be_read(tmp_path: Path, text: str, message: 
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(StrategyError, match=message):
         weft.Strategy.load(tmp_path / "bad.yaml")
+
+
+def test_a_step_outside_of_its_world() -> None:
+    with weft.local_world(2):
+        program = compiled()
+    with pytest.raises(UserError, match="inside of `with weft.local_world"):
+        program.step(vector_batch(8, dtype=torch.float32))
+
+
+def test_a_program_that_is_gone_leaves_no_threads() -> None:
+    before = threading.active_count()
+    with weft.local_world(1):
+        program = compiled(placement=weft.placement("cpu", [0]))
+        assert threading.active_count() > before
+        del program
+        gc.collect()
+        assert threading.active_count() == before

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.shards import BatchShard, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
+from weft.runtime.executor import Executor
 
 
 class Program:
@@ -32,6 +34,8 @@ class Program:
         self._captured = captured
         self._compiled = compiled
         self._executors = build(setting, captured.constants, compiled, optimizer)
+        # Threads and groups end with the program also when nobody closes it.
+        self._close = weakref.finalize(self, _close_all, tuple(self._executors.values()))
         self._batch_layouts = {
             node.key: node.value.layout
             for node in compiled.graph.of_kind(Input)
@@ -104,8 +108,7 @@ class Program:
 
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
-        for executor in self._executors.values():
-            executor.close()
+        self._close()
 
     def _feed(
         self, leaves: Mapping[str, Tensor], shards: Mapping[int, BatchShard], rank: int
@@ -117,3 +120,8 @@ class Program:
             for key, leaf in leaves.items()
         }
         return {key: part.to(device).contiguous() for key, part in parts.items()}
+
+
+def _close_all(executors: Sequence[Executor]) -> None:
+    for executor in executors:
+        executor.close()

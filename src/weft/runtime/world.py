@@ -108,6 +108,7 @@ class LocalWorld(World):
             raise UserError(f"a world has at least one rank, found {size}")
         super().__init__(size, range(size), device_type, timeout)
         self._threads = [_RankThread(rank) for rank in range(1, size)]
+        self._closed = False
 
     def device(self, rank: int) -> torch.device:
         if self.device_type == "cpu":
@@ -123,6 +124,11 @@ class LocalWorld(World):
         return channels
 
     def run(self, function: Callable[[int], T]) -> list[T]:
+        if self._closed:
+            raise UserError(
+                f"this world of {self.size} ranks is closed: use its programs inside of "
+                f"`with weft.local_world({self.size}):`"
+            )
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
@@ -148,6 +154,7 @@ class LocalWorld(World):
         for thread in self._threads:
             thread.close()
         self._threads = []
+        self._closed = True
 
 
 class _RankThread:
