@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.decompositions import decompositions, overwrites
+from weft.capture.fallback import fallback
 from weft.capture.fx import (
     FakeMode,
     fake_mode,
@@ -95,7 +96,7 @@ def trace_step(
         torch.set_grad_enabled(training),
     ):
         try:
-            module = trace(step, inputs, mode, decompositions())
+            module = trace(step, inputs, mode, {**fallback(), **decompositions()})
         except WeftError:
             raise
         except Exception as error:

@@ -123,6 +123,14 @@ def bind(text: str, call: OpCall) -> Factors:
     )
 
 
+def whole_factors(call: OpCall) -> Factors:
+    """No dimension may be split: only the all-Broadcast signature."""
+    return Factors(
+        tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call)),
+        tuple((WHOLE,) * len(spec.shape if spec else ()) for spec in call.results),
+    )
+
+
 def without_broadcasts(call: OpCall, factors: Factors) -> Factors:
     """The same factors, but dimensions of size 1 that are stretched to a larger factor carry none."""
     sizes = factor_sizes(call, factors)

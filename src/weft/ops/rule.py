@@ -10,7 +10,8 @@ from weft.errors import RuleError
 from weft.layout import Reduction, Split, shard_range
 from weft.ops.arguments import with_arguments
 from weft.ops.call import OpCall, Signature
-from weft.ops.factors import Factors, bind, parse_factors, without_broadcasts
+from weft.ops.factors import Factors, bind, parse_factors, whole_factors, without_broadcasts
+from weft.ops.whole import runs_whole
 
 # Groups of argument positions: the op is linear jointly in each group while all other arguments are fixed.
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -74,6 +75,7 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+_WHOLE = Rule(whole_factors)  # of ops that need none: see `weft.ops.whole`
 
 
 def rule(
@@ -109,12 +111,12 @@ def rule(
 
 
 def rule_of(call: OpCall) -> Rule:
-    """The rule of a call's op.
+    """The rule of a call's op; an ATen op that has none and is a plain function runs whole.
 
     Raises:
         RuleError: when there is none; says how to declare one.
     """
-    found = _RULES.get(call.op)
+    found = _RULES.get(call.op) or (_WHOLE if runs_whole(call.op) else None)
     if found is None:
         operands = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in call.operands)
         raise RuleError(

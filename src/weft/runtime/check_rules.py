@@ -224,10 +224,37 @@ def _agree(whole: torch.Tensor, pieces: list[torch.Tensor], sbp: SBP) -> bool:
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    tolerance = 1e-9 if expected.dtype in (torch.float64, torch.complex128) else 1e-4
+    return close(found, expected, tolerance)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors have one shape and dtype and differ by no more than rounding; nan equals nan.
+
+    Args:
+        found: some tensor.
+        expected: what it should be.
+        tolerance: of each element, and of the largest one: sums of large numbers lose the digits of small ones.
+    """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    tolerance = 1e-9 if expected.dtype in (torch.float64, torch.complex128) else 1e-4
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if not expected.is_floating_point() and not expected.is_complex():
+        return torch.equal(found, expected)
+    size = expected.abs().nan_to_num(0.0, 0.0, 0.0)
+    scale = max(1.0, float(size.max())) if size.numel() else 1.0
+    absolute = tolerance * min(scale, 1e30)
+    return torch.allclose(found, expected, rtol=tolerance, atol=absolute, equal_nan=True)
+
+
+def split_again(sample: TorchCall, parts: int) -> Iterator[TorchCall]:
+    """What the second of `parts` ranks runs under each signature: calls that a further axis may split again."""
+    whole, tensors, _ = describe(sample)
+    generator = torch.Generator().manual_seed(0)
+    for signature in signatures(whole, parts)[1:]:
+        local = localize(whole, signature, parts, 1)
+        shards = draw_shards(tensors, signature.operands, parts, generator)[1]
+        kwargs = tuple((name, to_torch(value, shards)) for name, value in local.kwargs)
+        yield TorchCall(local.op, to_torch(local.args, shards), kwargs)
 
 
 def _missing(case: _Case, declared: tuple[Signature, ...]) -> Iterator[Signature]:

@@ -7,9 +7,9 @@ from math import prod
 
 from weft.ops.arguments import argument, slot_specs, tensor_argument
 from weft.ops.call import OpCall
-from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
 from weft.ops.rule import aten, rule
-from weft.ops.rules.common import FIRST, all_whole, shape_of
+from weft.ops.rules.common import FIRST, shape_of
 
 
 def _by_heads(call: OpCall, query: int) -> Factors:
@@ -33,7 +33,7 @@ def _fused(query: int, dropout: int) -> Callable[[OpCall], Factors]:
 
     def factors(call: OpCall) -> Factors:
         if argument(call, dropout, "dropout_p", 0.0):
-            return all_whole(call)
+            return whole_factors(call)
         return _by_heads(call, query)
 
     return factors
@@ -52,7 +52,7 @@ def _cpu(first: int, results: tuple[str, ...], contracted: str) -> Callable[[OpC
     def factors(call: OpCall) -> Factors:
         causal = argument(call, 4 if first == 0 else 7, "is_causal", False)
         if argument(call, 3 if first == 0 else 6, "dropout_p", 0.0):
-            return all_whole(call)
+            return whole_factors(call)
         grouped = _heads(call, first) != _heads(call, first + 1)
         leading = ("b h q d",) * first + ("b h q d", "b h k d", "b h k d")
         leading += ("b h q d", "b h q") if first else ()

@@ -48,14 +48,6 @@ def like_first(call: OpCall) -> Factors:
     )
 
 
-def all_whole(call: OpCall) -> Factors:
-    """No dimension may be split: only the all-Broadcast signature."""
-    return Factors(
-        tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call)),
-        tuple((WHOLE,) * len(shape_of(spec)) for spec in call.results),
-    )
-
-
 def except_dims(rank: int, dims: frozenset[int] | set[int]) -> Dims:
     """`numbered`, with some dimensions whole."""
     return tuple(WHOLE if i in dims else f"d{i}" for i in range(rank))

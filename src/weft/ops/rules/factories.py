@@ -5,9 +5,9 @@ from __future__ import annotations
 from weft.layout import Split
 from weft.ops.arguments import argument, slot_specs, with_arguments
 from weft.ops.call import OpCall
-from weft.ops.factors import WHOLE, Factors
+from weft.ops.factors import WHOLE, Factors, whole_factors
 from weft.ops.rule import Adapt, Cut, aten, resized, rule
-from weft.ops.rules.common import FIRST, all_whole, numbered, pointwise, shape_of
+from weft.ops.rules.common import FIRST, numbered, pointwise, shape_of
 
 UNIFORM = "weft.uniform"
 HINT = "weft.hint"
@@ -56,7 +56,7 @@ rule(
     ignored=(0,),
 )
 rule(aten("fill.Tensor"), pointwise, linear=((1,),), ignored=(0,))
-rule(aten("scalar_tensor eye eye.m"), all_whole)
+rule(aten("scalar_tensor eye eye.m"), whole_factors)
 rule(aten("arange"), _arange, adapt=_adapt_arange(None, None))
 rule(aten("arange.start"), _arange, adapt=_adapt_arange(0, None))
 rule(aten("arange.start_step"), _arange, adapt=_adapt_arange(0, 2))

@@ -8,9 +8,9 @@ from weft.layout import Split
 from weft.ops.arguments import argument, normal_dim, slot_specs
 from weft.ops.call import OpCall, Operand
 from weft.ops.cost import tensor_bytes
-from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
 from weft.ops.rule import Cut, aten, rule
-from weft.ops.rules.common import FIRST, except_dims, numbered, shape_of
+from weft.ops.rules.common import FIRST, except_dims, numbered
 
 EMBEDDING_SHARD = "weft.embedding_shard"
 EMBEDDING_GRADIENT_SHARD = "weft.embedding_dense_backward_shard"
@@ -77,7 +77,7 @@ def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], D
 
 def _index_tensor(call: OpCall) -> Factors:
     if any(spec.dtype in ("bool", "uint8") for spec in call.operands[1:]):
-        return _whole(call)
+        return whole_factors(call)
     x, indices, result = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
     return Factors((x, *indices), (result,))
 
@@ -86,7 +86,7 @@ def _index_put(call: OpCall) -> Factors:
     """Without accumulation, later writes win: the indices stay whole."""
     accumulate = bool(argument(call, 3, "accumulate", False))
     if any(spec.dtype in ("bool", "uint8") for spec in slot_specs(call)[1:-1]):
-        return _whole(call)
+        return whole_factors(call)
     x, indices, piece = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
     values = piece[len(piece) - len(slot_specs(call)[-1].shape) :]
     written = frozenset(name for name in piece if name.startswith("j"))
@@ -95,13 +95,6 @@ def _index_put(call: OpCall) -> Factors:
         (x,),
         contracted=written if accumulate else frozenset(),
         whole=frozenset() if accumulate else written,
-    )
-
-
-def _whole(call: OpCall) -> Factors:
-    return Factors(
-        tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call)),
-        tuple((WHOLE,) * len(shape_of(spec)) for spec in call.results),
     )
 
 
@@ -156,7 +149,7 @@ def _take(call: OpCall) -> Factors:
 def _searchsorted(call: OpCall) -> Factors:
     """One sorted sequence for all values; several sequences only with a batch each."""
     if len(slot_specs(call)) != 2:
-        return _whole(call)
+        return whole_factors(call)
     sequence, values = slot_specs(call)
     names = numbered(len(values.shape))
     if len(sequence.shape) == 1:

@@ -1,0 +1,1 @@
+"""weft against PyTorch's OpInfo database: `python -m tools.opinfo` writes docs/ops.md."""
