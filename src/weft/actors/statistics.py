@@ -65,7 +65,7 @@ def _content(actor: Actor) -> str:
     if isinstance(actor, Communicate):
         first = actor.collectives[0]
         more = f" +{len(actor.collectives) - 1}" if len(actor.collectives) > 1 else ""
-        return f" ({first.kind} of {first.input.name}{more})"
+        return f" ({first.kind} of {', '.join(sorted(first.reads)) or 'nothing'}{more})"
     if isinstance(actor, Compute) and actor.nodes:
         first_node = actor.nodes[0]
         name = getattr(first_node, "op", None) or f"{getattr(first_node, 'rule', '')} update"

@@ -1,5 +1,6 @@
 """Boxing: the steps that take a tensor from one layout to another, and what they move. No communication here."""
 
+from weft.boxing.gradient import gradient_layout as gradient_layout
 from weft.boxing.local import LocalStep as LocalStep
 from weft.boxing.local import local_step as local_step
 from weft.boxing.path import COLLECTIVE_BYTES as COLLECTIVE_BYTES
@@ -8,4 +9,6 @@ from weft.boxing.step import COLLECTIVES as COLLECTIVES
 from weft.boxing.step import Step as Step
 from weft.boxing.step import StepKind as StepKind
 from weft.boxing.step import axis_bytes as axis_bytes
-from weft.boxing.step import axis_collectives as axis_collectives
+from weft.boxing.transfer import LocalTransfer as LocalTransfer
+from weft.boxing.transfer import local_transfer as local_transfer
+from weft.boxing.transfer import transfer_ranks as transfer_ranks

@@ -11,21 +11,21 @@ from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, 
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
-    """One rank's part in a step.
+    """One rank's part in a step on one placement.
 
     Attributes:
-        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and zeroes it elsewhere; a
-            "reinterpret" leaves it as it is.
+        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and puts the neutral element of
+            `reduction` in its place elsewhere; a "reinterpret" leaves it as it is.
         ranks: the group along the step's axis; `index` is this rank's place in it.
         input_shape, output_shape: local shapes before and after.
-        reduction: for all_reduce and reduce_scatter.
+        reduction: for all_reduce and reduce_scatter; for pad and keep_first, of the result.
         dim: dimension that is sliced, padded, gathered, scattered, or (all_to_all) concatenated.
         split_dim: for all_to_all: dimension that is cut into pieces for the peers.
         sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and all_to_all.
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
         offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor lies in the result.
         length: for slice and pad: length of the result along `dim`.
-        bytes: what this group moves in total.
+        bytes: what really crosses between the ranks of this group, over all of them.
     """
 
     kind: StepKind
@@ -63,15 +63,31 @@ def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> 
         index=index,
         input_shape=step.source.local_shape(shape, rank),
         output_shape=step.target.local_shape(shape, rank),
-        reduction=before.reduction if isinstance(before, Partial) else "sum",
+        reduction=_reduction(before, after),
         dim=dim or 0,
         split_dim=split_dim or 0,
         sizes=() if step.kind in ("slice", "pad") else pieces,
         split_sizes=shard_sizes(held[split_dim], parts) if split_dim is not None else (),
         offset=offset,
         length=length,
-        bytes=step_bytes(step.kind, parts, math.prod(held) * itemsize),
+        bytes=_group_bytes(step, parts, held, itemsize),
     )
+
+
+def _reduction(before: SBP, after: SBP) -> Reduction:
+    ends = (sbp.reduction for sbp in (before, after) if isinstance(sbp, Partial))
+    return next(ends, "sum")
+
+
+def _group_bytes(step: Step, parts: int, held: tuple[int, ...], itemsize: int) -> int:
+    """Bytes that cross between the ranks of a group that holds a tensor of shape `held`."""
+    before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
+    if step.kind != "all_to_all" or not isinstance(before, Split) or not isinstance(after, Split):
+        return step_bytes(step.kind, parts, math.prod(held) * itemsize)
+    rows, columns = shard_sizes(held[before.dim], parts), shard_sizes(held[after.dim], parts)
+    kept = sum(n * m for n, m in zip(rows, columns, strict=True))
+    area = held[before.dim] * held[after.dim]
+    return (math.prod(held) - math.prod(held) // area * kept) * itemsize if area else 0
 
 
 def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | None]:

@@ -1,16 +1,19 @@
-"""The cheapest chain of steps between two layouts of one placement: shortest path over layouts."""
+"""The cheapest chain of steps between two layouts: shortest path over the layouts of both placements."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import TypeAlias
 
 from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
+from weft.boxing.transfer import missing_elements, transfer_elements
 from weft.errors import InternalError, LayoutError
-from weft.layout import SBP, Broadcast, Layout, Partial, Split
+from weft.layout import SBP, Broadcast, Layout, Partial, Region, Split, shard_region
 from weft.units import Bytes
 
 # What one more collective weighs, in bytes: a small stand-in for its latency, so that small tensors, and chains that
@@ -27,58 +30,46 @@ def steps(
 ) -> tuple[Step, ...]:
     """The cheapest chain of steps that takes a tensor from `source` to `target`.
 
+    Between two placements (the same ranks on another grid, or other ranks) it is steps on the source's grid, one
+    transfer, and steps on the target's.
+
     Cheapest in bytes moved over all ranks plus `COLLECTIVE_BYTES` for each collective; among equals the chain with
     fewer steps. The same arguments give the same chain on every rank.
 
+    Boxing is the identity of the whole tensor, so the gradient passes it unchanged: it arrives in
+    `gradient_layout(target)` and leaves, boxed if need be, in `gradient_layout(source)`. For P(sum)→B, for example,
+    B arrives, and B is what the source needs.
+
     Args:
-        source, target: layouts on the same placement.
+        source, target: layouts; on CPUs both, or on CUDA devices both.
         shape: whole shape of the tensor; dimensions may have fewer elements than there are ranks.
         itemsize: bytes of one element.
 
     Raises:
-        LayoutError: when the placements differ, or a layout does not fit the shape.
+        LayoutError: when the device types differ, or a layout does not fit the shape.
     """
-    if source.placement != target.placement:
+    if source.placement.device_type != target.placement.device_type:
         raise LayoutError(
-            f"boxing between two placements is not supported yet: from {source} to {target}"
+            f"boxing goes between ranks of one device type, found {source} and {target}; "
+            "copy the tensor to the other device first"
         )
     source.check(shape)
     target.check(shape)
-    grid = source.placement.shape
-    options = sbp_options(grid, shape, source.sbp + target.sbp)
-    chain = _shortest(source.sbp, target.sbp, grid, shape, itemsize, options)
-    found, here = [], source
-    for kind, axis, state, moved in chain:
-        there = Layout(source.placement, state)
-        found.append(Step(kind, axis, here, there, moved))
-        here = there
-    return tuple(found)
-
-
-def sbp_options(grid: tuple[int, ...], shape: tuple[int, ...], ends: State) -> State:
-    """The SBPs that a chain may pass through on any axis, in a fixed order.
-
-    Those of both `ends`, Broadcast, Partial(sum), and splits of the dimensions that divide evenly however they are
-    cut: collectives on uneven pieces in between are never worth their padding.
-    """
-    even = (Split(dim) for dim, size in enumerate(shape) if size and size % math.prod(grid) == 0)
-    found = {Broadcast(), Partial("sum"), *even, *ends}
-    return tuple(sorted(found, key=_order))
+    return _Search(source, target, shape, itemsize).shortest()
 
 
 def moves(
     state: State, grid: tuple[int, ...], shape: tuple[int, ...], itemsize: int, options: State
 ) -> Iterator[Move]:
-    """All single steps from `state`: kind, axis, state afterwards, bytes over all ranks."""
+    """All single steps from `state` on one grid: kind, axis, state afterwards, bytes over all ranks."""
     for axis, here in enumerate(state):
         if not _innermost(state, axis, here, grid):
             continue
-        held = _bytes_of_groups(state, axis, grid, shape, itemsize)
         for there in options:
             kind = None if there == here else step_kind(here, there, grid[axis])
             if kind is not None and _innermost(state, axis, there, grid):
                 after = state[:axis] + (there,) + state[axis + 1 :]
-                yield kind, axis, after, step_bytes(kind, grid[axis], held)
+                yield kind, axis, after, _moved(kind, axis, state, after, grid, shape, itemsize)
 
 
 def move_weight(kind: StepKind, moved: int) -> int:
@@ -86,42 +77,65 @@ def move_weight(kind: StepKind, moved: int) -> int:
     return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
 
 
-def _shortest(
-    source: State,
-    target: State,
-    grid: tuple[int, ...],
-    shape: tuple[int, ...],
-    itemsize: int,
-    options: State,
-) -> list[Move]:
-    """Dijkstra's algorithm; ties go to fewer steps, then to the earlier state in the order of `options`."""
-    rank = {sbp: number for number, sbp in enumerate(options)}
-    reached: dict[State, tuple[State, Move] | None] = {}
-    queue: list[tuple[int, int, tuple[int, ...], State, tuple[State, Move] | None]]
-    queue = [(0, 0, (), source, None)]
-    while queue:
-        weight, hops, _, state, last = heapq.heappop(queue)
-        if state in reached:
-            continue
-        reached[state] = last
-        if state == target:
-            return _unwind(reached, target)
-        for move in moves(state, grid, shape, itemsize, options):
-            kind, axis, after, moved = move
-            if after not in reached:
-                # The previous state's order and the axis make the key unique: the heap never compares states.
-                key = (*(rank[sbp] for sbp in after), *(rank[sbp] for sbp in state), axis)
-                heavier = weight + move_weight(kind, moved)
-                heapq.heappush(queue, (heavier, hops + 1, key, after, (state, move)))
-    raise InternalError(f"no chain of steps leads from {source} to {target} on a grid of {grid}")
+@dataclass(frozen=True)
+class _Search:
+    """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast, then to earlier splits."""
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def shortest(self) -> tuple[Step, ...]:
+        order = {sbp: number for number, sbp in enumerate(self._options())}
+        reached: dict[Layout, Step | None] = {}
+        # The count makes the key unique: the heap never compares steps.
+        queue: list[tuple[int, int, tuple[int, ...], int, Step | None]] = [(0, 0, (), 0, None)]
+        count = 1
+        while queue:
+            weight, hops, _, _, last = heapq.heappop(queue)
+            here = self.source if last is None else last.target
+            if here in reached:
+                continue
+            reached[here] = last
+            if here == self.target:
+                return _unwind(reached, here)
+            for step in self._steps_from(here):
+                heavier = weight + move_weight(step.kind, step.bytes)
+                key = tuple(order[sbp] for sbp in step.target.sbp)
+                heapq.heappush(queue, (heavier, hops + 1, key, count, step))
+                count += 1
+        raise InternalError(f"no chain of steps leads from {self.source} to {self.target}")
+
+    def _options(self) -> State:
+        """The SBPs that a chain may pass through on any axis: those of both ends, Broadcast, Partial(sum), all splits."""
+        splits = map(Split, range(len(self.shape)))
+        found = {Broadcast(), Partial("sum"), *splits, *self.source.sbp, *self.target.sbp}
+        return tuple(sorted(found, key=_order))
+
+    def _steps_from(self, here: Layout) -> Iterator[Step]:
+        placement = here.placement
+        options = self._options()
+        for kind, axis, after, moved in moves(
+            here.sbp, placement.shape, self.shape, self.itemsize, options
+        ):
+            yield Step(kind, axis, here, Layout(placement, after), moved)
+        other = self.target.placement
+        if placement == other or any(isinstance(sbp, Partial) for sbp in here.sbp):
+            return
+        for sbps in product(options, repeat=other.axes):
+            if not any(isinstance(sbp, Partial) for sbp in sbps):
+                there = Layout(other, sbps)
+                moved = Bytes(transfer_elements(here, there, self.shape) * self.itemsize)
+                yield Step("transfer", -1, here, there, moved)
 
 
-def _unwind(reached: dict[State, tuple[State, Move] | None], state: State) -> list[Move]:
-    chain: list[Move] = []
-    while (last := reached[state]) is not None:
-        state, move = last
-        chain.append(move)
-    return chain[::-1]
+def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]:
+    chain: list[Step] = []
+    while (step := reached[end]) is not None:
+        chain.append(step)
+        end = step.source
+    return tuple(chain[::-1])
 
 
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
@@ -138,6 +152,37 @@ def _nests(outer: SBP, inner: SBP) -> bool:
     if isinstance(outer, Split):
         return outer == inner
     return isinstance(outer, Partial) and isinstance(inner, Partial) and outer != inner
+
+
+def _moved(
+    kind: StepKind,
+    axis: int,
+    state: State,
+    after: State,
+    grid: tuple[int, ...],
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> Bytes:
+    """Bytes that a step on one grid moves over all ranks."""
+    if kind not in COLLECTIVES:
+        return Bytes(0)
+    if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
+        missing = missing_elements(_regions(state, grid, shape), _regions(after, grid, shape))
+        return Bytes(missing * itemsize)
+    return step_bytes(kind, grid[axis], _bytes_of_groups(state, axis, grid, shape, itemsize))
+
+
+def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
+    """Whether two splits divide evenly, however they are cut."""
+    splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
+    return all(shape[split.dim] % ranks == 0 for split in splits)
+
+
+@lru_cache(maxsize=4096)
+def _regions(state: State, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Region, ...]:
+    """What lies at each position of a grid."""
+    positions = product(*map(range, grid))
+    return tuple(shard_region(shape, state, grid, position) for position in positions)
 
 
 def _bytes_of_groups(

@@ -1,11 +1,11 @@
-"""Step: one change of the SBP on one axis of a placement, and what it moves (OneFlow, Table 2)."""
+"""Step: one change of a layout, and what it moves (OneFlow, Table 2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from weft.layout import SBP, Broadcast, Layout, Partial, Split
+from weft.layout import IDEMPOTENT, SBP, Broadcast, Layout, Partial, Split
 from weft.units import Bytes
 
 StepKind: TypeAlias = Literal[
@@ -13,6 +13,7 @@ StepKind: TypeAlias = Literal[
     "all_gather",
     "reduce_scatter",
     "all_to_all",
+    "transfer",
     "slice",
     "pad",
     "keep_first",
@@ -20,15 +21,18 @@ StepKind: TypeAlias = Literal[
 ]
 # Kinds in which ranks talk to each other; the others are local.
 COLLECTIVES: frozenset[StepKind] = frozenset(
-    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of boxing: `source` and `target` differ in the SBP of `axis` only.
+    """One step of boxing.
 
-    `bytes` is what the step moves in total over all ranks of the placement; 0 for a local step.
+    A "transfer" goes from one placement to another; its `axis` is -1, and no SBP before or after it is
+    Partial. Every other kind stays on one placement and changes the SBP of `axis` only.
+
+    `bytes` is what really crosses from one rank to another, over all ranks; 0 for a local step.
     """
 
     kind: StepKind
@@ -41,8 +45,9 @@ class Step:
 def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
     """What takes one axis of `parts` ranks from `source` to another SBP in one step; None when nothing does.
 
-    Along an axis of one rank every SBP means the same. Broadcast is Partial(max) and Partial(min) as it stands;
-    Partial(sum) comes from zeros (around the piece, or in place of the value), which mean nothing to a max.
+    Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent reduction
+    as it stands; the others keep it on the first rank. Around a piece, and in place of the value, stands
+    the reduction's neutral element.
     """
     if parts == 1:
         return "reinterpret"
@@ -51,12 +56,12 @@ def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
             return "all_to_all"
         case Split(), Broadcast():
             return "all_gather"
-        case Split(), Partial("sum"):
+        case Split(), Partial():
             return "pad"
         case Broadcast(), Split():
             return "slice"
         case Broadcast(), Partial(reduction):
-            return "keep_first" if reduction == "sum" else "reinterpret"
+            return "reinterpret" if reduction in IDEMPOTENT else "keep_first"
         case Partial(), Broadcast():
             return "all_reduce"
         case Partial(), Split():
@@ -65,7 +70,10 @@ def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
 
 
 def step_bytes(kind: StepKind, parts: int, tensor_bytes: int) -> Bytes:
-    """Bytes that one group of `parts` ranks moves in total when it holds a tensor of `tensor_bytes` (Table 2)."""
+    """Bytes that one group of `parts` ranks moves in total when it holds a tensor of `tensor_bytes` (Table 2).
+
+    Exact, however uneven the pieces, but for an all_to_all, where it holds for even ones and is the upper bound.
+    """
     match kind:
         case "all_reduce":
             return Bytes(2 * (parts - 1) * tensor_bytes)
@@ -80,22 +88,10 @@ def step_bytes(kind: StepKind, parts: int, tensor_bytes: int) -> Bytes:
 def axis_bytes(source: SBP, target: SBP, parts: int, tensor_bytes: int) -> Bytes:
     """Bytes moved along one axis of `parts` ranks from `source` to `target` (Table 2, same devices).
 
-    `tensor_bytes` is the size of the tensor that one group along the axis holds together.
+    `tensor_bytes` is the size of the tensor that one group along the axis holds together. From one
+    Partial to another it is reduced in pieces.
     """
-    kinds = _axis_kinds(source, target, parts)
-    return Bytes(sum(step_bytes(kind, parts, tensor_bytes) for kind in kinds))
-
-
-def axis_collectives(source: SBP, target: SBP, parts: int) -> int:
-    """How many collectives one axis of `parts` ranks needs from `source` to `target`."""
-    return sum(kind in COLLECTIVES for kind in _axis_kinds(source, target, parts))
-
-
-def _axis_kinds(source: SBP, target: SBP, parts: int) -> tuple[StepKind, ...]:
     if source == target:
-        return ()
-    kind = step_kind(source, target, parts)
-    if kind is not None:
-        return (kind,)
-    # Split to Partial(max), and one reduction to another, go through Broadcast.
-    return _axis_kinds(source, Broadcast(), parts) + _axis_kinds(Broadcast(), target, parts)
+        return Bytes(0)
+    kind = step_kind(source, target, parts) or "reduce_scatter"
+    return step_bytes(kind, parts, tensor_bytes)

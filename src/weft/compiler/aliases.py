@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from weft.ir.logical import Ref, refs
 from weft.ir.plan import (
-    Collective,
+    Exchange,
     LocalCall,
     LocalNode,
     LocalOutput,
@@ -79,10 +79,12 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
     nodes: list[LocalNode] = []
     for node in program.nodes:
         if (
-            isinstance(node, Collective)
+            isinstance(node, Exchange)
+            and node.input is not None
             and bases.get(node.input.name, node.input.name) != node.input.name
         ):
-            copy = replace(node.input, name=f"{node.output.name}.copy")
+            made = node.output.name if node.output else f"{node.input.name}.{len(nodes)}"
+            copy = replace(node.input, name=f"{made}.copy")
             nodes.append(_clone(node.input.name, copy))
             node = replace(node, input=copy)
         nodes.append(node)

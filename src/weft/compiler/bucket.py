@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from weft.ir.plan import (
     Collective,
+    Exchange,
     LocalCall,
     LocalNode,
     LocalProgram,
@@ -26,19 +27,19 @@ BUCKET_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Collectives that run as one."""
+    """Collectives that run as one, or a transfer."""
 
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Exchange, ...]
 
     @property
     def reads(self) -> set[str]:
         """The local values that go in."""
-        return {collective.input.name for collective in self.collectives}
+        return {name for collective in self.collectives for name in collective.reads}
 
     @property
     def makes(self) -> tuple[LocalValue, ...]:
         """The local values that come out."""
-        return tuple(collective.output for collective in self.collectives)
+        return tuple(value for collective in self.collectives for value in collective.makes)
 
 
 ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
@@ -69,9 +70,9 @@ class _Joiner:
             for key, waiting in self.open.items()
             if any(collective.output.name in reads for collective in waiting)
         )
-        if not isinstance(node, Collective):
+        if not isinstance(node, Exchange):
             self.items.append(node)
-        elif node.kind == "all_reduce":
+        elif isinstance(node, Collective) and node.kind == "all_reduce":
             self._join(node)
         else:
             self.close(key for key in self.open if key[0] == node.communicator)

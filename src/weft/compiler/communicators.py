@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.boxing import COLLECTIVES, steps
+from collections.abc import Sequence
+
+from weft.boxing import COLLECTIVES, Step, steps, transfer_ranks
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicator
 from weft.units import ITEM_SIZE
@@ -14,7 +16,13 @@ def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
     for node in graph.of_kind(Box):
         source = graph.values[node.input.name]
         for step in steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype]):
-            if step.kind in COLLECTIVES:
-                for ranks in step.source.placement.groups(step.axis):
-                    found.setdefault(ranks, Communicator(len(found), ranks))
+            for ranks in step_groups(step):
+                found.setdefault(ranks, Communicator(len(found), ranks))
     return tuple(found.values())
+
+
+def step_groups(step: Step) -> Sequence[tuple[int, ...]]:
+    """The groups of ranks that talk to each other in a step, each in its order."""
+    if step.kind == "transfer":
+        return (transfer_ranks(step),)
+    return step.source.placement.groups(step.axis) if step.kind in COLLECTIVES else ()

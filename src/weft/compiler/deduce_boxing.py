@@ -25,8 +25,8 @@ SBPs: TypeAlias = tuple[SBP, ...]
 class BoxingCosts:
     """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.
 
-    Unlike `weft.boxing.steps`, a chain may pass through splits that do not divide evenly, so that for odd sizes on
-    grids of several axes the cost can be slightly below the real chain's.
+    Partial of one reduction costs as Partial of another does, so that all but three of them share one number: a change
+    between those of one number, which no rule asks for, seems free.
     """
 
     grid: tuple[int, ...]
@@ -64,7 +64,7 @@ class BoxingCosts:
 
     def _shortest(self, shape: tuple[int, ...], itemsize: int) -> Table:
         """All shortest paths over layouts (Floyd and Warshall)."""
-        options = tuple(sbp_numbers(len(shape)))
+        options = _distinct(len(shape))
         states = list(product(options, repeat=len(self.grid)))
         number = {state: i for i, state in enumerate(states)}
         costs = np.full((len(states), len(states)), np.inf)
@@ -100,8 +100,14 @@ _NUMBERS: dict[int, dict[SBP, int]] = {}
 
 
 def sbp_numbers(dims: int) -> dict[SBP, int]:
-    """All SBPs of a tensor of `dims` dimensions, numbered."""
+    """All SBPs of a tensor of `dims` dimensions, numbered as the tables have them."""
     if dims not in _NUMBERS:
-        every: SBPs = (Broadcast(), *map(Partial, REDUCTIONS), *map(Split, range(dims)))
-        _NUMBERS[dims] = {sbp: number for number, sbp in enumerate(every)}
+        found = {sbp: number for number, sbp in enumerate(_distinct(dims))}
+        rest = dict.fromkeys(map(Partial, REDUCTIONS[3:]), found[Partial(REDUCTIONS[2])])
+        _NUMBERS[dims] = found | rest
     return _NUMBERS[dims]
+
+
+def _distinct(dims: int) -> SBPs:
+    """One SBP for each number."""
+    return (Broadcast(), *map(Partial, REDUCTIONS[:3]), *map(Split, range(dims)))

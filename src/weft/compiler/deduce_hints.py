@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.layout import REDUCTIONS, SBP, Broadcast, Partial, Placement, Split
+from weft.layout import SBP, Broadcast, Partial, Placement, Split, partial
 
-_SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((sum|max|min)\))?")
+_SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def _parse(text: str, where: str, value: Value) -> SBP:
         # Dimensions count from the back too; one out of range stays so and is refused with the others.
         rank = len(value.shape)
         return Split(int(dim) % rank if -rank <= int(dim) < rank else abs(int(dim)))
-    whole = [Partial(name) for name in REDUCTIONS if name == (reduction or "sum")]
-    return Broadcast() if broadcast else whole[0]
+    return Broadcast() if broadcast else partial(reduction or "sum")
 
 
 def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Placement) -> None:

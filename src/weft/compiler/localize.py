@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from weft.boxing import COLLECTIVES, LocalStep, Step, local_step, steps
+from weft.boxing import steps
+from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
 from weft.ir.plan import (
-    Collective,
-    CollectiveKind,
     Communicator,
     LocalCall,
     LocalInput,
@@ -35,14 +34,18 @@ from weft.units import ITEM_SIZE
 def localize(
     graph: LogicalGraph, rank: int, communicators: tuple[Communicator, ...]
 ) -> LocalProgram:
-    """What `rank` runs of `graph`."""
+    """What `rank` runs of `graph`: what lies on placements that hold it, and its part of boxing between placements."""
     view = _View(graph, rank, {c.ranks: c.id for c in communicators})
     nodes = [local for node in graph.nodes for local in view.local_nodes(node)]
     inputs = tuple(
-        LocalInput(view.value(node.value), node.role, node.key) for node in graph.of_kind(Input)
+        LocalInput(view.value(node.value), node.role, node.key)
+        for node in graph.of_kind(Input)
+        if view.holds(node.value.name)
     )
     outputs = tuple(
-        LocalOutput(view.name(node.value.name), node.key) for node in graph.of_kind(Output)
+        LocalOutput(view.name(node.value.name), node.key)
+        for node in graph.of_kind(Output)
+        if view.holds(node.value.name)
     )
     return LocalProgram(rank, inputs, tuple(nodes), outputs)
 
@@ -63,14 +66,20 @@ class _View:
         shape = layout_of(value).local_shape(value.shape, self.rank)
         return LocalValue(value.name, shape, value.dtype)
 
+    def holds(self, name: str) -> bool:
+        """Whether this rank is in the placement of a value."""
+        return self.rank in layout_of(self.graph.values[name]).placement.coordinates
+
     def local_nodes(self, node: Any) -> Iterator[LocalNode]:
         match node:
+            case Box():
+                yield from self._box(node)
+            case Call() | Update() if not self.holds(_place_of(node)):
+                return
             case Call(op="weft.hint", args=(Ref(name=name), *_), outputs=(Value(name=output),)):
                 self.aliases[output] = self.name(name)
             case Call():
                 yield self._call(node)
-            case Box():
-                yield from self._box(node)
             case Update():
                 yield self._update(node)
 
@@ -91,8 +100,7 @@ class _View:
 
     def _place(self, node: Call) -> tuple[int, ...]:
         """This rank's coordinates on the grid of a call."""
-        value = next(value for value in node.outputs if value is not None)
-        return layout_of(value).placement.coordinates[self.rank]
+        return layout_of(self.graph.values[_place_of(node)]).placement.coordinates[self.rank]
 
     def _check(self, node: Call, call: OpCall, outputs: tuple[LocalValue | None, ...]) -> None:
         """The rule's idea of the local results must be the layouts'."""
@@ -108,37 +116,22 @@ class _View:
         itemsize = ITEM_SIZE[source.dtype]
         chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
         for number, step in enumerate(chain, 1):
-            local = local_step(step, source.shape, itemsize, self.rank)
-            if step.kind == "reinterpret":
-                continue
             last = number == len(chain)
             made = node.output.name if last else f"{node.output.name}.{number}"
-            output = LocalValue(made, local.output_shape, source.dtype)
-            yield self._step(step, local, LocalValue(name, local.input_shape, source.dtype), output)
-            name = made
+            local = step_node(
+                step,
+                name,
+                made,
+                source.shape,
+                source.dtype,
+                self.rank,
+                self.communicator_of.__getitem__,
+            )
+            if local is not None:
+                yield local
+                name = made
         if name != node.output.name:
             self.aliases[node.output.name] = name
-
-    def _step(
-        self, step: Step, local: LocalStep, source: LocalValue, output: LocalValue
-    ) -> LocalNode:
-        if step.kind in COLLECTIVES:
-            return Collective(
-                cast(CollectiveKind, step.kind),
-                self.communicator_of[local.ranks],
-                source,
-                output,
-                local.reduction,
-                local.dim,
-                local.split_dim,
-                local.sizes,
-                local.split_sizes,
-                local.bytes,
-            )
-        if step.kind == "keep_first":
-            return LocalCall("weft.keep", (Ref(source.name), local.index == 0), (), (output,))
-        window = (local.dim, local.offset, local.length)
-        return LocalCall(f"weft.{step.kind}", (Ref(source.name), *window), (), (output,))
 
     def _update(self, node: Update) -> LocalUpdate:
         target = self.graph.producers[node.target.name]
@@ -146,3 +139,10 @@ class _View:
         states = tuple(ref.name for ref in node.states)
         source = self.name(node.source.name)
         return LocalUpdate(node.rule, node.target.name, source, states, node.group, target.key)
+
+
+def _place_of(node: Call | Update) -> str:
+    """A value that lies where the node runs."""
+    if isinstance(node, Update):
+        return node.target.name
+    return next(value.name for value in node.outputs if value is not None)

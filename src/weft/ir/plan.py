@@ -15,6 +15,7 @@ from weft.ir.plan_nodes import (
     Communicate,
     Communicator,
     Compute,
+    Exchange,
     Feed,
     Fetch,
     Hold,
@@ -24,8 +25,10 @@ from weft.ir.plan_nodes import (
     LocalOutput,
     LocalUpdate,
     LocalValue,
+    Piece,
     Register,
     RegisterKind,
+    Transfer,
 )
 from weft.ir.plan_printer import actor_text, input_text, local_text, register_text
 from weft.ir.text import argument_text, quoted
@@ -40,6 +43,7 @@ __all__ = [
     "Communicate",
     "Communicator",
     "Compute",
+    "Exchange",
     "Feed",
     "Fetch",
     "Hold",
@@ -50,10 +54,12 @@ __all__ = [
     "LocalProgram",
     "LocalUpdate",
     "LocalValue",
+    "Piece",
     "Plan",
     "RankPlan",
     "Register",
     "RegisterKind",
+    "Transfer",
 ]
 
 

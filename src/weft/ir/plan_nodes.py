@@ -12,6 +12,8 @@ from typing import Literal, TypeAlias
 from weft.ir.nodes import Arg, Role, refs
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+# A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each dimension).
+Piece: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
     "all_reduce",
     "all_gather",
@@ -100,13 +102,13 @@ class Collective:
         kind: what runs.
         communicator: id of the communicator.
         input, output: local values before and after.
-        reduction: "sum", "max" or "min"; for all_reduce and reduce_scatter.
+        reduction: one of `weft.layout.REDUCTIONS`; for all_reduce and reduce_scatter.
         dim: dimension that is gathered (all_gather, all_to_all: concatenated) or scattered (reduce_scatter).
         split_dim: for all_to_all: the dimension that is cut into pieces for the peers.
         sizes: length along `dim` of every rank's piece (all_gather: inputs; reduce_scatter: outputs; all_to_all:
             the lengths of the pieces along `dim` as they arrive from each rank).
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
-        bytes: what this collective moves in total over all ranks of the communicator (Table 2 of OneFlow).
+        bytes: what crosses between the ranks of the communicator, over all of them; what the channels count.
     """
 
     kind: CollectiveKind
@@ -131,7 +133,44 @@ class Collective:
         return (self.output,)
 
 
-LocalNode: TypeAlias = LocalCall | LocalUpdate | Collective
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An exchange of pieces between the ranks of two placements, as one rank of the communicator sees it.
+
+    Attributes:
+        communicator: id of the communicator, of the ranks of both placements.
+        input: the local value before; None on a rank that is not in the placement that sends.
+        output: the local value after; None on a rank that is not in the placement that receives.
+        sends: for each peer that gets something, the region of the input; this rank itself may be one.
+        receives: for each peer that gives something, the region of the output. Together they fill it.
+        bytes: what crosses between the ranks of the communicator, over all of them.
+    """
+
+    communicator: int
+    input: LocalValue | None
+    output: LocalValue | None
+    sends: tuple[Piece, ...]
+    receives: tuple[Piece, ...]
+    bytes: int = 0
+
+    @property
+    def kind(self) -> Literal["transfer"]:
+        """What runs."""
+        return "transfer"
+
+    @property
+    def reads(self) -> set[str]:
+        """The local value that goes in, if there is one."""
+        return set() if self.input is None else {self.input.name}
+
+    @property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """The local value that comes out, if there is one."""
+        return () if self.output is None else (self.output,)
+
+
+Exchange: TypeAlias = Collective | Transfer
+LocalNode: TypeAlias = LocalCall | LocalUpdate | Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +241,19 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """One or more collectives of one kind on one communicator, run as one."""
+    """One or more collectives of one kind, or one transfer, on one communicator, run as one."""
 
     id: int
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Exchange, ...]
     queue: str
 
     @property
     def consumes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(collective.input.name for collective in self.collectives))
+        return tuple(dict.fromkeys(name for each in self.collectives for name in each.reads))
 
     @property
     def produces(self) -> tuple[str, ...]:
-        return tuple(collective.output.name for collective in self.collectives)
+        return tuple(value.name for each in self.collectives for value in each.makes)
 
 
 @dataclass(frozen=True, slots=True)

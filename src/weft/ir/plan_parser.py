@@ -24,6 +24,7 @@ from weft.ir.plan_nodes import (
     LocalValue,
     Register,
     RegisterKind,
+    Transfer,
 )
 from weft.ir.scanner import Scanner
 
@@ -183,17 +184,34 @@ def _local(scanner: Scanner) -> LocalNode:
     scanner.expect("=")
     if scanner.accept("call"):
         return _call(scanner, names)
-    kind = next((kind for kind in COLLECTIVE_KINDS if kind == scanner.peek()), None)
-    if kind is None or len(names) != 1 or names[0] is None:
-        raise scanner.error("expected call or a collective")
-    scanner.expect(kind)
-    source = scanner.name()
+    if len(names) != 1:
+        raise scanner.error("expected call")
+    return _exchange(scanner, names[0])
+
+
+def _exchange(scanner: Scanner, name: str | None) -> LocalNode:
+    """What follows `%name =` in the line of a collective or a transfer."""
+    word = scanner.take("word")
+    source = None if scanner.accept("_") else scanner.name()
     scanner.expect(":")
-    before = _value(scanner, source)
+    before = _optional_value(scanner, source)
     scanner.expect("->")
-    after = _value(scanner, names[0])
+    after = _optional_value(scanner, name)
     fields = dict(_fields(scanner))
-    return Collective(kind, fields.pop("comm"), before, after, **fields)
+    communicator = fields.pop("comm")
+    if word == "transfer":
+        return Transfer(communicator, before, after, **fields)
+    kind = next((kind for kind in COLLECTIVE_KINDS if kind == word), None)
+    if kind is None or before is None or after is None:
+        raise scanner.error(f"expected call, a transfer or a collective of a value, found {word!r}")
+    return Collective(kind, communicator, before, after, **fields)
+
+
+def _optional_value(scanner: Scanner, name: str | None) -> LocalValue | None:
+    if name is None:
+        scanner.expect("_")
+        return None
+    return _value(scanner, name)
 
 
 def _fields(scanner: Scanner) -> list[tuple[str, Any]]:
@@ -210,13 +228,11 @@ def _fields(scanner: Scanner) -> list[tuple[str, Any]]:
 def _call(scanner: Scanner, names: list[str | None]) -> LocalCall:
     op, args, kwargs = scanner.call()
     scanner.expect(":")
-    outputs: list[LocalValue | None] = []
+    outputs = []
     for index, name in enumerate(names):
         if index:
             scanner.expect(",")
-        if name is None:
-            scanner.expect("_")
-        outputs.append(None if name is None else _value(scanner, name))
+        outputs.append(_optional_value(scanner, name))
     return LocalCall(op, args, kwargs, tuple(outputs))
 
 

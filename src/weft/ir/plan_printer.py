@@ -18,6 +18,7 @@ from weft.ir.plan_nodes import (
     LocalUpdate,
     LocalValue,
     Register,
+    Transfer,
 )
 from weft.ir.text import argument_text, call_text, quoted, tensor_text
 
@@ -76,6 +77,8 @@ def local_text(node: LocalNode) -> str:
             return f"{head} %{target} from %{source}{states}"
         case Collective():
             return _collective_text(node)
+        case Transfer():
+            return _transfer_text(node)
 
 
 def _collective_text(node: Collective) -> str:
@@ -87,9 +90,26 @@ def _collective_text(node: Collective) -> str:
     if node.kind == "all_to_all":
         fields += [("split_dim", node.split_dim), ("split_sizes", node.split_sizes)]
     fields.append(("bytes", node.bytes))
+    return _exchange_text(node.kind, node.input, node.output, fields)
+
+
+def _transfer_text(node: Transfer) -> str:
+    """`%y = transfer _ : _ -> float32[2] (comm=0, sends=[], receives=[[0, [[0, 2]]]], bytes=8)`"""
+    fields: list[tuple[str, object]] = [("comm", node.communicator), ("sends", node.sends)]
+    fields += [("receives", node.receives), ("bytes", node.bytes)]
+    return _exchange_text(node.kind, node.input, node.output, fields)
+
+
+def _exchange_text(
+    kind: str,
+    before: LocalValue | None,
+    after: LocalValue | None,
+    fields: Iterable[tuple[str, object]],
+) -> str:
     details = ", ".join(f"{key}={argument_text(value)}" for key, value in fields)
-    types = f"{_type_text(node.input)} -> {_type_text(node.output)}"
-    return f"%{node.output.name} = {node.kind} %{node.input.name} : {types} ({details})"
+    names = ["_" if value is None else f"%{value.name}" for value in (before, after)]
+    types = ["_" if value is None else _type_text(value) for value in (before, after)]
+    return f"{names[1]} = {kind} {names[0]} : {types[0]} -> {types[1]} ({details})"
 
 
 def _type_text(value: LocalValue) -> str:

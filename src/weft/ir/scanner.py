@@ -12,7 +12,7 @@ from weft.errors import UserError
 from weft.ir.nodes import Ref
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
-from weft.layout.sbp import REDUCTIONS
+from weft.layout.reduction import REDUCTIONS
 from weft.ops.call import Token
 
 _TOKEN = re.compile(

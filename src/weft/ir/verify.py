@@ -122,13 +122,14 @@ def boxing_keeps_the_tensor(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
-    """Every value has a layout that fits its shape."""
+    """Every value has a layout that fits its shape and dtype."""
     for node, value in _made(graph):
         if value.layout is None:
             yield node, f"%{value.name} has no layout"
             continue
         try:
             value.layout.check(value.shape)
+            value.layout.check_dtype(value.dtype)
         except LayoutError as error:
             yield node, str(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from weft.errors import InternalError
 from weft.ir.plan import (
@@ -11,10 +11,15 @@ from weft.ir.plan import (
     Communicate,
     Communicator,
     Compute,
+    Exchange,
     Hold,
     LocalUpdate,
+    LocalValue,
+    Piece,
     RankPlan,
+    Transfer,
 )
+from weft.layout import Region, region_shape, region_size
 
 # A rule yields what is wrong for each place where it does not hold.
 PlanRule = Callable[[RankPlan], Iterator[str]]
@@ -52,7 +57,7 @@ def verify_communicators(plan: RankPlan, communicators: tuple[Communicator, ...]
             if not _pieces_add_up(node, group.ranks.index(plan.rank), len(group.ranks)):
                 raise InternalError(
                     f"actor {actor.id} of rank {plan.rank}: the pieces of {node.kind} "
-                    f"{node.input.name} do not fit its shapes"
+                    f"{', '.join(sorted(node.reads))} do not fit its shapes"
                 )
 
 
@@ -123,7 +128,46 @@ def _updated(actor: Compute) -> set[str]:
     return {name for update in updates for name in (update.target, *update.states)}
 
 
-def _pieces_add_up(node: Collective, index: int, ranks: int) -> bool:
+def _pieces_add_up(node: Exchange, index: int, ranks: int) -> bool:
+    if isinstance(node, Transfer):
+        return _transfer_adds_up(node, index, ranks)
+    return _collective_adds_up(node, index, ranks)
+
+
+def _transfer_adds_up(node: Transfer, index: int, ranks: int) -> bool:
+    """Pieces lie inside their tensors, those that arrive fill the output, and what stays here leaves from here."""
+    here = [
+        [region for peer, region in side if peer == index] for side in (node.sends, node.receives)
+    ]
+    filled = sum(region_size(region) for _, region in node.receives)
+    return (
+        _inside(node.sends, node.input, ranks)
+        and _inside(node.receives, node.output, ranks)
+        and [region_shape(region) for region in here[0]] == [region_shape(r) for r in here[1]]
+        and filled == (0 if node.output is None else math.prod(node.output.shape))
+    )
+
+
+def _inside(pieces: Sequence[Piece], value: LocalValue | None, ranks: int) -> bool:
+    """Whether there is one piece at most for each peer, each of them a region of `value`."""
+    if value is None:
+        return not pieces
+    peers = [peer for peer, _ in pieces]
+    return (
+        len(set(peers)) == len(peers)
+        and all(0 <= peer < ranks for peer in peers)
+        and all(_fits(region, value.shape) for _, region in pieces)
+    )
+
+
+def _fits(region: Region, shape: tuple[int, ...]) -> bool:
+    return len(region) == len(shape) and all(
+        at >= 0 and length > 0 and at + length <= size
+        for (at, length), size in zip(region, shape, strict=True)
+    )
+
+
+def _collective_adds_up(node: Collective, index: int, ranks: int) -> bool:
     before, after = node.input.shape, node.output.shape
     if node.kind == "all_reduce":
         return before == after

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from weft.errors import LayoutError
 from weft.layout.placement import Placement
-from weft.layout.sbp import SBP, Broadcast, Split
-from weft.layout.shard import shard_range
+from weft.layout.reduction import check_reduction
+from weft.layout.region import Region, region_shape, shard_region
+from weft.layout.sbp import SBP, Broadcast, Partial, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +38,20 @@ class Layout:
                     f"0 to {len(shape) - 1}"
                 )
 
-    def local_ranges(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
+    def check_dtype(self, dtype: str) -> None:
+        """Raise LayoutError when a tensor of `dtype` cannot be reduced as a Partial of this layout says."""
+        for sbp in self.sbp:
+            if isinstance(sbp, Partial):
+                check_reduction(sbp.reduction, dtype)
+
+    def local_ranges(self, shape: tuple[int, ...], rank: int) -> Region:
         """(offset, length) of each dimension of the part that `rank` holds of a tensor of whole `shape`."""
-        ranges = [(0, size) for size in shape]
-        for sbp, parts, index in zip(
-            self.sbp, self.placement.shape, self.placement.coordinates[rank], strict=True
-        ):
-            if isinstance(sbp, Split):
-                start, length = ranges[sbp.dim]
-                offset, length = shard_range(length, parts, index)
-                ranges[sbp.dim] = (start + offset, length)
-        return tuple(ranges)
+        position = self.placement.coordinates[rank]
+        return shard_region(shape, self.sbp, self.placement.shape, position)
 
     def local_shape(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """Shape of the part that `rank` holds of a tensor of whole `shape`."""
-        return tuple(length for _, length in self.local_ranges(shape, rank))
+        return region_shape(self.local_ranges(shape, rank))
 
     def with_axis(self, axis: int, sbp: SBP) -> Layout:
         """This layout with another SBP on one axis."""

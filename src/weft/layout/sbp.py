@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from weft.errors import LayoutError
-
-Reduction: TypeAlias = Literal["sum", "max", "min"]
-REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+from weft.layout.reduction import REDUCTIONS, Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,16 @@ def split(dim: int) -> Split:
     return Split(dim)
 
 
-def partial(reduction: Reduction = "sum") -> Partial:
-    """The value is the `reduction` ("sum", "max" or "min") of what the ranks along the axis hold."""
-    if reduction not in REDUCTIONS:
+def partial(reduction: str = "sum") -> Partial:
+    """The value is the `reduction` (one of `REDUCTIONS`) of what the ranks along the axis hold.
+
+    Raises:
+        LayoutError: when there is no such reduction.
+    """
+    found = next((known for known in REDUCTIONS if known == reduction), None)
+    if found is None:
         raise LayoutError(f"a partial value is one of {', '.join(REDUCTIONS)}, found {reduction!r}")
-    return Partial(reduction)
+    return Partial(found)
 
 
 def parse_sbp(text: str) -> SBP:
@@ -69,5 +72,5 @@ def parse_sbp(text: str) -> SBP:
     if match["dim"] is not None:
         return Split(int(match["dim"]))
     if match["reduction"] is not None:
-        return partial(match["reduction"])  # type: ignore[arg-type]
+        return partial(match["reduction"])
     return broadcast

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from weft.errors import RankFailure
+
+# What runs when no larger operation says so.
+EXCHANGE = "exchange"
 
 
 class Channel(ABC):
@@ -18,12 +23,16 @@ class Channel(ABC):
         ranks: the communicator's ranks, in its order.
         index: position of this rank among them.
         device: where the tensors are that it takes.
+        sent: bytes that this rank has sent to others so far, by what ran.
+        running: what runs now: the kind of a collective, or one of the primitives below.
     """
 
     def __init__(self, ranks: Sequence[int], index: int, device: torch.device) -> None:
         self.ranks = tuple(ranks)
         self.index = index
         self.device = device
+        self.sent: Counter[str] = Counter()
+        self.running = EXCHANGE
 
     @property
     def size(self) -> int:
@@ -36,15 +45,11 @@ class Channel(ABC):
         return self.ranks[self.index]
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        """Reduce a contiguous tensor over all ranks; every rank gets the same bits. May overwrite `tensor`.
+    def _exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """What `exchange` does, without the counting."""
 
-        Args:
-            tensor: any shape and dtype, the same on all ranks.
-            reduction: "sum", "max" or "min" (on booleans "sum" is "or").
-        """
-
-    @abstractmethod
     def exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
@@ -54,6 +59,10 @@ class Channel(ABC):
             sends: for every peer, what it gets, in order; what stands at this rank's own place is ignored.
             receives: for every peer, buffers for what it sends here: same number, shapes and dtypes.
         """
+        self.sent[self.running] += sum(
+            part.nbytes for peer, parts in enumerate(sends) if peer != self.index for part in parts
+        )
+        self._exchange(sends, receives)
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
@@ -67,16 +76,36 @@ class Channel(ABC):
     def close(self) -> None:
         """Give back what the communicator holds."""
 
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        """Reduce a contiguous tensor over all ranks; every rank gets the same bits. May overwrite `tensor`.
+
+        Each rank reduces one piece and sends it to all. Two ranks send each other everything, in one exchange: the
+        bytes are the same.
+
+        Args:
+            tensor: any shape and dtype, the same on all ranks.
+            reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is "and").
+        """
+        with self.counting("all_reduce"):
+            if self.size == 2:
+                return self.reduce_scatter([tensor] * self.size, reduction)
+            pieces = list(tensor.view(-1).tensor_split(self.size))
+            mine = self.reduce_scatter(pieces, reduction)
+            pieces[self.index].copy_(mine)
+            self.exchange([[mine]] * self.size, [[piece] for piece in pieces])
+        return tensor
+
     def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
         """Reduce piece `i` of all ranks on rank `i`, in the order of the ranks.
 
         Args:
             pieces: one contiguous tensor for every rank; shapes may differ between pieces, not between ranks.
-            reduction: "sum", "max" or "min".
+            reduction: one of `weft.layout.REDUCTIONS`.
         """
         mine = pieces[self.index]
         buffers = [torch.empty_like(mine) for _ in range(self.size)]
-        self.exchange([[piece] for piece in pieces], [[buffer] for buffer in buffers])
+        with self.counting("reduce_scatter"):
+            self.exchange([[piece] for piece in pieces], [[buffer] for buffer in buffers])
         buffers[self.index] = mine
         return reduce_in_order(buffers, reduction)
 
@@ -87,8 +116,19 @@ class Channel(ABC):
         )
         sends = [[mine] if self.index == source else [] for _ in self.ranks]
         receives = [[mine] if index == source else [] for index in range(self.size)]
-        self.exchange(sends, receives)
+        with self.counting("broadcast"):
+            self.exchange(sends, receives)
         return mine
+
+    @contextmanager
+    def counting(self, kind: str) -> Iterator[None]:
+        """Count what is sent meanwhile as `kind`, unless it is part of something else already."""
+        outer = self.running
+        self.running = kind if outer == EXCHANGE else outer
+        try:
+            yield
+        finally:
+            self.running = outer
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
@@ -120,6 +160,10 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
+    "prod": torch.mul,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
 }
 
 

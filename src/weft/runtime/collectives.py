@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from weft.ir.plan import Collective, CollectiveKind
+from weft.errors import InternalError
+from weft.ir.plan import Collective, CollectiveKind, LocalValue, Transfer
+from weft.layout import Region
 from weft.runtime.channel import Channel
 
 
@@ -26,7 +28,54 @@ def run_collectives(
     """
     if channel.size == 1:
         return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs)
-    return _RUNNERS[collectives[0].kind](channel, collectives, inputs)
+    kind = collectives[0].kind
+    with channel.counting(kind):
+        return _RUNNERS[kind](channel, collectives, inputs)
+
+
+def run_transfer(channel: Channel, transfer: Transfer, tensor: Tensor | None) -> Tensor | None:
+    """Exchange the pieces of a transfer.
+
+    Args:
+        channel: this rank's end of the communicator.
+        transfer: what this rank sends and receives.
+        tensor: the local input, in any memory format; None on a rank that has none.
+
+    Returns:
+        A fresh contiguous local output; None on a rank that has none.
+    """
+    made = transfer.output
+    output = None if made is None else _empty(made, channel.device)
+    sends: list[list[Tensor]] = [[] for _ in channel.ranks]
+    for peer, region in transfer.sends:
+        sends[peer].append(_part(tensor, region).contiguous())
+    parts = {peer: _part(output, region) for peer, region in transfer.receives}
+    buffers = {peer: _buffer(part) for peer, part in parts.items()}
+    receives = [[buffers[peer]] if peer in buffers else [] for peer in range(channel.size)]
+    with channel.counting(transfer.kind):
+        channel.exchange(sends, receives)
+    for peer, part in parts.items():
+        source = sends[peer][0] if peer == channel.index else buffers[peer]
+        if source is not part:
+            part.copy_(source)
+    return output
+
+
+def _empty(value: LocalValue, device: torch.device) -> Tensor:
+    return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
+
+
+def _part(tensor: Tensor | None, region: Region) -> Tensor:
+    if tensor is None:
+        raise InternalError("a transfer takes a piece of a tensor that this rank does not hold")
+    for dim, (offset, length) in enumerate(region):
+        tensor = tensor.narrow(dim, offset, length)
+    return tensor
+
+
+def _buffer(part: Tensor) -> Tensor:
+    """A contiguous place for a piece: the piece of the output itself where it can be."""
+    return part if part.is_contiguous() else torch.empty_like(part).contiguous()
 
 
 def _all_reduce(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InternalError, RankFailure
-from weft.runtime.channel import Channel, reduce_in_order
+from weft.runtime.channel import Channel
 from weft.runtime.failure import PeerFailure, first_line
 
 
@@ -73,29 +73,23 @@ class LocalGroup:
 
 
 class LocalChannel(Channel):
-    """One rank's end of a `LocalGroup`. Sums run in the order of the ranks, so every rank gets the same bits."""
+    """One rank's end of a `LocalGroup`."""
 
     def __init__(self, group: LocalGroup, index: int, device: torch.device) -> None:
         super().__init__(group.ranks, index, device)
         self._group = group
 
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        tensors = self._group.put(self.index, f"all_reduce {reduction}", tensor)
-        total = reduce_in_order(tensors, reduction)
-        self._group.leave(self.index, f"all_reduce {reduction}")
-        return total
-
-    def exchange(
+    def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
-        everyone = self._group.put(self.index, "exchange", sends)
+        everyone = self._group.put(self.index, self.running, sends)
         for peer, buffers in enumerate(receives):
             if peer == self.index:
                 continue
             for buffer, tensor in zip(buffers, everyone[peer][self.index], strict=True):
                 _check_piece(self.ranks[peer], buffer, tensor)
                 buffer.copy_(tensor)
-        self._group.leave(self.index, "exchange")
+        self._group.leave(self.index, self.running)
 
     def abort(self, error: BaseException) -> None:
         self._group.abort(self.rank, error)

@@ -18,17 +18,20 @@ def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
     return x.narrow(dim, offset, length).contiguous()
 
 
-def pad(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
-    """`weft.pad`: zeros of size `length` along `dim` with `x` at `offset`."""
+def pad(x: Tensor, dim: int, offset: int, length: int, around: float = 0) -> Tensor:
+    """`weft.pad`: `around` of size `length` along `dim` with `x` at `offset`."""
     shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
-    whole = x.new_zeros(shape)
+    whole = x.new_full(shape, around)
     whole.narrow(dim, offset, x.shape[dim]).copy_(x)
     return whole
 
 
-def keep(x: Tensor, kept: bool) -> Tensor:
-    """`weft.keep`: `x` where `kept`, zeros elsewhere, so that the sum over the ranks is `x`."""
-    return x if kept else torch.zeros_like(x)
+def keep(x: Tensor, kept: bool, instead: float = 0) -> Tensor:
+    """`weft.keep`: `x` where `kept`, `instead` elsewhere, so that reducing over the ranks gives `x`.
+
+    The default is for sums.
+    """
+    return x if kept else torch.full_like(x, instead)
 
 
 def hint(x: Tensor, sbp: Any = None) -> Tensor:

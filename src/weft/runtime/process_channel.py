@@ -20,9 +20,6 @@ from weft.runtime.board import FailureBoard
 from weft.runtime.channel import Channel
 from weft.runtime.failure import first_line
 
-# Up to this many bytes an all_reduce is one exchange of whole tensors instead of two of pieces.
-SMALL = 1 << 16
-
 # How long a broken connection may wait for the peer's own account of what went wrong.
 EXPLANATION_SECONDS = 1.0
 
@@ -95,7 +92,7 @@ class ProcessChannel(Channel):
 class GlooChannel(ProcessChannel):
     """A communicator between CPU processes."""
 
-    def exchange(
+    def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
         with self._explained("an exchange"):
@@ -111,21 +108,11 @@ class GlooChannel(ProcessChannel):
                 if work is not None:
                     work.wait()
 
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        if self.size == 2 or tensor.numel() * tensor.element_size() <= SMALL:
-            return self.reduce_scatter([tensor] * self.size, reduction)
-        flat = tensor.view(-1)
-        pieces = list(flat.tensor_split(self.size))
-        mine = self.reduce_scatter(pieces, reduction)
-        pieces[self.index].copy_(mine)
-        self.exchange([[mine]] * self.size, [[piece] for piece in pieces])
-        return tensor
-
 
 class NcclChannel(ProcessChannel):
     """A communicator between CUDA devices. What NCCL does itself is left to it."""
 
-    def exchange(
+    def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
         group: Any = self._group
@@ -142,8 +129,13 @@ class NcclChannel(ProcessChannel):
                 work.wait()
 
     def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        if tensor.dtype == torch.bool or tensor.dtype == torch.int16:
-            return self.reduce_scatter([tensor] * self.size, reduction)
+        if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
+            return super().all_reduce(tensor, reduction)
+        if tensor.is_complex() and reduction != "sum":
+            return super().all_reduce(tensor, reduction)
+        # NCCL's ring: every piece goes once around to be reduced, and once around to be shared.
+        pieces = [piece.nbytes for piece in tensor.view(-1).tensor_split(self.size)]
+        self.sent[self.running] += sum(pieces) + (self.size - 2) * pieces[self.index]
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         with self._explained("an all_reduce"):
             dist.all_reduce(real, _OPERATIONS[reduction], group=self._group)
@@ -152,11 +144,12 @@ class NcclChannel(ProcessChannel):
     def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
         even = all(piece.shape == pieces[0].shape for piece in pieces)
         first = pieces[0]
-        if not even or not first.is_floating_point() or not first.numel():
+        if not (even and first.is_floating_point() and first.numel() and reduction in _OPERATIONS):
             return super().reduce_scatter(pieces, reduction)
         ordered: list[Tensor] = [first] * self.size
         for member, piece in zip(self._members, pieces, strict=True):
             ordered[member] = piece.reshape(-1)
+        self.sent[self.running] += (self.size - 1) * first.nbytes
         mine = torch.empty_like(pieces[self.index])
         with self._explained("a reduce_scatter"):
             dist.reduce_scatter_tensor(
@@ -173,4 +166,5 @@ _OPERATIONS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
 }

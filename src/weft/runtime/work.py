@@ -13,6 +13,7 @@ from weft.errors import InternalError
 from weft.ir.logical import VARIABLE_ROLES
 from weft.ir.plan import (
     Actor,
+    Collective,
     Communicate,
     Compute,
     Feed,
@@ -20,9 +21,10 @@ from weft.ir.plan import (
     LocalCall,
     LocalUpdate,
     RankPlan,
+    Transfer,
 )
 from weft.runtime.channel import Channel
-from weft.runtime.collectives import run_collectives
+from weft.runtime.collectives import run_collectives, run_transfer
 from weft.runtime.kernels import aliases, build_kernel
 from weft.runtime.optimizer import Updates, group_updates
 from weft.runtime.random import uniform
@@ -127,12 +129,26 @@ def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
 
 
 def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> ActFunction:
-    channel = rank.channels[actor.collectives[0].communicator]
-    names = [collective.input.name for collective in actor.collectives]
-    gather = _bind_operands(names, reads, rank)
+    first = actor.collectives[0]
+    channel = rank.channels[first.communicator]
+    if isinstance(first, Transfer):
+        return _bind_transfer(first, channel, _bind_operands(actor.consumes, reads, rank))
+    collectives = [each for each in actor.collectives if isinstance(each, Collective)]
+    gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
     def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return run_collectives(channel, actor.collectives, gather(inputs))
+        return run_collectives(channel, collectives, gather(inputs))
+
+    return act
+
+
+def _bind_transfer(
+    transfer: Transfer, channel: Channel, gather: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+) -> ActFunction:
+    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        operands = gather(inputs)
+        made = run_transfer(channel, transfer, operands[0] if operands else None)
+        return () if made is None else (made,)
 
     return act
 
