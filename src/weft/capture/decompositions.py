@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.capture import losses, random, statistics
+from weft.capture import losses, random, sampling, statistics
 
 Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -54,7 +54,7 @@ _SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
 
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses and random ops."""
-    return _resolve({**_SEED, **statistics.TABLE, **losses.TABLE, **random.TABLE})
+    return _resolve({**_SEED, **statistics.TABLE, **losses.TABLE, **random.TABLE, **sampling.TABLE})
 
 
 def overwrites() -> Decompositions:

@@ -24,7 +24,7 @@ _VALUE_WORDS = (
 )
 _RANDOM = (
     "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
-    "bernoulli or dropout without a generator, or draw the numbers outside and pass them in the batch"
+    "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
 )
 _RANDOM_BACKWARD = (
     "runs in the backward pass, where torch.utils.checkpoint would have to repeat the numbers of the forward; "

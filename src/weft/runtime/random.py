@@ -115,8 +115,9 @@ def _hash_into(part: Tensor, state: Tensor) -> None:
     shifted = torch.empty_like(state)
     _xor_shift(state, shifted, 30).mul_(_signed(_FIRST))
     _xor_shift(state, shifted, 27).mul_(_signed(_SECOND))
-    _xor_shift(state, shifted, 31)
     bits = _BITS.get(part.dtype, 24)
+    if bits > 64 - 31:  # the last shift mixes the low bits only
+        _xor_shift(state, shifted, 31)
     _logical_shift(state, state, 64 - bits)
     part.copy_(state).mul_(2.0**-bits)  # exact: no more bits than the significand holds
 

@@ -25,7 +25,7 @@ BINARY = """
     bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar bitwise_xor.Tensor clamp.Tensor
     clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor complex copysign.Scalar copysign.Tensor div.Scalar_mode
     div.Tensor_mode eq.Scalar eq.Tensor floor_divide fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor
-    gt.Scalar gt.Tensor heaviside hypot le.Scalar le.Tensor logaddexp logaddexp2 logical_and logical_or
+    gt.Scalar gt.Tensor heaviside hypot igamma igammac le.Scalar le.Tensor logaddexp logaddexp2 logical_and logical_or
     logical_xor lt.Scalar lt.Tensor ne.Scalar ne.Tensor polar pow.Scalar pow.Tensor_Scalar
     pow.Tensor_Tensor remainder.Scalar remainder.Scalar_Tensor remainder.Tensor xlogy.Scalar_Other
     xlogy.Scalar_Self xlogy.Tensor _prelu_kernel"""
