@@ -1,0 +1,148 @@
+"""Whole models against plain PyTorch: which models, under which strategies, and how they are compared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import weft
+
+STEPS = 3
+LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
+S, B = weft.split, weft.broadcast
+
+Build = Callable[[], nn.Module]
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that trains.
+
+    Attributes:
+        build: makes the model, in torch's default dtype.
+        loss: the loss of the model on a batch.
+        batch: makes a batch from its size and a seed.
+        layouts: parameters that tensor parallelism splits, by pattern.
+    """
+
+    build: Build
+    loss: Loss
+    batch: Callable[[int, int], Any]
+    layouts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest differences from plain PyTorch, relative to the largest element.
+
+    Attributes:
+        loss: over all steps.
+        state: over all parameters and buffers after the last step.
+        worst: the name of the one that differs most.
+    """
+
+    loss: float
+    state: float
+    worst: str
+
+
+def settings(layouts: dict[str, Any]) -> dict[str, tuple[Any, weft.Strategy]]:
+    """Every strategy by name: the grid of ranks and what is fixed on it."""
+    tensor = weft.Strategy(batch={"*": B}, parameters=layouts)
+    both = {pattern: (B, sbp) for pattern, sbp in layouts.items()}
+    return {
+        "data, 2": (PAIR, weft.data_parallel()),
+        "data, 4": (LINE, weft.data_parallel()),
+        "tensor, 2": (PAIR, tensor),
+        "tensor, 4": (LINE, tensor),
+        "hybrid, 2×2": (GRID, weft.Strategy(batch={"*": (S(0), B)}, parameters=both)),
+        "automatic, 2": (PAIR, weft.Strategy()),
+        "automatic, 4": (LINE, weft.Strategy()),
+    }
+
+
+class InDouble(TorchFunctionMode):
+    """Casts to float32 in the model's code go to float64: rounding must not hide a wrong layout."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        named = {name: _double(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_double, args), **named)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW with a large eps: some gradients are zero but for rounding, and Adam would divide it by itself."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+
+
+class Comparison:
+    """Trains a model in float64 with plain PyTorch once, and under strategies with weft."""
+
+    def __init__(self, case: Case, size: int = 4) -> None:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            torch.manual_seed(0)
+            self.model = case.build()
+            self.batches = [case.batch(size, seed) for seed in range(STEPS)]
+        finally:
+            torch.set_default_dtype(default)
+        self._loss = case.loss
+        self.losses, self.state = self._train_plainly()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The case's loss, all in float64."""
+        with InDouble():
+            return self._loss(model, batch)
+
+    def _train_plainly(self) -> tuple[list[float], dict[str, torch.Tensor]]:
+        model = copy.deepcopy(self.model)
+        optimizer = adamw(model)
+        losses = []
+        for batch in self.batches:
+            optimizer.zero_grad()
+            loss = self.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, model.state_dict()
+
+    def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
+        """The program of a strategy, in a world that is already there."""
+        return weft.compile(
+            self.model,
+            self.loss,
+            adamw(self.model),
+            self.batches[0],
+            placement=weft.placement("cpu", grid),
+            strategy=strategy,
+        )
+
+    def difference(self, grid: Any, strategy: weft.Strategy) -> Difference:
+        """Train with weft on as many ranks in this process as the grid has."""
+        with weft.local_world(torch.tensor(grid).numel()):
+            program = self.compile(grid, strategy)
+            losses = [program.step(batch).item() for batch in self.batches]
+            state = program.full_state_dict()
+            program.close()
+        pairs = zip(losses, self.losses, strict=True)
+        loss = max(abs(found - expected) / abs(expected) for found, expected in pairs)
+        worst = max(self.state, key=lambda name: _distance(state[name], self.state[name]))
+        return Difference(loss, _distance(state[worst], self.state[worst]), worst)
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the largest element; biases that stay near zero are compared with 1e-4."""
+    scale = expected.abs().max().clamp(min=1e-4).item() if expected.is_floating_point() else 1.0
+    return float((found - expected).abs().max()) / scale
