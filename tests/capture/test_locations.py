@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from weft.capture import capture
+from weft.errors import CaptureError
 from weft.ir.logical import Call
 
 
@@ -80,3 +82,29 @@ def test_every_call_has_a_location(calls: list[Call]) -> None:
 def test_sums_of_gradients_belong_to_the_backward(calls: list[Call]) -> None:
     backward = [call for call in calls if call.location and call.location.backward]
     assert any(call.op == "aten.add.Tensor" for call in backward)
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * gradient.sum().item()
+
+
+def test_a_step_that_raises_leaves_no_notes_behind() -> None:
+    def failing(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return FailsInBackward.apply(model(batch)).sum()
+
+    model, batch = torch.nn.Linear(3, 2), torch.zeros(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError):
+        capture(model, failing, optimizer, batch)
+    gc.collect()
+    assert "custom" not in torch.fx.traceback.current_meta
+    captured = capture(model, lambda m, b: m(b).sum(), optimizer, batch)
+    calls = captured.graph.of_kind(Call)
+    assert [call for call in calls if call.location is None] == []
+    assert not calls[0].location.backward

@@ -2,7 +2,7 @@
 
 - `make_fx` with `_allow_non_fake_inputs`: the trace below autograd.
 - `FakeTensorMode`: tensors without data.
-- `torch.fx.traceback.preserve_node_meta` and `annotate`: notes on nodes (kept as `node.meta["custom"]`), and
+- `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes (`node.meta["custom"]`), and
   `node.meta["seq_nr"]`, the number of the autograd node that a forward op made.
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
 - `TorchDispatchMode`: sees every op below autograd.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -65,7 +65,8 @@ def trace(
         tracing_mode="real",
         _allow_non_fake_inputs=True,
     )
-    with mode, _NoOutsideWrites(), torch.fx.traceback.preserve_node_meta(), _same_everywhere():
+    meta_kept = torch.fx.traceback.preserve_node_meta()
+    with mode, _NoOutsideWrites(), meta_kept, _own_notes(), _same_everywhere():
         return tracer(inputs)
 
 
@@ -119,9 +120,42 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
 
 
+class _Noted:
+    """Adds notes to the ones that nodes are recorded with.
+
+    Not a generator as torch's `annotate` is: where a step raises between a hook and its counterpart,
+    a generator would restore its old notes whenever it is collected, in the middle of another trace.
+    """
+
+    def __init__(self, notes: Mapping[str, Any]) -> None:
+        self._notes = notes
+        self._before: Mapping[str, Any] = {}
+
+    def __enter__(self) -> None:
+        meta = torch.fx.traceback.current_meta
+        self._before = meta.get("custom", {})
+        meta["custom"] = {**self._before, **self._notes}
+
+    def __exit__(self, *_: object) -> None:
+        torch.fx.traceback.current_meta["custom"] = dict(self._before)
+
+
 def note(**notes: Any) -> AbstractContextManager[None]:
     """While this lasts, nodes are recorded with these notes; see `notes_of`."""
-    return torch.fx.traceback.annotate(notes)
+    return _Noted(notes)
+
+
+@contextmanager
+def _own_notes() -> Iterator[None]:
+    """Notes begin empty, and none is left behind, also not by a step that raises."""
+    meta = torch.fx.traceback.current_meta
+    before = meta.pop("custom", None)
+    try:
+        yield
+    finally:
+        meta.pop("custom", None)
+        if before is not None:
+            meta["custom"] = before
 
 
 def notes_of(node: torch.fx.Node) -> Mapping[str, Any]:
@@ -158,14 +192,13 @@ def mark_backward(loss: torch.Tensor) -> None:
 
 
 def _mark(node: Any) -> None:
-    running = ExitStack()
-    notes = {_SEQUENCE: node._sequence_nr()}
+    noted = _Noted({_SEQUENCE: node._sequence_nr()})
 
     def enter(*_: Any) -> None:
-        running.enter_context(torch.fx.traceback.annotate(dict(notes)))
+        noted.__enter__()
 
     def leave(*_: Any) -> None:
-        running.close()
+        noted.__exit__()
 
     node.register_prehook(enter)
     node.register_hook(leave)
