@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import product
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boxing_values import Array, Locals, counted, gather, recorded_cases, reduce, scatter
 from weft.boxing import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
@@ -33,7 +30,6 @@ from weft.layout import (
     Placement,
     Split,
     neutral,
-    placement,
 )
 
 B, S0, S1, P, PMAX = (
@@ -43,85 +39,6 @@ B, S0, S1, P, PMAX = (
     Partial(),
     Partial("max"),
 )
-REDUCE: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-Array: TypeAlias = npt.NDArray[Any]
-Locals: TypeAlias = dict[int, Array]
-
-
-def reduce(reduction: str, tensors: list[Array]) -> Array:
-    return np.asarray(REDUCE[reduction].reduce(np.stack(tensors), axis=0))
-
-
-def scatter(value: Array, layout: Layout) -> Locals:
-    """Local tensors of `value` in `layout`; the ranks of a Partial hold different random parts of it."""
-    rng = np.random.default_rng(7)
-    held: dict[tuple[int, ...], Array] = {(): value}
-    for axis, parts in enumerate(layout.placement.shape):
-        held = {
-            (*at, index): piece
-            for at, tensor in held.items()
-            for index, piece in enumerate(_cut(tensor, layout.sbp[axis], parts, rng))
-        }
-    # A Broadcast axis repeats its tensor before a later axis draws random parts: draw them once.
-    same = {at: _canonical(at, layout) for at in held}
-    return {rank: held[same[at]] for rank, at in layout.placement.coordinates.items()}
-
-
-def _canonical(at: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    return tuple(0 if isinstance(s, Broadcast) else i for i, s in zip(at, layout.sbp, strict=True))
-
-
-def _cut(tensor: Array, sbp: SBP, parts: int, rng: np.random.Generator) -> list[Array]:
-    if isinstance(sbp, Split):
-        return np.array_split(tensor, parts, axis=sbp.dim)
-    if isinstance(sbp, Broadcast):
-        return [tensor] * parts
-    noise = [rng.integers(1, 9, tensor.shape) for _ in range(parts - 1)]
-    return _shares(sbp.reduction, tensor, noise)
-
-
-def _shares(reduction: str, tensor: Array, noise: list[Array]) -> list[Array]:
-    """One array more than `noise` has; their reduction is `tensor`."""
-    signs = [1 - 2 * (extra % 2) for extra in noise]
-    shares: dict[str, list[Array]] = {
-        "sum": [*noise, tensor - sum(noise)],
-        "max": [*(tensor - extra for extra in noise), tensor],
-        "min": [*(tensor + extra for extra in noise), tensor],
-        "prod": [*signs, tensor * math.prod(signs)],
-        "and": [*(tensor | extra for extra in noise), tensor],
-        "or": [*(tensor & extra for extra in noise), tensor],
-        "xor": [*noise, np.bitwise_xor.reduce([tensor, *noise])],
-    }
-    return shares[reduction]
-
-
-def gather(held: Locals, layout: Layout) -> Array:
-    """The whole value of local tensors; raises when copies on a Broadcast axis differ."""
-    at = {place: held[rank] for rank, place in layout.placement.coordinates.items()}
-    for axis in reversed(range(layout.placement.axes)):
-        lines: dict[tuple[int, ...], list[Array]] = {}
-        for place, tensor in sorted(at.items(), key=lambda item: item[0]):
-            lines.setdefault(place[:axis], []).append(tensor)
-        at = {place: _join(tensors, layout.sbp[axis]) for place, tensors in lines.items()}
-    return at[()]
-
-
-def _join(tensors: list[Array], sbp: SBP) -> Array:
-    if isinstance(sbp, Split):
-        return np.concatenate(tensors, axis=sbp.dim)
-    if isinstance(sbp, Partial):
-        return reduce(sbp.reduction, tensors)
-    for tensor in tensors[1:]:
-        np.testing.assert_array_equal(tensor, tensors[0])
-    return tensors[0]
 
 
 def execute(chain: tuple[Step, ...], held: Locals, shape: tuple[int, ...]) -> Locals:
@@ -178,33 +95,15 @@ def grid_of(shape: tuple[int, ...]) -> Placement:
     return Placement("cpu", shape, tuple(range(math.prod(shape))))
 
 
-def parse(texts: list[str]) -> tuple[SBP, ...]:
-    known: dict[str, SBP] = {"B": B, "P": P, "S0": S0, "S1": S1}
-    return tuple(known[text] for text in texts)
-
-
-RECORDED = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "data" / "oneflow.jsonl").read_text().splitlines()
-]
-
-
-def test_recorded_cases_are_there() -> None:
-    assert len(RECORDED) == 289
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_equals_what_oneflow_recorded(axes: int) -> None:
-    for shape, ranks, before, after, expected in RECORDED:
-        if len(before) != axes:
-            continue
-        where = placement("cpu", ranks)
-        source, target = Layout(where, parse(before)), Layout(where, parse(after))
-        value = np.arange(1, math.prod(shape) + 1).reshape(shape)
-        held = execute(steps(source, target, tuple(shape), 4), scatter(value, source), tuple(shape))
+def test_equals_what_oneflow_recorded_within_one_placement() -> None:
+    cases = [case for case in recorded_cases() if case[1].placement == case[2].placement]
+    assert len(cases) == 289
+    for shape, source, target, expected in cases:
+        value = counted(shape)
+        held = execute(steps(source, target, shape, 4), scatter(value, source), shape)
         np.testing.assert_array_equal(gather(held, target), value)
         if P not in target.sbp:
-            for rank in where.ranks:
+            for rank in source.placement.ranks:
                 np.testing.assert_array_equal(held[rank], expected[rank])
 
 
