@@ -1,8 +1,9 @@
 """Everything weft raises on purpose, told apart by whose turn it is to act.
 
-`UserError` and its subclasses mean that the program, strategy or input asks for something that cannot work; the
-message says where, what was expected, what was found and what would do. `RankFailure` means that the outside failed
-(a rank died, a peer did not answer). `InternalError` means a bug in weft.
+`UserError` and its subclasses mean that the program, strategy or input asks for something that
+cannot work; the message says where, what was expected, what was found and what would do.
+`RankFailure` means that the outside failed (a rank died, a peer did not answer). `InternalError`
+means a bug in weft.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The state machine of one queue: events in, actions out; no tensors, clocks, threads or sockets inside.
 
-An actor acts iff every register that it consumes has an unread version and every register that it produces has a free
-copy (OneFlow, arXiv 2110.15032, section 4). The runtime drives the machine with threads, the simulator with a heap of
-virtual times.
+An actor acts iff every register that it consumes has an unread version and every register that it
+produces has a free copy (OneFlow, arXiv 2110.15032, section 4). The runtime drives the machine with
+threads, the simulator with a heap of virtual times.
 
-Messages are counted by queue, not by actor: a version goes to another queue once, whatever the number of its readers
-there, and is acknowledged once, after the last of them.
+Messages are counted by queue, not by actor: a version goes to another queue once, whatever the
+number of its readers there, and is acknowledged once, after the last of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class QueueMachine:
     Args:
         plan: the plan of the rank.
         queue: the queue's name.
-        in_order: whether the actors act strictly in the order of the plan (communicators); otherwise, among those
-            that may act, the one of the earliest step with the lowest id does.
+        in_order: whether the actors act strictly in the order of the plan (communicators);
+            otherwise, among those that may act, the one of the earliest step with the lowest id
+            does.
     """
 
     def __init__(self, plan: RankPlan, queue: str, in_order: bool) -> None:
         self.queue = queue
         self.in_order = in_order
-        # Actors of this queue in plan order, and the registers they touch. Fixed after construction.
+        # Actors of this queue in plan order, and the registers they touch. Fixed after
+        # construction.
         self._tasks, self._ports = wire(plan, queue)
         self._by_id = {task.id: task for task in self._tasks}
         # Steps begun so far; no task has acted for step >= begun.
@@ -56,7 +58,8 @@ class QueueMachine:
         self._ready: list[tuple[int, int]] = []
         # Acts started so far. In order, the next one is task `started % len(tasks)`.
         self.started = 0
-        # For every step begun and not ended: how many tasks have not finished it. Never zero or negative.
+        # For every step begun and not ended: how many tasks have not finished it. Never zero or
+        # negative.
         self._left: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
             Begin: self._begin,
@@ -69,7 +72,8 @@ class QueueMachine:
         """Take one event and say what is to be done now, in this order.
 
         Raises:
-            InternalError: when the event contradicts the state, such as a version that comes out of order.
+            InternalError: when the event contradicts the state, such as a version that comes out of
+                order.
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)

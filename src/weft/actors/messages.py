@@ -1,8 +1,9 @@
 """What goes into a queue's state machine (events) and what comes out (actions).
 
-Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a frozen
-dataclass. Versions count from 0 for each register: an actor's act in step `s` reads version `s` of what it consumes;
-it makes version `s` of an ordinary register and version `s + 1` of one that was full before the first step.
+Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a
+frozen dataclass. Versions count from 0 for each register: an actor's act in step `s` reads version
+`s` of what it consumes; it makes version `s` of an ordinary register and version `s + 1` of one
+that was full before the first step.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class Task:
     Attributes:
         id: the actor's id.
         acted: acts started so far, which is the step of the next one.
-        waits: conditions that the next act still lacks: its step begun, an unread version of every consumed register,
-            a free copy of every produced one. The task may act iff it is 0.
+        waits: conditions that the next act still lacks: its step begun, an unread version of every
+            consumed register, a free copy of every produced one. The task may act iff it is 0.
         consumes, produces: ports of its registers, without those of constants.
     """
 
@@ -39,10 +39,13 @@ class Port:
         producer: the producer, when it is on this queue.
         readers: tasks of this queue that read it.
         queues: other queues with readers; empty unless the producer is here.
-        arrived: versions that have been there so far; a reader may act for step `s` iff `arrived > s`.
-        local: for every version that this queue still reads: readers that have not finished with it, at least one.
+        arrived: versions that have been there so far; a reader may act for step `s` iff `arrived >
+            s`.
+        local: for every version that this queue still reads: readers that have not finished with
+            it, at least one.
         remote: for every version sent to other queues: how many of those have not released it.
-        taken: copies made or being made and not free again, `0 <= taken <= credits`; kept by the producer's queue.
+        taken: copies made or being made and not free again, `0 <= taken <= credits`; kept by the
+            producer's queue.
     """
 
     register: str

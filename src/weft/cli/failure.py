@@ -1,7 +1,7 @@
 """Why a run failed: each rank that raises writes a note, and the launcher finds the one that came first.
 
-When one rank fails, its peers soon fail too, because it no longer answers. The agent only sees exit codes, in any
-order; the notes carry the time and the traceback.
+When one rank fails, its peers soon fail too, because it no longer answers. The agent only sees exit
+codes, in any order; the notes carry the time and the traceback.
 """
 
 from __future__ import annotations

@@ -39,5 +39,6 @@ def run_script(script: Path, arguments: Sequence[str], fleet: Fleet) -> int:
 
 
 def _say(message: str) -> None:
-    # Text: brackets in a traceback are no markup. Soft wrap: it may be longer than the terminal is wide.
+    # Text: brackets in a traceback are no markup. Soft wrap: it may be longer than the terminal is
+    # wide.
     Console(stderr=True).print(Text(f"weft run: {message}"), soft_wrap=True)

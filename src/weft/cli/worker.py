@@ -1,6 +1,7 @@
 """One rank: run the user's script as `python script.py` would, and write down why it failed if it did.
 
-The launcher starts this module once for each rank: `python -m weft.cli.worker script.py arguments…`.
+The launcher starts this module once for each rank: `python -m weft.cli.worker script.py
+arguments…`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,15 @@ class Assignment:
 
     Attributes:
         values: the layout in which each value is produced, by its name.
-        operands: for node number `i` of the graph, the layouts in which it reads its operands: one for each distinct
-            value, in the order of first appearance (as `node_uses` names them). Inputs have no entry.
-        shared: for a value with several readers, the layout to which it is boxed once for all of them; each reader
-            takes it from there. Only values whose shared layout differs from the produced one have an entry.
-        cost: what the deduction's cost model says of all work and boxing together, in bytes; of what it charges
-            for departing from the intent of a strategy, the part along the last axis.
+        operands: for node number `i` of the graph, the layouts in which it reads its operands: one
+            for each distinct value, in the order of first appearance (as `node_uses` names them).
+            Inputs have no entry.
+        shared: for a value with several readers, the layout to which it is boxed once for all of
+            them; each reader takes it from there. Only values whose shared layout differs from the
+            produced one have an entry.
+        cost: what the deduction's cost model says of all work and boxing together, in bytes; of
+            what it charges for departing from the intent of a strategy, the part along the last
+            axis.
         proven: whether `cost` is the least there is, along each axis with the others as they are.
     """
 

@@ -21,7 +21,8 @@ from weft.ir.plan import (
     LocalValue,
 )
 
-# What a bucket may move in total over its ranks, in bytes. Larger buckets save latency, smaller ones start earlier.
+# What a bucket may move in total over its ranks, in bytes. Larger buckets save latency, smaller
+# ones start earlier.
 BUCKET_BYTES = 32 * 2**20
 
 

@@ -1,8 +1,9 @@
 """Deduction: one layout for every value and operand, the cheapest in total under the user's hints.
 
-One signature per call, one SBP per input: a sum of costs of single choices (work) and of pairs of choices (boxing on an
-edge), minimised exactly by variable elimination, not op by op. A grid of several axes is solved axis by axis: each axis
-exactly while the others stand still, again and again until nothing changes.
+One signature per call, one SBP per input: a sum of costs of single choices (work) and of pairs of
+choices (boxing on an edge), minimised exactly by variable elimination, not op by op. A grid of
+several axes is solved axis by axis: each axis exactly while the others stand still, again and again
+until nothing changes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def deduce(
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
-    Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any dimension (Broadcast
-    when that is as cheap), batch leaves Broadcast or split on their first, constants Broadcast; an optimizer's state
-    follows its parameter. An update runs in the layout of its target; outputs are Broadcast.
+    Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any
+    dimension (Broadcast when that is as cheap), batch leaves Broadcast or split on their first,
+    constants Broadcast; an optimizer's state follows its parameter. An update runs in the layout of
+    its target; outputs are Broadcast.
 
     Raises:
         LayoutError: when a hint cannot hold.

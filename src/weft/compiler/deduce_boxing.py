@@ -25,8 +25,8 @@ SBPs: TypeAlias = tuple[SBP, ...]
 class BoxingCosts:
     """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.
 
-    Partial of one reduction costs as Partial of another does, so that all but three of them share one number: a change
-    between those of one number, which no rule asks for, seems free.
+    Partial of one reduction costs as Partial of another does, so that all but three of them share
+    one number: a change between those of one number, which no rule asks for, seems free.
     """
 
     grid: tuple[int, ...]
@@ -88,7 +88,8 @@ def reductions(made: SBPs, wanted: SBPs) -> Table:
 def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> int:
     """Bytes that all ranks together hold more when a tensor is Broadcast along `axis` than when it is Split.
 
-    `others` are the SBPs of the other axes, in order. It is what an all-gather along the axis moves.
+    `others` are the SBPs of the other axes, in order. It is what an all-gather along the axis
+    moves.
     """
     rest = grid[:axis] + grid[axis + 1 :]
     copies = (parts for sbp, parts in zip(others, rest, strict=True) if not isinstance(sbp, Split))

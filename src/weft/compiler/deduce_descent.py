@@ -24,8 +24,8 @@ ROUNDS = 4
 class Choice:
     """What was chosen: for each variable, its signature on each axis.
 
-    `cost` is the cost of all work and boxing, in bytes, with the charges along the last axis; `exact` says whether it
-    is the least along each axis with the others as they are.
+    `cost` is the cost of all work and boxing, in bytes, with the charges along the last axis;
+    `exact` says whether it is the least along each axis with the others as they are.
     """
 
     signatures: tuple[PerAxis, ...]
@@ -112,7 +112,8 @@ class _Descent:
     def _seen(self, options: Sequence[Options]) -> dict[int, set[SBP]]:
         """For each Share: the SBPs that its value may be made in or wanted in.
 
-        Never a Partial that only a reader wants: it comes from Broadcast at no cost, and the other readers want that.
+        Never a Partial that only a reader wants: it comes from Broadcast at no cost, and the other
+            readers want that.
         """
         variables = self.problem.variables
         seen: dict[int, set[SBP]] = {

@@ -66,7 +66,8 @@ def _parse(text: str, where: str, value: Value) -> SBP:
         raise LayoutError(f"{where}: expected SBPs such as S(0), B or P(sum), found {text!r}")
     dim, broadcast, reduction = found.groups()
     if dim is not None:
-        # Dimensions count from the back too; one out of range stays so and is refused with the others.
+        # Dimensions count from the back too; one out of range stays so and is refused with the
+        # others.
         rank = len(value.shape)
         return Split(int(dim) % rank if -rank <= int(dim) < rank else abs(int(dim)))
     return Broadcast() if broadcast else partial(reduction or "sum")

@@ -1,9 +1,10 @@
 """Intent: a strategy that names a parameter's layout means how the parameter is used, not only how it is stored.
 
-By bytes alone a strategy would lose its meaning. At small batches, data parallelism would turn into slicing the
-replicated weights at no cost and gathering activations; at large ones, weights that the user split for tensor
-parallelism would be gathered wherever they are used. So deduction charges what departs from the intent, on the edges
-from a parameter to its users and from a gradient to its update, through views and casts in between.
+By bytes alone a strategy would lose its meaning. At small batches, data parallelism would turn into
+slicing the replicated weights at no cost and gathering activations; at large ones, weights that the
+user split for tensor parallelism would be gathered wherever they are used. So deduction charges
+what departs from the intent, on the edges from a parameter to its users and from a gradient to its
+update, through views and casts in between.
 """
 
 from __future__ import annotations

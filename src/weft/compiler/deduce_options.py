@@ -39,8 +39,8 @@ class WorkOptions:
     def of(self, call: OpCall, axis: int, chosen: PerAxis) -> Options:
         """The options of `call` along `axis` while the other axes keep their `chosen` signatures.
 
-        Only signatures under which those of the later axes stay legal, and that leave no rank without elements. The
-        chosen one is always among them.
+        Only signatures under which those of the later axes stay legal, and that leave no rank
+        without elements. The chosen one is always among them.
 
         Raises:
             RuleError: when the op has no rule.

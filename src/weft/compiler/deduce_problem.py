@@ -27,13 +27,13 @@ class Work:
 class Given:
     """A variable with its own list of signatures for each axis.
 
-    An input's signature is (its SBP) -> (its SBP): what comes in as its operand is its new version from an update. A
-    hint passes its value through; an output takes it as Broadcast.
+    An input's signature is (its SBP) -> (its SBP): what comes in as its operand is its new version
+    from an update. A hint passes its value through; an output takes it as Broadcast.
 
     Attributes:
         spec: the tensor.
-        choices: for each axis, the signatures to choose from; those that leave ranks empty are passed over, except
-            where there is no other.
+        choices: for each axis, the signatures to choose from; those that leave ranks empty are
+            passed over, except where there is no other.
         prefer_broadcast: whether a Split needs a better reason than a tie.
     """
 
@@ -57,7 +57,8 @@ Variable: TypeAlias = Work | Given | Share
 class Edge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
-    `intents` says for each axis what the edge is charged for beside its boxing; empty where for nothing.
+    `intents` says for each axis what the edge is charged for beside its boxing; empty where for
+    nothing.
     """
 
     source: int
@@ -76,7 +77,8 @@ class Problem:
         made: for each value, the variable and result that decide its layout.
         variable_of: for each node number, its variable; updates have none.
         share_of: for each value with several readers, its Share.
-        intents: for each value that carries a parameter or a gradient, what its edges are charged for.
+        intents: for each value that carries a parameter or a gradient, what its edges are charged
+            for.
     """
 
     variables: list[Variable] = field(default_factory=list)

@@ -12,9 +12,9 @@ from weft.ir.plan import Communicate, RankPlan
 def prove_live(plan: RankPlan) -> None:
     """Raise InternalError, with the cycle, unless every cycle of the plan's marked graph holds a credit.
 
-    A register is two edges: from producer to consumer (marked when it is full at the start) and back
-    (marked with its free copies). A communicator's actors run in order. A marked graph is live iff no
-    cycle runs over unmarked edges only (Commoner, Holt, Even and Pnueli, 1971).
+    A register is two edges: from producer to consumer (marked when it is full at the start) and
+    back (marked with its free copies). A communicator's actors run in order. A marked graph is live
+    iff no cycle runs over unmarked edges only (Commoner, Holt, Even and Pnueli, 1971).
     """
     waits = _waits(plan)
     try:

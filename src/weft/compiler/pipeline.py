@@ -57,7 +57,8 @@ def compile_graph(
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
-    Every rank that calls this with the same graph, hints, placement and options gets a part of the same plan.
+    Every rank that calls this with the same graph, hints, placement and options gets a part of the
+    same plan.
     """
     options = options or Options()
     verify(graph)

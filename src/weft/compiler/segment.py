@@ -86,7 +86,8 @@ class _Cutter:
     """Collects nodes into runs.
 
     Attributes:
-        outside: values that are there without waiting: inputs, and everything that earlier runs made.
+        outside: values that are there without waiting: inputs, and everything that earlier runs
+            made.
         work: finished runs and buckets.
         run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts.

@@ -1,8 +1,9 @@
 """Exact minimisation of a sum of unary and pairwise cost tables by variable elimination.
 
-Each variable picks one of finitely many choices. A variable is eliminated by adding up all tables that mention it and
-keeping, for every combination of its neighbours' choices, its best one. On graphs that are long and thin, as training
-graphs are, the tables stay small and the time is linear in the number of variables.
+Each variable picks one of finitely many choices. A variable is eliminated by adding up all tables
+that mention it and keeping, for every combination of its neighbours' choices, its best one. On
+graphs that are long and thin, as training graphs are, the tables stay small and the time is linear
+in the number of variables.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def minimize(
 ) -> Solution:
     """Choose one entry of every variable so that the sum of all tables is least.
 
-    Variables are eliminated in the order of the smallest table that each would build. Where even the smallest would
-    exceed `limit` entries, the variable with the most neighbours is fixed to the choice that looks best from its own
-    tables, and elimination goes on with the rest; at the end single choices are improved while that helps. The
+    Variables are eliminated in the order of the smallest table that each would build. Where even
+    the smallest would exceed `limit` entries, the variable with the most neighbours is fixed to the
+    choice that looks best from its own tables, and elimination goes on with the rest; at the end
+    single choices are improved while that helps. The
     result is then good but not proven least: `exact` is False.
 
     Args:

@@ -12,29 +12,34 @@ from weft.units import Bytes, Flops
 class CostModel:
     """What deduction minimises, in bytes that cross between devices. All amounts are sums over all devices.
 
-    Sums, not the slowest device: work that is split costs its whole once, work that is replicated costs it on every
-    device. Dividing by the number of devices would change no decision.
+    Sums, not the slowest device: work that is split costs its whole once, work that is replicated
+    costs it on every device. Dividing by the number of devices would change no decision.
 
     Attributes:
-        bytes_per_collective: what one more collective weighs beside its bytes; stands for its latency.
-        bytes_per_flop: what one floating-point operation weighs, in calls with more than one for every 4 bytes read
-            or written; others, such as element-wise ones, are bound by memory and weigh their traffic alone. On real
-            devices it is far below 1; it is deliberately dear, so that a strategy keeps its meaning at small sizes.
-            With x of (n, k) and w of (k, m) in float32, data parallelism pays 2(p-1)·4·k·m bytes to reduce the
-            gradient of w; replicating the layer instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is
+        bytes_per_collective: what one more collective weighs beside its bytes; stands for its
+            latency.
+        bytes_per_flop: what one floating-point operation weighs, in calls with more than one for
+            every 4 bytes read or written; others, such as element-wise ones, are bound by memory
+            and weigh their traffic alone. On real devices it is far below 1; it is deliberately
+            dear, so that a strategy keeps its meaning at small sizes. With x of (n, k) and w of (k,
+            m) in float32, data parallelism pays 2(p-1)·4·k·m bytes to reduce the gradient of w;
+            replicating the layer instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is
             dearer for every n ≥ 1, so no batch is too small for a split that the user asked for.
-        bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to split element-wise
-            work where that is free, too little to move a tensor for it.
-        whole_parameter: for a parameter that is Broadcast, what cutting it for use weighs, and what making its
-            gradient in pieces weighs, in units of the bytes that then lie idle, (p-1)·T; and what splitting a
-            parameter weighs that the user left free. Above 2, the price of reducing the gradient, splitting never
-            wins by saving that alone, only by what it saves on activations. 0 counts bytes only.
-        split_parameter: for a parameter that the user split, what using it in another layout weighs, in the same
-            unit: high, so that it is computed where it lies whenever the op can. 0 counts bytes only, and gathers
-            the parameter for use wherever activations are larger.
-        early_reduction: what reducing a partial value weighs when a call reads the result rather than an update or
-            the caller, in bytes. Breaks ties between equal reductions along a chain of linear ops: late ones can be
-            joined into buckets and need no wait inside the chain.
+        bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to
+            split element-wise work where that is free, too little to move a tensor for it.
+        whole_parameter: for a parameter that is Broadcast, what cutting it for use weighs, and what
+            making its gradient in pieces weighs, in units of the bytes that then lie idle, (p-1)·T;
+            and what splitting a parameter weighs that the user left free. Above 2, the price of
+            reducing the gradient, splitting never wins by saving that alone, only by what it saves
+            on activations. 0 counts bytes only.
+        split_parameter: for a parameter that the user split, what using it in another layout
+            weighs, in the same unit: high, so that it is computed where it lies whenever the op
+            can. 0 counts bytes only, and gathers the parameter for use wherever activations are
+            larger.
+        early_reduction: what reducing a partial value weighs when a call reads the result rather
+            than an update or the caller, in bytes. Breaks ties between equal reductions along a
+            chain of linear ops: late ones can be joined into buckets and need no wait inside the
+                chain.
     """
 
     bytes_per_collective: float = float(COLLECTIVE_BYTES)

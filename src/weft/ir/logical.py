@@ -53,7 +53,8 @@ __all__ = [
 class LogicalGraph:
     """A training or evaluation step at logical size.
 
-    Order of `nodes`: inputs, then calls and boxings in topological order, then updates, then outputs.
+    Order of `nodes`: inputs, then calls and boxings in topological order, then updates, then
+        outputs.
     """
 
     name: str

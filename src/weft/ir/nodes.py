@@ -25,7 +25,8 @@ class Ref:
     name: str
 
 
-# A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered operands.
+# A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered
+# operands.
 Arg: TypeAlias = "Ref | Token | bool | int | float | complex | str | None | tuple[Arg, ...]"
 
 
@@ -46,7 +47,8 @@ class Location:
     Attributes:
         file: path of the source file.
         line: line number in it.
-        module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the model.
+        module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the
+            model.
         backward: whether the node belongs to the backward pass of that line.
     """
 
@@ -65,7 +67,8 @@ class Location:
 class Input:
     """A value that comes from outside: a variable (parameter, buffer, state), a leaf of the batch, a constant.
 
-    `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x", "[1].mask".
+    `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
+        "[1].mask".
     """
 
     value: Value
@@ -97,9 +100,10 @@ class Box:
 class Update:
     """Write a new version of the variable `target` in place.
 
-    `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as "AdamW" (`source` is the
-    gradient, `states` the optimizer's tensors for this parameter, updated in place too). `group` is the index of
-    the parameter group that the hyperparameters come from. `elementwise` says whether the rule may run on any shard.
+    `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as
+    "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
+    in place too). `group` is the index of the parameter group that the hyperparameters come from.
+    `elementwise` says whether the rule may run on any shard.
     """
 
     rule: str

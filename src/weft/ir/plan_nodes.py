@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 from weft.ir.nodes import Arg, Role, refs
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-# A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each dimension).
+# A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
+# dimension).
 Piece: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
     "all_reduce",
@@ -26,7 +27,8 @@ RegisterKind: TypeAlias = Literal[
     "parameter", "buffer", "state", "batch", "constant", "activation", "communication"
 ]
 
-# Queues: "compute" (the device's stream), "host" (feeding the batch, fetching results), "comm:<communicator id>".
+# Queues: "compute" (the device's stream), "host" (feeding the batch, fetching results),
+# "comm:<communicator id>".
 COMPUTE = "compute"
 HOST = "host"
 
@@ -103,12 +105,15 @@ class Collective:
         communicator: id of the communicator.
         input, output: local values before and after.
         reduction: one of `weft.layout.REDUCTIONS`; for all_reduce and reduce_scatter.
-        dim: dimension that is gathered (all_gather, all_to_all: concatenated) or scattered (reduce_scatter).
+        dim: dimension that is gathered (all_gather, all_to_all: concatenated) or scattered
+            (reduce_scatter).
         split_dim: for all_to_all: the dimension that is cut into pieces for the peers.
-        sizes: length along `dim` of every rank's piece (all_gather: inputs; reduce_scatter: outputs; all_to_all:
-            the lengths of the pieces along `dim` as they arrive from each rank).
+        sizes: length along `dim` of every rank's piece (all_gather: inputs; reduce_scatter:
+            outputs; all_to_all: the lengths of the pieces along `dim` as they arrive from each
+            rank).
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
-        bytes: what crosses between the ranks of the communicator, over all of them; what the channels count.
+        bytes: what crosses between the ranks of the communicator, over all of them; what the
+            channels count.
     """
 
     kind: CollectiveKind
@@ -141,8 +146,10 @@ class Transfer:
         communicator: id of the communicator, of the ranks of both placements.
         input: the local value before; None on a rank that is not in the placement that sends.
         output: the local value after; None on a rank that is not in the placement that receives.
-        sends: for each peer that gets something, the region of the input; this rank itself may be one.
-        receives: for each peer that gives something, the region of the output. Together they fill it.
+        sends: for each peer that gets something, the region of the input; this rank itself may be
+            one.
+        receives: for each peer that gives something, the region of the output. Together they fill
+            it.
         bytes: what crosses between the ranks of the communicator, over all of them.
     """
 

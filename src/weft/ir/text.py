@@ -1,7 +1,8 @@
 """How values, layouts and arguments are written in the text of graphs and plans.
 
-Placements are declared once, at the top, as `placement @0 = cpu [[0, 1], [2, 3]]`; a layout is then `@0(S(0), B)`.
-Arguments are written as Python would, values as `%name`, constants of torch as `!dtype:float32`.
+Placements are declared once, at the top, as `placement @0 = cpu [[0, 1], [2, 3]]`; a layout is then
+`@0(S(0), B)`. Arguments are written as Python would, values as `%name`, constants of torch as
+`!dtype:float32`.
 """
 
 from __future__ import annotations

@@ -34,10 +34,12 @@ def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
 
     Args:
         graph: what to check.
-        with_layouts: also require a layout on every value, and equal layouts where the graph says so.
+        with_layouts: also require a layout on every value, and equal layouts where the graph says
+            so.
 
     Raises:
-        InternalError: naming the rule and the node, since only a pass of weft can have made the graph.
+        InternalError: naming the rule and the node, since only a pass of weft can have made the
+            graph.
     """
     for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
         for node, problem in rule(graph):

@@ -29,7 +29,8 @@ def verify_plan(plan: RankPlan) -> RankPlan:
     """Return `plan` when it is legal.
 
     Raises:
-        InternalError: naming the rule and the place, since only a pass of weft can have made the plan.
+        InternalError: naming the rule and the place, since only a pass of weft can have made the
+            plan.
     """
     for rule in PLAN_RULES:
         for problem in rule(plan):

@@ -33,17 +33,20 @@ def compile(
 ) -> Program:
     """Compile one training step of an ordinary single-device model for many ranks.
 
-    The result of every step is that of the single-device program, up to the order of floating-point sums, whatever
-    the strategy. Random ops draw by global position from `seed`, so they do not depend on the layout either.
+    The result of every step is that of the single-device program, up to the order of floating-point
+    sums, whatever the strategy. Random ops draw by global position from `seed`, so they do not
+    depend on the layout either.
 
     Args:
-        model: any module; parameters and buffers are copied, the model itself stays as it is. May be on the meta device
-            when its modules have `reset_parameters()`.
-        loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see `weft.capture.capture`).
+        model: any module; parameters and buffers are copied, the model itself stays as it is. May
+            be on the meta device when its modules have `reset_parameters()`.
+        loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see
+            `weft.capture.capture`).
         optimizer: a `torch.optim` optimizer of the model's parameters. Its hyperparameters are read
             before every step, so schedulers work; states that it has already are taken over. None
             compiles an evaluation step: no backward, the model in eval mode.
-        example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not used.
+        example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not
+            used.
         placement: the ranks to run on; inside `weft.local_world` or under torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel.
         seed: of the random ops; by default torch's initial seed on the first rank.

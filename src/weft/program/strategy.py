@@ -26,7 +26,8 @@ class Strategy:
     counts. One SBP stands for every axis of the placement; a tuple gives one SBP for each axis.
 
     Attributes:
-        batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key "batch").
+        batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
+            "batch").
         parameters: patterns of parameter and buffer names ("blocks.0.fc.weight").
     """
 

@@ -123,7 +123,8 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
     """Write each rank's part of whole tensors into its variables.
 
     Raises:
-        UserError: naming the entries that are missing, unknown, or of another shape; nothing is written then.
+        UserError: naming the entries that are missing, unknown, or of another shape; nothing is
+            written then.
     """
     names = state_dict_names(setting.model)
     if set(state) != set(names):
