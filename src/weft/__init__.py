@@ -7,6 +7,7 @@ from weft.layout import broadcast as broadcast
 from weft.layout import partial as partial
 from weft.layout import placement as placement
 from weft.layout import split as split
+from weft.ops import rule as rule
 from weft.program import Program as Program
 from weft.program import Strategy as Strategy
 from weft.program import compile as compile

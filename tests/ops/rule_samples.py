@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ops import samples_layers, samples_tensor
+from ops import samples_layers, samples_math, samples_tensor
 
-FAMILIES = samples_tensor.FAMILIES + samples_layers.FAMILIES
+FAMILIES = [*samples_tensor.FAMILIES, *samples_layers.FAMILIES, *samples_math.FAMILIES]
 
 # Rules that cannot run here, with the reason.
 NOT_RUN = {"aten._fused_rms_norm_backward.default": "runs on CUDA only"}

@@ -148,7 +148,7 @@ def test_signatures_are_unique_and_in_a_fixed_order() -> None:
 
 def test_unknown_op_says_how_to_declare_a_rule() -> None:
     unknown = make("my.op.default", (A,), [(4, 6)], (4, 6))
-    with pytest.raises(RuleError, match=r'my\.op\.default.*weft\.ops\.rule\("my\.op\.default"'):
+    with pytest.raises(RuleError, match=r'my\.op\.default.*weft\.rule\("my\.op\.default"'):
         signatures(unknown, 2)
 
 
@@ -156,6 +156,12 @@ def test_a_new_op_is_one_declaration() -> None:
     rule("test.scaled_mm.default", "m k+, k n -> m n", linear=((0,), (1,)))
     call = make("test.scaled_mm.default", (A, B), [(4, 6), (6, 8)], (4, 8))
     assert texts(call) == texts(MM)
-    rule("test.scaled_mm.default", "m! k, k n! -> m n")
-    assert texts(call) == ["B, B -> B", "S(1), S(0) -> B"]
+    rule("test.scaled_mm.default", "m! k+, k n! -> m n")
+    assert texts(call) == ["B, B -> B", "S(1), S(0) -> P(sum)"]
+
+
+def test_a_factor_that_the_result_lacks_stays_whole_without_a_mark() -> None:
+    rule("test.scaled_mm.default", "m k, k n -> m n")
+    call = make("test.scaled_mm.default", (A, B), [(4, 6), (6, 8)], (4, 8))
+    assert texts(call) == ["B, B -> B", "S(0), B -> S(0)", "B, S(1) -> S(1)"]
     assert "test.scaled_mm.default" in registered_ops()

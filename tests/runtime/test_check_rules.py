@@ -44,7 +44,6 @@ def test_a_right_rule_passes_and_misses_nothing() -> None:
 @pytest.mark.parametrize(
     ("factors", "linear", "found"),
     [
-        ("m k, k n -> m n", (), "S(1), S(0) -> B: result 0 differs"),
         ("m k+, j n -> m n", (), "S(1), B -> P(sum): rank 0 raises"),
         ("m k+, k n -> n m", (), "S(0), B -> S(1): rank 0 should make"),
         ("m k+, k n -> m n", ((0, 1),), "P(sum), P(sum) -> P(sum): result 0 differs"),

@@ -227,7 +227,7 @@ def _with_partials(graph: LogicalGraph, laid: Mapping[str, Layout]) -> LogicalGr
         if isinstance(node, Input):
             nodes.append(node)
             continue
-        if isinstance(nodes[-1], Input):
+        if nodes and isinstance(nodes[-1], Input):
             for given in graph.of_kind(Input):
                 hint = _hint(given, laid[given.key])
                 if hint is not None and hint.outputs[0] is not None:

@@ -48,7 +48,9 @@ _SAME_IF_UNCHANGED = frozenset(
         aten.contiguous.default,
     )
 )
-_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
+_CHECKS = frozenset(
+    ("_assert_tensor_metadata", "_assert_async", "_assert_scalar", "_linalg_check_errors")
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,11 @@ class _Reader:
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
 
     def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
-        made = node.meta["val"]
+        made = node.meta.get("val")
+        parts = made if isinstance(made, tuple | list) else (made,)
+        if not all(part is None or _is_dense(part) for part in parts) or made is None:
+            reason = "makes no dense tensor; expected ops from dense tensors to dense tensors"
+            raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)
         return tuple(
@@ -205,6 +211,10 @@ _TOKENS: dict[str, type] = {
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
+
+
+def _is_dense(result: Any) -> bool:
+    return not isinstance(result, torch.Tensor) or result.layout == torch.strided
 
 
 def _value(name: str, tensor: torch.Tensor) -> Value:

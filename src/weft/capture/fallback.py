@@ -5,7 +5,7 @@ An op without a rule and without a decomposition stays; it runs whole when it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,16 @@ from torch._decomp import core_aten_decompositions
 from weft.capture.decompositions import Decompositions
 from weft.ops import has_rule
 
+aten = torch.ops.aten
+
 # Their decompositions write memory by strides, draw random numbers, or are longer than what they stand for.
 _KEPT = ("as_strided", "empty", "resize", "_fft")
 
 
 def fallback() -> Decompositions:
     """Decompositions of the ops that no rule knows; rules that users declare are looked up anew each time."""
-    return {op: function for op, function in _core().items() if not has_rule(str(op))}
+    found = {op: function for op, function in _core().items() if not has_rule(str(op))}
+    return {**found, aten._efficientzerotensor.default: _zeros}
 
 
 @cache
@@ -33,3 +36,58 @@ def _core() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         and torch.Tag.nondeterministic_seeded not in op.tags
         and not any(word in op.name() for word in _KEPT)
     }
+
+
+def strided() -> Decompositions:
+    """For the functional trace: views by strides as reads and writes at positions, where the strides are the usual."""
+    return {
+        aten.as_strided.default: _as_strided,
+        aten.as_strided_copy.default: _as_strided,
+        aten.as_strided_scatter.default: _strided_write,
+    }
+
+
+def _positions(
+    size: Sequence[int], stride: Sequence[int], offset: int, device: torch.device
+) -> torch.Tensor:
+    """Where the elements of a strided view stand in the memory of a contiguous tensor."""
+    position = torch.full((), offset, dtype=torch.int64, device=device)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        along = torch.arange(length, device=device) * step
+        position = position + along.view([-1] + [1] * (len(size) - dim - 1))
+    return position
+
+
+def _usual(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and x.storage_offset() == 0
+
+
+def _as_strided(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    if not _usual(self):
+        return NotImplemented
+    positions = _positions(size, stride, storage_offset or 0, self.device)
+    return aten.index.Tensor(self.reshape(-1), [positions])
+
+
+def _strided_write(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    if not _usual(self):
+        return NotImplemented
+    positions = _positions(size, stride, storage_offset or 0, self.device)
+    return aten.index_put.default(self.reshape(-1), [positions], src).view(self.shape)
+
+
+def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """Zeros that are no special kind of tensor."""
+    named = {key: value for key, value in options.items() if key in ("dtype", "device")}
+    return torch.zeros(list(size), **named)

@@ -24,7 +24,7 @@ def _dims(x: Tensor, dim: Sequence[int] | int | None) -> list[int]:
 
 
 def _count(x: Tensor, dims: Sequence[int]) -> int:
-    return math.prod(x.shape[dim] for dim in dims)
+    return math.prod(x.shape[dim] for dim in dims if x.dim())  # a scalar counts as one
 
 
 def _mean(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

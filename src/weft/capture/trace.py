@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.decompositions import decompositions, overwrites
-from weft.capture.fallback import fallback
+from weft.capture.fallback import fallback, strided
 from weft.capture.fx import (
     FakeMode,
     fake_mode,
@@ -107,7 +107,7 @@ def trace_step(
     flat = [x.detach() for part in inputs for x in part]
     with mode:
         flat += [mode.from_tensor(constant) for constant in constants]
-    functional_module = functional(module, flat, mode, overwrites())
+    functional_module = functional(module, flat, mode, {**strided(), **overwrites()})
     assert step.outputs is not None  # set by running it
     return Traced(
         functional_module.graph, step.outputs, step.output_keys, step.gradients, constants

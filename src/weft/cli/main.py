@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from weft import __version__
+from weft.cli.ops import list_ops, show_op
 from weft.cli.run import run_script
+from weft.errors import UserError
 from weft.runtime.launch import Fleet
 
 app = typer.Typer(
@@ -60,3 +62,24 @@ def run(
         raise typer.BadParameter("several nodes need --rendezvous host:port and --run-id NAME")
     fleet = Fleet(ranks, nodes, rendezvous, run_id)
     raise typer.Exit(run_script(script, arguments or (), fleet))
+
+
+@app.command()
+def ops(
+    op: Annotated[str, typer.Argument(help="An op such as aten.mm.default; all by default.")] = "",
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Example arguments: float32[8,4] for a tensor, else Python literals.",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=2, help="Ranks of the axis.")] = 2,
+) -> None:
+    """List the ops with their sharding rules, or show the signatures of OP for example arguments."""
+    try:
+        for line in show_op(op, arguments or (), ranks) if op else list_ops():
+            typer.echo(line)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -11,7 +11,9 @@ from weft.ops.cost import flops as flops
 from weft.ops.cost import traffic as traffic
 from weft.ops.factors import Factors as Factors
 from weft.ops.localize import localize as localize
+from weft.ops.rule import factors_of as factors_of
 from weft.ops.rule import has_rule as has_rule
 from weft.ops.rule import registered_ops as registered_ops
 from weft.ops.rule import rule as rule
 from weft.ops.signatures import signatures as signatures
+from weft.ops.whole import runs_whole as runs_whole

@@ -5,7 +5,8 @@ result that carries it; operands without it are Broadcast. `"m k+, k n -> m n"` 
 
 - terms separated by commas stand for the leading arguments of the op; those that are no tensors are skipped, and `_`
   may stand for one that never is. Right of the arrow stand the results.
-- `k+` is contracted: results without it become Partial when it is split.
+- `k+` is contracted: results without it become Partial when it is split. A factor that some result lacks and that
+  has no mark stays whole.
 - `d!` is whole: never split. `1` is a dimension that is never split and has no name.
 - `...` stands for any number of leading dimensions, aligned at the right; `...+` contracts them, `...!` keeps them
   whole.
@@ -115,12 +116,20 @@ def bind(text: str, call: OpCall) -> Factors:
     )
     factors = Factors(tuple(operands), tuple(results))
     marked = {name: name.split("@")[0] for name in factors.names}
-    return Factors(
-        factors.operands,
-        factors.results,
-        frozenset(name for name, base in marked.items() if base in equation.contracted),
-        frozenset(name for name, base in marked.items() if base in equation.whole),
-    )
+    contracted = {name for name, base in marked.items() if base in equation.contracted}
+    whole = {name for name, base in marked.items() if base in equation.whole}
+    whole |= _missing(call, factors) - contracted
+    return Factors(factors.operands, factors.results, frozenset(contracted), frozenset(whole))
+
+
+def _missing(call: OpCall, factors: Factors) -> set[str]:
+    """Factors that some result lacks: a split would leave every rank with a value of its own."""
+    made = [
+        set(dims)
+        for dims, spec in zip(factors.results, call.results, strict=True)
+        if spec and 0 not in spec.shape
+    ]
+    return {name for name in factors.names for dims in made if name not in dims}
 
 
 def whole_factors(call: OpCall) -> Factors:
@@ -156,9 +165,10 @@ def factor_sizes(call: OpCall, factors: Factors) -> dict[str, tuple[int, ...]]:
         for name, size in zip(dims, shape, strict=True):
             if name != WHOLE:
                 found[name].add(size)
+    sizes = {name: known - {1} or {1} for name, known in found.items()}
     for name, size in factors.hidden:
-        found[name].add(size)
-    return {name: tuple(sorted(sizes - {1} or {1})) for name, sizes in found.items()}
+        sizes[name] = sizes[name] | {size}
+    return {name: tuple(sorted(known)) for name, known in sizes.items()}
 
 
 def _shapes(call: OpCall) -> list[tuple[int, ...]]:

@@ -121,10 +121,16 @@ def rule_of(call: OpCall) -> Rule:
         operands = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in call.operands)
         raise RuleError(
             f"the op {call.op} ({operands}) has no sharding rule. Declare one in a line, for example "
-            f'weft.ops.rule("{call.op}", "m k+, k n -> m n"): one term of factors for each tensor argument and result, '
+            f'weft.rule("{call.op}", "m k+, k n -> m n"): one term of factors for each tensor argument and result, '
             "+ marks a contracted factor, ! one that is never split"
         )
     return found
+
+
+def factors_of(op: str) -> str | Callable[[OpCall], Factors] | None:
+    """The factor notation of the op's rule, or the function that finds its factors; None when it has no rule."""
+    found = _RULES.get(op)
+    return found.factors if found else None
 
 
 def has_rule(op: str) -> bool:

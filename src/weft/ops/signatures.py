@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split
+from weft.layout.reduction import BITWISE, reductions_of
 from weft.ops.arguments import operand_indices, slots
 from weft.ops.call import OpCall, Signature
 from weft.ops.factors import factor_sizes
@@ -131,11 +132,18 @@ def _at(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:
 
 
 def _sound(call: OpCall, signature: Signature) -> bool:
-    """Bool tensors are never Partial: there is no sum of them."""
+    """Bool tensors have no sum, complex ones no largest and no smallest; torch adds no halves of complex numbers."""
     pairs = chain(
         zip(call.operands, signature.operands, strict=True),
         zip(call.results, signature.results, strict=True),
     )
     return not any(
-        isinstance(sbp, Partial) and spec and spec.dtype == "bool" for spec, sbp in pairs
+        isinstance(sbp, Partial) and spec and not _reducible(spec.dtype, sbp.reduction)
+        for spec, sbp in pairs
     )
+
+
+def _reducible(dtype: str, reduction: Reduction) -> bool:
+    if dtype == "bool":
+        return reduction in BITWISE
+    return dtype != "complex32" and reduction in reductions_of(dtype)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import UserError, WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
@@ -59,6 +59,20 @@ class Report:
 def torch_call(op: str, *args: Any, **kwargs: Any) -> TorchCall:
     """`TorchCall` written like the call itself: `torch_call("aten.mm.default", x, w)`."""
     return TorchCall(op, args, tuple(kwargs.items()))
+
+
+def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
+    """A call of `op` on small random tensors: `TensorSpec`s among the arguments stand for them.
+
+    Raises:
+        UserError: when torch has no such op, or it does not take these arguments.
+    """
+    generator = torch.Generator().manual_seed(0)
+    args = [_random(x, generator) if isinstance(x, TensorSpec) else x for x in arguments]
+    try:
+        return describe(torch_call(op, *args))[0]
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
+        raise UserError(f"{op} does not run on these arguments: {error}") from None
 
 
 def check_call(call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool = False) -> Report:
@@ -138,6 +152,11 @@ class _Case:
     parts: int
     generator: torch.Generator
 
+    @property
+    def tolerance(self) -> float:
+        """How far results may differ."""
+        return _tolerance((*self.tensors, *self.expected))
+
     def difference(self, signature: Signature) -> str:
         """What is wrong with a declared signature; empty when nothing is."""
         shards = self.shards(signature.operands)
@@ -160,7 +179,7 @@ class _Case:
     def _compare(self, signature: Signature, outcomes: list[tuple[Any, ...]]) -> str:
         for number, (whole, sbp) in enumerate(zip(self.expected, signature.results, strict=True)):
             pieces = [outcome[number] for outcome in outcomes]
-            if whole is not None and not _agree(whole, pieces, sbp):
+            if whole is not None and not _agree(whole, pieces, sbp, self.tolerance):
                 return f"result {number} differs from the whole"
         return ""
 
@@ -203,10 +222,10 @@ def shards_of(
     return [torch.where(owner == i, tensor, tensor + piece) for i, piece in enumerate(away)]
 
 
-def _agree(whole: torch.Tensor, pieces: list[torch.Tensor], sbp: SBP) -> bool:
+def _agree(whole: torch.Tensor, pieces: list[torch.Tensor], sbp: SBP, tolerance: float) -> bool:
     """Whether the pieces of all ranks make up the whole tensor."""
     if isinstance(sbp, Broadcast):
-        return all(_close(piece, whole) for piece in pieces)
+        return all(close(piece, whole, tolerance) for piece in pieces)
     if isinstance(sbp, Split):
         fits = all(
             shard.shape == piece.shape
@@ -214,36 +233,64 @@ def _agree(whole: torch.Tensor, pieces: list[torch.Tensor], sbp: SBP) -> bool:
                 shards_of(whole, sbp, len(pieces), torch.Generator()), pieces, strict=True
             )
         )
-        return fits and _close(torch.cat(pieces, sbp.dim), whole)
+        return fits and close(torch.cat(pieces, sbp.dim), whole, tolerance)
     if any(piece.shape != whole.shape for piece in pieces) or whole.dtype == torch.bool:
         return False
     stacked = torch.stack(pieces)
     if sbp.reduction == "sum":
-        return _close(stacked.sum(0).to(whole.dtype), whole)
-    return _close(stacked.amax(0) if sbp.reduction == "max" else stacked.amin(0), whole)
+        return _same_sum(whole, stacked, tolerance)
+    return close(stacked.amax(0) if sbp.reduction == "max" else stacked.amin(0), whole, tolerance)
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    tolerance = 1e-9 if expected.dtype in (torch.float64, torch.complex128) else 1e-4
-    return close(found, expected, tolerance)
+def _same_sum(whole: torch.Tensor, summands: torch.Tensor, tolerance: float) -> bool:
+    """Whether the summands make up the whole; where some are infinite or nan, no sum can tell."""
+    total = summands.sum(0).to(whole.dtype)
+    finite = summands.isfinite().all(0)
+    zero = torch.zeros((), dtype=whole.dtype)
+    found, expected = torch.where(finite, total, zero), torch.where(finite, whole, zero)
+    return close(found, expected, tolerance, scale=_largest(summands))
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+# Tolerance by the least precise dtype of a call.
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+
+def _tolerance(tensors: Iterable[torch.Tensor | None]) -> float:
+    known = [
+        x.dtype for x in tensors if x is not None and (x.is_floating_point() or x.is_complex())
+    ]
+    return max((_TOLERANCE.get(dtype, 1e-4) for dtype in known), default=1e-4)
+
+
+def close(
+    found: torch.Tensor, expected: torch.Tensor, tolerance: float, scale: float = 1.0
+) -> bool:
     """Whether two tensors have one shape and dtype and differ by no more than rounding; nan equals nan.
 
     Args:
         found: some tensor.
         expected: what it should be.
         tolerance: of each element, and of the largest one: sums of large numbers lose the digits of small ones.
+        scale: the size of the numbers that were summed, where it is known to be larger.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if not expected.is_floating_point() and not expected.is_complex():
         return torch.equal(found, expected)
-    size = expected.abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = max(1.0, float(size.max())) if size.numel() else 1.0
+    scale = max(1.0, scale, _largest(expected))
     absolute = tolerance * min(scale, 1e30)
     return torch.allclose(found, expected, rtol=tolerance, atol=absolute, equal_nan=True)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    size = tensor.abs().nan_to_num(0.0, 0.0, 0.0)
+    return float(size.max()) if size.numel() else 0.0
 
 
 def split_again(sample: TorchCall, parts: int) -> Iterator[TorchCall]:
@@ -288,16 +335,16 @@ def _results(case: _Case, sbps: tuple[SBP, ...]) -> tuple[SBP, ...]:
             found.append(Broadcast())
             continue
         pieces = [[outcome[number] for outcome in draw] for draw in draws if draw]
-        fitting = (sbp for sbp in _choices(whole, case.parts) if _all_agree(whole, pieces, sbp))
+        fitting = (
+            sbp
+            for sbp in _choices(whole, case.parts)
+            if all(_agree(whole, draw, sbp, case.tolerance) for draw in pieces)
+        )
         chosen = next(fitting, None)
         if chosen is None:
             return ()
         found.append(chosen)
     return tuple(found)
-
-
-def _all_agree(whole: torch.Tensor, draws: list[list[Any]], sbp: SBP) -> bool:
-    return all(_agree(whole, pieces, sbp) for pieces in draws)
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

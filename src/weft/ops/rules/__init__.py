@@ -5,9 +5,11 @@ from weft.ops.rules import convolution as convolution
 from weft.ops.rules import factories as factories
 from weft.ops.rules import image as image
 from weft.ops.rules import indexing as indexing
+from weft.ops.rules import linalg as linalg
 from weft.ops.rules import loss as loss
 from weft.ops.rules import matmul as matmul
 from weft.ops.rules import normalization as normalization
 from weft.ops.rules import pointwise as pointwise
 from weft.ops.rules import reduction as reduction
+from weft.ops.rules import special as special
 from weft.ops.rules import views as views

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.ops.arguments import slot_specs
+from weft.ops.call import OpCall
+from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import aten, resized, rule
-from weft.ops.rules.common import FIRST
+from weft.ops.rules.common import FIRST, shape_of
+
+
+def _columns(call: OpCall) -> Factors:
+    """Blocks of columns belong to channels, so that a split of the channels is one of the columns.
+
+    A single channel has nothing to split, though it has columns.
+    """
+    short = 2 if call.op == "aten.col2im.default" else 3
+    before, after = slot_specs(call)[0].shape, shape_of(call.results[0])
+    batch = tuple(f"d{i}" for i in range(len(before) - short))
+    space = (len(before) - len(batch), len(after) - len(batch))
+    channel = WHOLE if 1 in (before[len(batch)], after[len(batch)]) else "c"
+    names = tuple((*batch, channel, *(WHOLE,) * (rank - 1)) for rank in space)
+    return Factors(names[:1], names[1:])
+
 
 MOVES: dict[str, Any] = {"linear": FIRST, "monotone": FIRST}
 
@@ -70,9 +88,8 @@ rule(
     adapt=resized(2),
 )
 rule(aten("pixel_shuffle pixel_unshuffle"), "... 1 1 1 -> ... 1 1 1", **MOVES)
-# Blocks of columns belong to channels, so that a split of the channels is one of the columns.
-rule(aten("im2col"), "... c 1 1 -> ... c 1", **MOVES)
-rule(aten("col2im"), "... c 1 -> ... c 1 1", linear=FIRST)
+rule(aten("im2col"), _columns, **MOVES)
+rule(aten("col2im"), _columns, linear=FIRST)
 rule(aten("grid_sampler_2d"), "n c 1 1, n 1 1 1 -> n c 1 1", linear=FIRST)
 rule(
     aten("grid_sampler_2d_backward"),

@@ -124,6 +124,8 @@ def _along(call: OpCall) -> tuple[Dims, Dims]:
     x, index, *source = slot_specs(call)
     dim = normal_dim(argument(call, 1, "dim"), len(x.shape))
     matched = [index.shape, *(spec.shape for spec in source)]
+    if len(index.shape) != len(x.shape):  # an empty index may have any rank
+        return (WHOLE,) * len(x.shape), (WHOLE,) * len(index.shape)
     if not x.shape:
         return (), ()
     moving = "j" if len({shape[dim] for shape in matched}) == 1 else WHOLE
@@ -201,4 +203,6 @@ rule(aten("bucketize.Tensor"), "..., 1 -> ...")
 rule(aten("searchsorted.Tensor"), _searchsorted)
 rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
 rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
+rule(aten("scatter_reduce.two"), _scatter)
+rule(aten("index_reduce"), _index_write)
 rule(aten("scatter_add"), _scatter_add, linear=((0, 3),), added=(0,))

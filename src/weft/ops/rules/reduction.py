@@ -84,6 +84,14 @@ def along(position: int, default: int = -1) -> Callable[..., Factors]:
     return factors
 
 
+def _sort_stable(call: OpCall) -> Factors:
+    """The dimension is given by name, behind `stable`."""
+    dim = dict(call.kwargs).get("dim", -1)
+    names = numbered(len(call.operands[0].shape))
+    whole = frozenset((f"d{normal_dim(dim, len(names))}",))
+    return Factors((names,), (names, names), whole=whole)
+
+
 rule(aten("sum"), _over_all(True), linear=FIRST)
 rule(aten("sum.dim_IntList"), _over(1, True), linear=FIRST)
 rule(aten("mean"), _over_all(False), linear=FIRST)
@@ -98,9 +106,12 @@ for _reduction, _all, _dims in EXTREMA:
     rule(aten(_dims), _over(1, True), monotone=FIRST, reduction=_reduction, extrema=(_reduction,))
 
 rule(aten("nansum count_nonzero count_nonzero.dim_IntList"), _over(1, True))
+rule(aten("median nanmedian"), _over_all(False))
 rule(aten("any all prod std var"), _over_all(False))
 rule(
-    aten("max.dim min.dim median.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"),
+    aten(
+        "max.dim min.dim median.dim nanmedian.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"
+    ),
     _over(1),
 )
 rule(aten("logsumexp var.correction var.dim std.correction std.dim"), _over(1))
@@ -113,6 +124,7 @@ rule(
     aten("cumprod logcumsumexp cummax cummin _softmax _log_softmax _safe_softmax argsort"), along(1)
 )
 rule(aten("sort"), along(1))
+rule(aten("sort.stable"), _sort_stable)
 rule(aten("topk"), along(2))
 rule(aten("_softmax_backward_data _log_softmax_backward_data"), along(2), linear=FIRST)
 rule(aten("glu"), along(1))

@@ -1,0 +1,63 @@
+"""Linear algebra: every matrix stays whole, batches of matrices may be split; so may columns of right-hand sides."""
+
+from __future__ import annotations
+
+from weft.ops.arguments import slot_specs
+from weft.ops.call import OpCall, TensorSpec
+from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
+from weft.ops.rule import aten, rule
+from weft.ops.rules.common import aligned, numbered
+
+SECOND = ((1,),)
+
+
+def _batch(spec: TensorSpec | None, inner: int, batch: tuple[int, ...]) -> Dims:
+    """The factors of a tensor whose last `inner` dimensions are whole and whose others broadcast to `batch`."""
+    if spec is None:
+        return ()
+    inner = min(inner, len(spec.shape))
+    outer = spec.shape[: len(spec.shape) - inner]
+    return aligned(outer, batch) + (WHOLE,) * inner
+
+
+def _solve(call: OpCall) -> Factors:
+    """`linalg_solve_ex`: a vector or a matrix on the right; by batch, where all have the same."""
+    matrix, right = slot_specs(call)
+    batch = matrix.shape[:-2]
+    inner = len(right.shape) - len(batch)
+    if inner not in (1, 2) or right.shape[: len(batch)] != batch:
+        return whole_factors(call)
+    result, factors, pivots, info = call.results
+    kept = ((result, inner), (factors, 2), (pivots, 1), (info, 0))
+    return Factors(
+        (_batch(matrix, 2, batch), _batch(right, inner, batch)),
+        tuple(_batch(spec, whole, batch) for spec, whole in kept),
+    )
+
+
+def _triangular(call: OpCall) -> Factors:
+    """`linalg_solve_triangular`: by batch, and by the dimension of the right-hand side that the matrix leaves alone."""
+    matrix, right = slot_specs(call)
+    result = call.results[0]
+    assert result is not None  # it makes one tensor
+    left = bool(dict(call.kwargs).get("left", True))
+    batch = result.shape[:-2]
+    free: Dims = (WHOLE, "n") if left else ("n", WHOLE)
+    outer = aligned(right.shape[:-2], batch)
+    return Factors((_batch(matrix, 2, batch), (*outer, *free)), ((*numbered(len(batch)), *free),))
+
+
+rule(aten("_linalg_eigh linalg_eig"), "... 1 1 -> ... 1, ... 1 1")
+rule(aten("_linalg_svd"), "... 1 1 -> ... 1 1, ... 1, ... 1 1")
+rule(aten("linalg_qr"), "... 1 1 -> ... 1 1, ... 1 1")
+rule(aten("linalg_lu"), "... 1 1 -> ... 1 1, ... 1 1, ... 1 1")
+rule(aten("linalg_lu_factor_ex linalg_ldl_factor_ex"), "... 1 1 -> ... 1 1, ... 1, ...")
+rule(aten("lu_unpack"), "... 1 1, ... 1 -> ... 1 1, ... 1 1, ... 1 1")
+rule(aten("linalg_cholesky_ex linalg_inv_ex"), "... 1 1 -> ... 1 1, ...")
+rule(aten("_linalg_det"), "... 1 1 -> ..., ... 1 1, ... 1")
+rule(aten("_linalg_slogdet"), "... 1 1 -> ..., ..., ... 1 1, ... 1")
+rule(aten("linalg_matrix_exp cholesky_inverse"), "... 1 1 -> ... 1 1")
+rule(aten("cholesky_solve"), "... 1 n, ... 1 1 -> ... 1 n", linear=((0,),))
+rule(aten("linalg_householder_product"), "... 1 1, ... 1 -> ... 1 1")
+rule(aten("linalg_solve_triangular"), _triangular, linear=SECOND)
+rule(aten("_linalg_solve_ex"), _solve)
