@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
 from weft.ir.parser import parse_graph
-from weft.ir.plan import Communicator, RankPlan
+from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.ir.verify_plan import verify_communicators
 from weft.runtime.executor import Executor
 from weft.runtime.state import Variables
@@ -103,6 +105,14 @@ def check_two_placements(world: World, steps: int = 2) -> None:
                     torch.testing.assert_close(results[key], part(key, rank))
 
     world.run(run)
+    for group in groups:
+        planned = Counter[str]()
+        for actor in rank_plan(graph, groups, group.ranks[0]).actors:
+            for node in actor.collectives if isinstance(actor, Communicate) else ():
+                planned[node.kind] += steps * node.bytes * (node.communicator == group.id)
+        mine = [channels[rank][group.id] for rank in world.ranks if rank in group.ranks]
+        sent = sum((channel.sent for channel in mine), Counter[str]())
+        assert len(mine) < len(group.ranks) or sent == +planned, group
 
 
 def _outputs(rank: int, graph: LogicalGraph) -> set[str]:

@@ -417,6 +417,7 @@ def test_a_hint_in_the_code_fixes_its_value(text: str, expected: str) -> None:
         ("S(0),B,B", "one SBP for each of the 2 axes"),
         ("split", r"expected SBPs such as S\(0\), B or P\(sum\), found 'split'"),
         ("S(1),S(1)x", "found"),
+        ("P(xor)", r"at model.py:7: P\(xor\) has no meaning for float32, which takes sum, max"),
     ],
 )
 def test_a_wrong_hint_in_the_code_names_its_line(text: str, message: str) -> None:

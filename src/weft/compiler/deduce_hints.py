@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.layout import SBP, Broadcast, Partial, Placement, Split, partial
+from weft.layout import SBP, Broadcast, Partial, Placement, Split, partial, reductions_of
 
 _SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
 
@@ -84,6 +84,11 @@ def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Pl
             raise LayoutError(
                 f"{where} splits dimension {sbp.dim}, but the tensor of shape {shape} has "
                 f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}, counted from 0"
+            )
+        if isinstance(sbp, Partial) and sbp.reduction not in reductions_of(value.dtype):
+            raise LayoutError(
+                f"{where}: {sbp} has no meaning for {value.dtype}, which takes "
+                f"{', '.join(reductions_of(value.dtype))}"
             )
     if not enough_elements(value.shape, sbps, placement.shape):
         found = ", ".join("free" if sbp is None else str(sbp) for sbp in sbps)
