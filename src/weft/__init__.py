@@ -12,9 +12,23 @@ from weft.program import Program as Program
 from weft.program import Strategy as Strategy
 from weft.program import compile as compile
 from weft.program import data_parallel as data_parallel
-from weft.program import from_local as from_local
 from weft.program import hybrid_parallel as hybrid_parallel
 from weft.program import tensor_parallel as tensor_parallel
 from weft.runtime.world import local_world as local_world
+from weft.tensor import GlobalTensor as GlobalTensor
+from weft.tensor import arange as arange
+from weft.tensor import distribute as distribute
+from weft.tensor import empty as empty
+from weft.tensor import from_dtensor as from_dtensor
+from weft.tensor import from_local as from_local
+from weft.tensor import full as full
+from weft.tensor import manual_seed as manual_seed
+from weft.tensor import ones as ones
+from weft.tensor import rand as rand
+from weft.tensor import randn as randn
+from weft.tensor import strict_boxing as strict_boxing
+from weft.tensor import tensor as tensor
+from weft.tensor import to_dtensor as to_dtensor
+from weft.tensor import zeros as zeros
 
 __version__ = "0.1.0"

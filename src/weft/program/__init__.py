@@ -2,8 +2,6 @@
 
 from weft.program.compile import compile as compile
 from weft.program.program import Program as Program
-from weft.program.shards import BatchShard as BatchShard
-from weft.program.shards import from_local as from_local
 from weft.program.strategy import Strategy as Strategy
 from weft.program.strategy import data_parallel as data_parallel
 from weft.program.strategy import hybrid_parallel as hybrid_parallel

@@ -15,9 +15,10 @@ from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
-from weft.program.shards import BatchShard, own_part, without_shards
+from weft.program.shards import own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
+from weft.tensor import GlobalTensor
 
 
 class Program:
@@ -57,7 +58,7 @@ class Program:
 
         Args:
             batch: built like the example batch. Plain tensors are the whole batch, the same on all ranks; each rank
-                takes its part. A leaf made by `weft.from_local` holds only this rank's part.
+                takes its part. A leaf that is a global tensor, as `weft.from_local` makes, lies there already.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
@@ -111,7 +112,7 @@ class Program:
         self._close()
 
     def _feed(
-        self, leaves: Mapping[str, Tensor], shards: Mapping[int, BatchShard], rank: int
+        self, leaves: Mapping[str, Tensor], shards: Mapping[int, GlobalTensor], rank: int
     ) -> dict[str, Tensor]:
         """The parts of all leaves of a batch that `rank` takes, on its device."""
         device = self._setting.world.device(rank)

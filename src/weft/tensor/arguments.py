@@ -1,0 +1,97 @@
+"""The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
+
+Numbers that change from call to call, such as an optimizer's step size, must not make a new decision each time. So a
+float that is no whole number is a `Slot`: the rules see its value at the first call, kernels take it as an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops import Operand
+from weft.ops.call import Argument
+from weft.runtime.torch_ops import token
+
+
+class Slot(float):
+    """A float that a kernel takes as argument number `index` of its floats."""
+
+    index: int
+
+    def __new__(cls, value: float, index: int) -> Slot:
+        slot = super().__new__(cls, value)
+        slot.index = index
+        return slot
+
+
+class Reader:
+    """Reads arguments in order, collecting tensors and floats.
+
+    Args:
+        kind: the class of global tensors.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.tensors: list[Any] = []
+        self.floats: list[float] = []
+
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What decides how an op with these arguments is run."""
+        kind, found = self._kind, []
+        for value in args:
+            of = value.__class__
+            if of is kind:
+                self.tensors.append(value)
+                found.append(value.spec)
+            elif of is int or of is bool:
+                found.append((of, value))
+            elif of is float:
+                found.append(self._float(value))
+            elif value is None:
+                found.append(None)
+            else:
+                found.append(self._other(value))
+        return tuple(found)
+
+    def _float(self, value: float) -> Any:
+        if value.is_integer() or not math.isfinite(value):
+            # By its text: 0.0 and -0.0 are equal, and nan differs from itself.
+            return (float, str(value))
+        self.floats.append(value)
+        return value > 0
+
+    def _other(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return self.key(tuple(value))
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return (Tensor, value.dtype, value.shape, value.device.type)
+        return value
+
+    def argument(self, value: Any) -> Argument:
+        """The same argument as the rules see it."""
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return Operand(len(self.tensors) - 1)
+        if isinstance(value, list | tuple):
+            return tuple(self.argument(part) for part in value)
+        if type(value) is float and not (value.is_integer() or not math.isfinite(value)):
+            self.floats.append(value)
+            return Slot(value, len(self.floats) - 1)
+        constant: Argument = token(value)
+        return constant
+
+
+def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
+    """The name that rules know an op by."""
+    return str(op).removesuffix(".default") if op.namespace == "weft" else str(op)
+
+
+def is_tensor_list(value: Any) -> bool:
+    """Whether an argument is a list that holds tensors."""
+    return isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)

@@ -1,0 +1,124 @@
+"""The signature that an eager op runs with: the cheapest in boxing and work, given how its operands lie.
+
+The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its operands do, an axis
+along which they already fit a signature keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from heapq import nsmallest
+
+from weft.boxing import COLLECTIVES, axis_bytes, steps
+from weft.compiler.deduce_options import all_have_elements
+from weft.hardware import CostModel
+from weft.layout import Broadcast, Layout, Placement
+from weft.ops import OpCall, Signature, TensorSpec, flops, localize, signatures, traffic
+from weft.ops.cost import tensor_bytes
+from weft.units import ITEM_SIZE, Bytes, Flops
+
+PerAxis = tuple[Signature, ...]
+
+_COST = CostModel()
+
+# Beyond two axes only so many signatures of an axis are looked at, those that are cheapest to box into.
+_CANDIDATES = 6
+
+
+def choose(
+    call: OpCall, layouts: Sequence[Layout], placement: Placement, fixed: Collection[int] = ()
+) -> PerAxis:
+    """One signature for each axis of `placement`.
+
+    Args:
+        call: on whole tensors.
+        layouts: how the operands lie.
+        fixed: operands that stay Broadcast.
+
+    Raises:
+        RuleError: when the op has no rule.
+    """
+    found: dict[PerAxis, float] = {}
+    for keep in (True, False):
+        search = _Search(call, tuple(layouts), placement, tuple(fixed), keep)
+        for chosen, local in search.candidates(call, ()):
+            found.setdefault(chosen, search.cost(chosen, local))
+        if found:
+            return min(found, key=lambda chosen: found[chosen])
+    return tuple(signatures(call, parts)[0] for parts in placement.shape)
+
+
+def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layout:
+    """How an operand must lie."""
+    return Layout(placement, tuple(signature.operands[operand] for signature in chosen))
+
+
+class _Search:
+    """All signatures of the grid's axes, outermost first. `keep`: an axis that fits stays as it is."""
+
+    def __init__(
+        self,
+        call: OpCall,
+        layouts: tuple[Layout, ...],
+        placement: Placement,
+        fixed: tuple[int, ...],
+        keep: bool,
+    ) -> None:
+        self.call = call
+        self.layouts = layouts
+        self.placement = placement
+        self.fixed = fixed
+        self.keep = keep
+
+    def candidates(self, call: OpCall, chosen: PerAxis) -> Iterator[tuple[PerAxis, OpCall]]:
+        """Every combination, with the call that the rank with the largest shards then runs."""
+        axis = len(chosen)
+        grid = self.placement.shape
+        if axis == len(grid):
+            if all_have_elements(self.call, chosen, grid):
+                yield chosen, call
+            return
+        for signature in self._of_axis(call, axis):
+            local = localize(call, signature, grid[axis], 0)
+            yield from self.candidates(local, (*chosen, signature))
+
+    def cost(self, chosen: PerAxis, local: OpCall) -> float:
+        """Boxing of all operands and work of all ranks, in bytes."""
+        ranks = len(self.placement.ranks)
+        total = _COST.work(Flops(ranks * flops(local)), Bytes(ranks * traffic(local)))
+        for operand, (spec, layout) in enumerate(
+            zip(self.call.operands, self.layouts, strict=True)
+        ):
+            total += _boxing(spec, layout, operand_layout(chosen, operand, self.placement))
+        return total
+
+    def _of_axis(self, call: OpCall, axis: int) -> Sequence[Signature]:
+        every = [
+            signature
+            for signature in signatures(call, self.placement.shape[axis])
+            if all(signature.operands[index] == Broadcast() for index in self.fixed)
+        ]
+        here = tuple(layout.sbp[axis] for layout in self.layouts)
+        fit = [signature for signature in every if signature.operands == here]
+        if fit and self.keep:
+            return fit
+        if self.placement.axes > 2:
+            return nsmallest(_CANDIDATES, every, key=lambda one: self._axis_cost(one, axis))
+        return every
+
+    def _axis_cost(self, signature: Signature, axis: int) -> int:
+        parts = self.placement.shape[axis]
+        return sum(
+            axis_bytes(layout.sbp[axis], wanted, parts, tensor_bytes(spec))
+            for spec, layout, wanted in zip(
+                self.call.operands, self.layouts, signature.operands, strict=True
+            )
+        )
+
+
+def _boxing(spec: TensorSpec, source: Layout, target: Layout) -> float:
+    if source == target:
+        return 0.0
+    chain = steps(source, target, spec.shape, ITEM_SIZE.get(spec.dtype, 8))
+    collectives = sum(step.kind in COLLECTIVES for step in chain)
+    return _COST.boxing(Bytes(sum(step.bytes for step in chain)), collectives)

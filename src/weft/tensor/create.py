@@ -1,0 +1,234 @@
+"""Functions that make global tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.capture.random import normal, unit
+from weft.errors import LayoutError, UserError
+from weft.layout import SBP, Layout, Placement, Split
+from weft.runtime.distributed import current_world
+from weft.tensor.boxing import box
+from weft.tensor.global_tensor import GlobalTensor
+from weft.tensor.mesh import Mesh, mesh_of
+from weft.tensor.random import Drawing
+from weft.tensor.spec import Spec, contiguous, layout_for, without_partials
+from weft.tensor.whole import cut, from_first, laid
+
+SBPs = SBP | Sequence[SBP]
+
+
+def tensor(
+    data: Any,
+    *,
+    placement: Placement,
+    sbp: SBPs,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """A global tensor with a whole value: a tensor or nested lists.
+
+    Every process calls it with data of the same shape; the values of the placement's first rank count.
+
+    Raises:
+        LayoutError: when the layout does not fit the data or the world.
+    """
+    if isinstance(data, GlobalTensor):
+        raise UserError("weft.tensor takes plain data, found a global tensor; use x.to_global(…)")
+    whole = torch.as_tensor(data, dtype=dtype).detach()
+    layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
+    mesh = mesh_of(placement)
+    made = GlobalTensor(*cut(from_first(whole, mesh), layout, mesh))
+    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def full(
+    size: Sequence[int],
+    value: float,
+    *,
+    placement: Placement,
+    sbp: SBPs,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """A global tensor of whole shape `size` filled with one value."""
+    of = dtype or torch.full((), value).dtype
+    layout = layout_for(placement, sbp, size, "weft.full")
+    mesh = mesh_of(placement)
+    spec = contiguous(mesh, without_partials(layout), size, of)
+    parts = tuple(
+        torch.full(shape, value, dtype=of, device=device) for shape, device in _local(spec)
+    )
+    return GlobalTensor(*laid(spec, parts, layout)).requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def zeros(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
+    """A global tensor of zeros: `weft.zeros(4, 8, placement=, sbp=)`."""
+    return full(_size(size), 0, dtype=dtype or torch.get_default_dtype(), **options)
+
+
+def ones(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
+    """A global tensor of ones: `weft.ones(4, 8, placement=, sbp=)`."""
+    return full(_size(size), 1, dtype=dtype or torch.get_default_dtype(), **options)
+
+
+def empty(
+    *size: Any,
+    placement: Placement,
+    sbp: SBPs,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """A global tensor whose values are not set."""
+    shape = _size(size)
+    layout = layout_for(placement, sbp, shape, "weft.empty")
+    spec = contiguous(mesh_of(placement), layout, shape, dtype or torch.get_default_dtype())
+    parts = tuple(torch.empty(own, dtype=spec.dtype, device=device) for own, device in _local(spec))
+    return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def arange(
+    *bounds: Any,
+    placement: Placement,
+    sbp: SBPs,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """`torch.arange(*bounds)` as a global tensor."""
+    whole = torch.arange(*bounds, dtype=dtype)
+    layout = layout_for(placement, sbp, whole.shape, "weft.arange")
+    made = GlobalTensor(*cut(whole, layout, mesh_of(placement)))
+    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def rand(*size: Any, **options: Any) -> GlobalTensor:
+    """Uniform numbers in [0, 1), the same in every layout: `weft.rand(4, 8, placement=, sbp=)`."""
+    return _drawn(unit, _size(size), **options)
+
+
+def randn(*size: Any, **options: Any) -> GlobalTensor:
+    """Normal numbers, the same in every layout: `weft.randn(4, 8, placement=, sbp=)`."""
+    return _drawn(normal, _size(size), **options)
+
+
+def from_local(
+    shard: Tensor | Mapping[int, Tensor],
+    *,
+    placement: Placement,
+    sbp: SBPs,
+    shape: Sequence[int] | None = None,
+) -> GlobalTensor:
+    """A global tensor of which each rank has only its own part; differentiable, and sharing memory.
+
+    Args:
+        shard: this rank's part; in a local world {rank: part}.
+        placement: where the tensor lies.
+        sbp: how the parts make up the whole; one SBP stands for every axis.
+        shape: whole shape; by default every split dimension counts as divided evenly, or, when this
+            process holds all parts, as the parts add up.
+
+    Raises:
+        LayoutError: when the parts do not make up such a tensor.
+        UserError: when this process has several ranks and `shard` is not a part for each.
+    """
+    mesh = mesh_of(placement)
+    parts = _parts(shard, mesh)
+    first = parts[0] if parts else torch.empty(tuple(shape or ()))
+    layout = layout_for(placement, sbp, first.shape, "from_local")
+    whole = tuple(shape) if shape is not None else _whole_shape(parts, layout, mesh)
+    for rank, part in zip(mesh.ranks, parts, strict=True):
+        expected = layout.local_shape(whole, rank)
+        if tuple(part.shape) != expected or part.dtype != first.dtype:
+            raise LayoutError(
+                f"from_local: as {layout}, rank {rank} holds {first.dtype} {list(expected)} of {list(whole)}, found "
+                f"{part.dtype} {list(part.shape)}; shape= gives the whole shape where it does not divide evenly"
+            )
+    spec = contiguous(mesh, layout, whole, first.dtype)
+    made: GlobalTensor = _FromLocal.apply(spec, *parts)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _FromLocal(torch.autograd.Function):
+    """Parts to a global tensor; every part of a sum gets the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: Spec, *parts: Tensor) -> GlobalTensor:
+        ctx.spec = spec
+        return GlobalTensor(spec, tuple(part.view_as(part) for part in parts))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        spec = ctx.spec
+        target = without_partials(spec.layout)
+        _, parts = box(gradients[0].spec, gradients[0].locals, target, spec.mesh)
+        return None, *parts
+
+
+def _drawn(
+    draw: Any,
+    size: tuple[int, ...],
+    *,
+    placement: Placement,
+    sbp: SBPs,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    layout = layout_for(placement, sbp, size, "weft.rand")
+    mesh = mesh_of(placement)
+    with torch.no_grad(), Drawing(GlobalTensor, mesh, layout, size):
+        drawn = draw(size, dtype or torch.get_default_dtype(), mesh.device)
+    spec, parts = laid(drawn.spec, drawn.locals, layout)
+    return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else tuple(size)
+
+
+def _local(spec: Spec) -> list[tuple[tuple[int, ...], torch.device]]:
+    """Shape and device of the part of every rank of this process."""
+    mesh = spec.mesh
+    return [
+        (spec.layout.local_shape(spec.shape, rank), mesh.device_of(rank)) for rank in mesh.ranks
+    ]
+
+
+def _parts(shard: Tensor | Mapping[int, Tensor], mesh: Mesh) -> tuple[Tensor, ...]:
+    """The parts in the order of the mesh's ranks."""
+    if isinstance(shard, Tensor):
+        ranks = current_world(mesh.placement.device_type).ranks
+        if len(ranks) > 1:
+            raise UserError(
+                f"this process has the ranks {list(ranks)}: from_local takes {{rank: part}} here, found one tensor"
+            )
+        return (shard,) * len(mesh.ranks)
+    missing = [rank for rank in mesh.ranks if rank not in shard]
+    if missing:
+        raise UserError(f"from_local has no part for ranks {missing}, only for {sorted(shard)}")
+    return tuple(shard[rank] for rank in mesh.ranks)
+
+
+def _whole_shape(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    if not parts:
+        raise UserError("from_local: a process outside of the placement must give shape=")
+    whole = list(parts[0].shape)
+    for axis, (sbp, size) in enumerate(zip(layout.sbp, layout.placement.shape, strict=True)):
+        if isinstance(sbp, Split):
+            whole[sbp.dim] = _along(parts, layout, mesh, axis, sbp.dim, whole[sbp.dim] * size)
+    return tuple(whole)
+
+
+def _along(
+    parts: Sequence[Tensor], layout: Layout, mesh: Mesh, axis: int, dim: int, even: int
+) -> int:
+    """The whole size of a dimension that only one axis splits, where this process holds all parts."""
+    if not mesh.in_process or layout.sbp.count(Split(dim)) > 1:
+        return even
+    at = dict(zip(mesh.ranks, parts, strict=True))
+    group = layout.placement.group(layout.placement.ranks[0], axis)
+    return sum(at[rank].shape[dim] for rank in group)

@@ -1,0 +1,76 @@
+"""What happens to an op on global tensors below autograd: a recipe is looked up, or made, and run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from weft.tensor.arguments import Reader
+from weft.tensor.operands import common_mesh
+from weft.tensor.recipe import Recipe, make_recipe
+from weft.tensor.spec import Spec
+from weft.tensor.ways import way_of
+
+
+class _Known:
+    """What is known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
+
+    __slots__ = ("recipes", "way")
+
+    def __init__(self, op: Any) -> None:
+        self.way = way_of(op)
+        self.recipes: dict[Any, Recipe] = {}
+
+
+# By the op's id, because the hash of an op is slow; ops live as long as the process.
+_known: dict[int, _Known] = {}
+
+
+def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one op below autograd.
+
+    Args:
+        kind: the class of global tensors, made from (spec, local tensors).
+        op: the overload.
+        args, kwargs: at least one global tensor among them.
+
+    Raises:
+        RuleError: when the op has no rule and is made of no ops that have one.
+        LayoutError: for operands on several placements or plain tensors among them; in strict mode for boxing.
+        UserError: when torch refuses the whole tensors.
+    """
+    known = _known.get(id(op))
+    if known is None:
+        known = _known[id(op)] = _Known(op)
+    if known.way is not None:
+        made = known.way(kind, op, args, kwargs)
+        if made is not NotImplemented:
+            return made
+    reader = Reader(kind)
+    key = reader.key(args)
+    if kwargs:
+        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    recipe = known.recipes.get(key)
+    if recipe is None:
+        mesh = common_mesh(kind, op, reader.tensors)
+        recipe = known.recipes[key] = make_recipe(op, args, kwargs, mesh, kind)
+    own = [
+        tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
+        for tensor in reader.tensors
+    ]
+    return _wrapped(kind, recipe, recipe.run(own, reader.floats))
+
+
+def _wrapped(kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]]) -> Any:
+    """Global tensors around what every rank of this process made."""
+    if not recipe.listed:
+        return kind(recipe.results[0], tuple([part[0] for part in made]))
+    waiting = iter(range(len(recipe.results)))
+    found = []
+    for result in recipe.results:
+        if result.__class__ is Spec:
+            place = next(waiting)
+            result = kind(result, tuple([part[place] for part in made]))
+        found.append(result)
+    return found

@@ -1,0 +1,81 @@
+"""Modules with global parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from weft.errors import LayoutError, StrategyError
+from weft.layout import SBP, Broadcast, Placement, broadcast
+from weft.tensor.create import tensor
+from weft.tensor.global_tensor import GlobalTensor
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def distribute(
+    module: Module,
+    placement: Placement,
+    layouts: Mapping[str, SBP | Sequence[SBP]] | None = None,
+) -> Module:
+    """Make the parameters and buffers of a module global, in place.
+
+    Gradients of parameters are brought to the layout of their parameter as soon as they are complete.
+
+    Args:
+        module: on each process with the same shapes; the values of the placement's first rank count.
+        placement: where the parameters lie.
+        layouts: shell-like patterns of names and the SBP of what they match; the first that matches counts. What none
+            matches, and scalars, are Broadcast.
+
+    Returns:
+        `module` itself.
+
+    Raises:
+        StrategyError: when a pattern matches nothing.
+        LayoutError: when a layout does not fit a tensor.
+    """
+    patterns = layouts or {}
+    named = [*module.named_parameters(), *module.named_buffers()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            names = ", ".join(name for name, _ in named[:8])
+            raise StrategyError(f"distribute: {pattern!r} matches nothing; there are {names}")
+    made = {
+        id(value): _global(name, value, placement, _sbp(name, value, patterns))
+        for name, value in named
+    }
+    for part in module.modules():
+        for own in (part._parameters, part._buffers):
+            own.update({name: made[id(x)] for name, x in own.items() if x is not None})
+    return module
+
+
+def _sbp(name: str, value: Tensor, patterns: Mapping[str, Any]) -> Any:
+    if not value.dim():
+        return broadcast
+    return next((patterns[p] for p in patterns if fnmatchcase(name, p)), Broadcast())
+
+
+def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:
+    if isinstance(value, GlobalTensor):
+        raise LayoutError(f"distribute: {name} is a global tensor already")
+    try:
+        made = tensor(value, placement=placement, sbp=sbp)
+    except LayoutError as error:
+        raise LayoutError(f"distribute: {name}: {error}") from None
+    if not isinstance(value, nn.Parameter):
+        return made
+    parameter = nn.Parameter(made, value.requires_grad)
+    if value.requires_grad:
+        _keep_gradient_with(parameter)
+    return parameter
+
+
+def _keep_gradient_with(parameter: Any) -> None:
+    """Bring the gradient to the parameter's layout once all of it has been added up."""
+    sbp = parameter.sbp
+    parameter.register_hook(lambda gradient: gradient.to_global(sbp=sbp))

@@ -1,0 +1,127 @@
+"""Ops that run otherwise than by their rule: taken apart as the compiled path does, or written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from weft.capture.decompositions import decompositions
+from weft.capture.fallback import fallback
+from weft.errors import UserError
+from weft.layout import broadcast_layout
+from weft.ops import has_rule
+from weft.tensor.arguments import Reader, op_name
+from weft.tensor.boxing import box
+from weft.tensor.divergence import user_line
+from weft.tensor.operands import common_mesh
+from weft.tensor.random import Drawing
+from weft.tensor.writes import fused_update, in_place
+
+aten = torch.ops.aten
+
+# Called with the class of global tensors, the op and its arguments; NotImplemented sends the op to its rule.
+Way: TypeAlias = Callable[[type, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+def way_of(op: Any) -> Way | None:
+    """How to run an op otherwise than by its rule; None when its rule, or none, is all there is."""
+    name = op._schema.name.partition("::")[2]
+    if op in _SPECIAL:
+        return _SPECIAL[op]
+    if name.startswith("_foreach_"):
+        return _one_by_one
+    if name.startswith("_fused_") and op._schema.is_mutable:
+        return fused_update
+    if op in _table():
+        return _drawn if torch.Tag.nondeterministic_seeded in op.tags else _taken_apart
+    if op._schema.is_mutable:
+        return in_place
+    return None if has_rule(op_name(op)) else _without_rule
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """What the compiled path takes apart; but the seed of a backward is a global tensor here."""
+    table = dict(decompositions())
+    table.pop(aten.ones_like.default)
+    return table
+
+
+def _taken_apart(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _table()[op](*args, **kwargs)
+
+
+def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Random numbers lie as the first operand does."""
+    reader = Reader(kind)
+    reader.key((*args, *kwargs.values()))
+    mesh = common_mesh(kind, op, reader.tensors)
+    first = next(tensor for tensor in reader.tensors if isinstance(tensor, kind))
+    with Drawing(kind, mesh, first.spec.layout, first.spec.shape):
+        return _table()[op](*args, **kwargs)
+
+
+def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By torch's own definition in terms of other ops, where it has one."""
+    if has_rule(op_name(op)):
+        return NotImplemented  # declared since
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return op.decompose(*args, **kwargs)
+    function = fallback().get(op)
+    return NotImplemented if function is None else function(*args, **kwargs)
+
+
+def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_foreach_*`: torch's loop over the tensors."""
+    return op._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    return kind(tensor.spec, tensor.locals)
+
+
+def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    spec = tensor.spec
+    target = broadcast_layout(spec.layout.placement)
+    _, own = box(spec, tensor.locals, target, spec.mesh, implicit="item()")
+    if not own:
+        raise UserError(f"{user_line()}: this process has no rank of {spec.layout.placement}")
+    return own[0].item()
+
+
+def _equal(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    a, b = args
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def _attention_kernel(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With dropout the plain way, whose mask is drawn by global position; else as torch chooses for whole tensors."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if given.get("dropout_p", 0.0) > 0:
+        return torch.nn.attention.SDPBackend.MATH.value
+    meta = {
+        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, Tensor)
+        else value
+        for name, value in given.items()
+    }
+    return op(**meta)
+
+
+_SPECIAL: dict[Any, Way] = {
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh.default: _same,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten._fused_sdp_choice.default: _attention_kernel,
+}

@@ -1,0 +1,137 @@
+"""Ops on global tensors against the same ops on plain ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+
+S, B, P = weft.split, weft.broadcast, weft.partial
+GRIDS = {"2": [0, 1], "4": [0, 1, 2, 3], "2x2": [[0, 1], [2, 3]]}
+
+OPS = {
+    "add": lambda x, y: x + y,
+    "subtract a scalar": lambda x, y: 3 - x * 0.5,
+    "multiply": lambda x, y: x * y,
+    "square": lambda x, y: x * x,
+    "divide": lambda x, y: x / (y.abs() + 1),
+    "compare": lambda x, y: (x > y).to(x.dtype),
+    "matrix product": lambda x, y: x @ y.t(),
+    "transposed": lambda x, y: x.t().contiguous(),
+    "relu": lambda x, y: F.relu(x),
+    "softmax": lambda x, y: F.softmax(x, 1),
+    "log softmax": lambda x, y: F.log_softmax(x, 0),
+    "layer norm": lambda x, y: F.layer_norm(x, (x.shape[1],)),
+    "sum": lambda x, y: x.sum(0),
+    "mean": lambda x, y: x.mean(),
+    "variance": lambda x, y: x.var(1),
+    "maximum": lambda x, y: x.amax(1),
+    "arg max": lambda x, y: x.argmax(1),
+    "norm": lambda x, y: torch.linalg.vector_norm(x),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "split": lambda x, y: x.split(2, 1)[1],
+    "unbind": lambda x, y: x.unbind(0)[2],
+    "slice": lambda x, y: x[1:4, ::2],
+    "view": lambda x, y: (x + y).reshape(-1),
+    "expand": lambda x, y: x[:, :1].expand(x.shape),
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "masked fill": lambda x, y: x.masked_fill(y > 0, 2.5),
+    "cumulative sum": lambda x, y: x.cumsum(0),
+    "sorted": lambda x, y: x.sort(1).values,
+    "mse": F.mse_loss,
+    "no rule of its own": lambda x, y: torch.logcumsumexp(x, 1),
+    "zeros like": lambda x, y: torch.zeros_like(x) + torch.ones_like(y),
+}
+
+
+def layouts(grid):
+    one = [S(0), S(1), B, P()]
+    return [(a,) for a in one] if grid != "2x2" else list(itertools.product(one, repeat=2))
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_ops_equal_plain_torch(grid, name):
+    """On shapes that do not divide evenly, in every layout of the first operand."""
+    op = OPS[name]
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    expected = op(a, b)
+    placement = weft.placement("cpu", GRIDS[grid])
+    with weft.local_world(4):
+        ys = (weft.tensor(b, placement=placement, sbp=sbp) for sbp in (S(0), B))
+        for y, sbp in itertools.product(list(ys), layouts(grid)):
+            x = weft.tensor(a, placement=placement, sbp=sbp)
+            found = op(x, y)
+            assert found.shape == expected.shape
+            assert found.stride() == expected.stride()
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found.full(), expected, msg=lambda m, x=x: f"{x.sbp}: {m}")
+
+
+def test_results_lie_as_operands_do():
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+
+        def of(shape, sbp):
+            return weft.randn(shape, placement=placement, sbp=sbp)
+
+        x, w = of((8, 6), S(0)), of((6, 4), B)
+        assert (x @ w).sbp == (S(0),)
+        assert (of((8, 6), B) @ of((6, 4), S(1))).sbp == (S(1),)
+        assert (of((8, 6), S(1)) @ of((6, 4), S(0))).sbp == (P(),)
+        assert (w + w).sbp == (B,)
+        assert (x + of((6,), B)).sbp == (S(0),)
+        total = of((8, 6), S(1)) @ of((6, 4), S(0))
+        assert (total * 0.5 + total).sbp == (P(),)
+        # A reduce-scatter moves half of what an all-reduce does.
+        assert F.relu(total).sbp == (S(0),)
+
+
+def test_in_place_ops_write_the_parts():
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2), torch.no_grad():
+        for sbp in (S(0), B, P()):
+            x = weft.ones(5, 3, placement=placement, sbp=sbp)
+            parts = x.shards()
+            row = weft.arange(3.0, placement=placement, sbp=B)
+            x.add_(row).mul_(2).sub_(1)
+            x.copy_(x + 1)
+            assert x.sbp == (sbp,)
+            assert x.full().tolist() == [[2, 4, 6]] * 5
+            assert parts[1] is x.shards()[1]
+            x.fill_(4)
+            x.clamp_(max=3)
+            assert x.full().tolist() == [[3] * 3] * 5
+            assert x.zero_().full().abs().sum() == 0
+
+
+def test_views_share_memory_with_their_base_or_cannot_be_written():
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2), torch.no_grad():
+        x = weft.zeros(4, 2, placement=placement, sbp=S(0))
+        x.t().add_(1)
+        x[:, 1].mul_(5)
+        assert x.full().tolist() == [[1, 5]] * 4
+        wide = weft.zeros(3, 2, placement=placement, sbp=S(1))
+        with pytest.raises(weft.errors.LayoutError, match="had to be copied"):
+            wide.view(6).add_(1)
+
+
+def test_cached_decisions_do_not_keep_numbers():
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+        x = weft.ones(2, placement=placement, sbp=S(0))
+        found = [(x * f).full()[0].item() for f in (0.5, 0.25, -0.5, 2.0, 0.0, 1.0)]
+        assert found == [0.5, 0.25, -0.5, 2, 0, 1]
+        signs = [torch.signbit((x * f).full()[0]).item() for f in (0.0, -0.0)]
+        assert signs == [False, True]
+        total = weft.ones(2, placement=placement, sbp=P())
+        assert [(total + f).full()[0].item() for f in (0.0, 0.5, -0.0, 2.0)] == [1, 1.5, 1, 3]
+        assert (x + 1).dtype == torch.float32
+        assert (x > True).dtype == torch.bool

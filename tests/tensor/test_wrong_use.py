@@ -1,0 +1,107 @@
+"""What global tensors refuse, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.errors import LayoutError, RuleError, UserError
+
+PAIR = weft.placement("cpu", [0, 1])
+S, B, P = weft.split, weft.broadcast, weft.partial
+
+
+@pytest.fixture(autouse=True)
+def world():
+    with weft.local_world(4):
+        yield
+
+
+def test_strict_mode_refuses_implicit_boxing_that_moves_bytes():
+    x, w = weft.ones(4, 4, placement=PAIR, sbp=S(1)), weft.ones(4, 4, placement=PAIR, sbp=S(0))
+    total = x @ w
+    with weft.strict_boxing():
+        assert (x @ w).sbp == (P(),)
+        assert (x + weft.ones(4, 4, placement=PAIR, sbp=B)).sbp == (S(1),)  # slicing is free
+        message = (
+            r"test_wrong_use.py:\d+: aten.relu.default would move 64 bytes .*operands lie as \(P\(sum\)\); "
+            r"legal along an axis: B -> B; S\(0\) -> S\(0\).*x.to_global\(sbp=…\)"
+        )
+        with pytest.raises(LayoutError, match=message):
+            torch.relu(total)
+        with pytest.raises(LayoutError, match=r"item\(\) would move"):
+            total.sum().item()
+        assert torch.relu(total.to_global(sbp=B)).full().sum() == 64
+    assert torch.relu(total).full().sum() == 64
+
+
+def test_plain_tensors_do_not_mix_but_scalars_do():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    assert (x * torch.tensor(2.0) + 1).full().tolist() == [3] * 4
+    total = weft.ones(4, placement=PAIR, sbp=P())
+    assert (total + torch.tensor(2.0)).full().tolist() == [3] * 4
+    message = r"test_wrong_use.py:\d+: aten.add.Tensor mixes .*float32\[4\] as .*a plain \[4\] on cpu.*weft.tensor\(x"
+    with pytest.raises(LayoutError, match=message):
+        x + torch.ones(4)
+    with pytest.raises(LayoutError, match="mixes global and plain"):
+        x.copy_(torch.ones(4))
+    with pytest.raises(LayoutError, match="cannot write a global tensor into a plain one"):
+        torch.tensor(1.0).add_(x.sum())
+
+
+def test_placements_do_not_mix():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    y = weft.ones(4, placement=weft.placement("cpu", [2, 3]), sbp=S(0))
+    message = (
+        r"aten.add.Tensor has operands on different placements: .*\[0, 1\], .*\[2, 3\].*to_global"
+    )
+    with pytest.raises(LayoutError, match=message):
+        x + y
+    assert (x + y.to_global(placement=PAIR)).full().tolist() == [2] * 4
+
+
+def test_worlds_do_not_mix():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    with weft.local_world(2):
+        y = weft.ones(4, placement=PAIR, sbp=S(0))
+    with pytest.raises(LayoutError, match="different worlds"):
+        x + y
+
+
+def test_shapes_that_do_not_match():
+    x, y = weft.ones(4, 3, placement=PAIR, sbp=S(0)), weft.ones(4, 3, placement=PAIR, sbp=B)
+    message = (
+        r"test_wrong_use.py:\d+: aten.mm.default of float32\[4, 3\] as \(S\(0\)\).*cannot run: .*"
+    )
+    with pytest.raises(UserError, match=message):
+        x @ y
+
+
+def test_ranks_outside_of_the_world_and_wrong_layouts():
+    with pytest.raises(LayoutError, match=r"names ranks \[7\], but this world has 4"):
+        weft.ones(4, placement=weft.placement("cpu", [0, 7]), sbp=S(0))
+    with pytest.raises(LayoutError, match="splits dimension 1"):
+        weft.ones(4, placement=PAIR, sbp=S(1))
+    with pytest.raises(LayoutError, match="weft.ones|weft.full: sbp= takes"):
+        weft.ones(4, placement=PAIR, sbp="S(0)")
+    with pytest.raises(LayoutError, match="one SBP for each of the 1 axes"):
+        weft.ones(4, placement=PAIR, sbp=(S(0), B))
+
+
+def test_shapes_that_depend_on_data_are_refused():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    with pytest.raises((RuleError, UserError), match=r"aten.nonzero.default.*x.full\(\)"):
+        x.nonzero()
+
+
+def test_generators_are_refused():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    with pytest.raises((RuleError, UserError), match=r"test_wrong_use.py:\d+"):
+        torch.bernoulli(x, generator=torch.Generator())
+
+
+def test_writing_somewhere_else_is_refused():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    with pytest.raises(UserError, match="writes into an argument"):
+        torch.add(x, x, out=torch.zeros_like(x))
