@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, f, i
-from weft.runtime.check_rules import TorchCall
+from weft.runtime.check_rules import TorchCall, torch_call
 
 A = torch.ops.aten
 
@@ -81,6 +81,11 @@ def _nll(
         yield aten(f"{name}_forward", *args)
         output, total = getattr(A, f"{name}_forward").default(*args)
         yield aten(f"{name}_backward", torch.ones_like(output), *args, total)
+        if reduction != 1:
+            yield torch_call("weft.nll_loss_shard", *args, 2)
+            yield torch_call(
+                "weft.nll_loss_backward_shard", torch.ones_like(output), *args, total, 2
+            )
 
 
 def attention() -> Iterator[TorchCall]:

@@ -26,6 +26,12 @@ def test_a_tables_gradient_adds_rows() -> None:
     assert flops(call) == 7 * 3
 
 
+def test_comparing_few_numbers_is_no_dense_work() -> None:
+    few, many = TensorSpec((8, 1), "int64"), TensorSpec((4096,), "int64")
+    call = OpCall("aten.eq.Tensor", (A, B), (), (few, many), (TensorSpec((8, 4096), "bool"),))
+    assert flops(call) == 4096
+
+
 @pytest.mark.parametrize(
     ("call", "expected"),
     [

@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from weft.compiler.class_split import legal_signatures, reduction_cost
 from weft.compiler.deduce_boxing import Table, idle_bytes, sbp_numbers
 from weft.compiler.deduce_hints import enough_elements
 from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Split
-from weft.ops import OpCall, Signature, TensorSpec, flops, localize, signatures, traffic
+from weft.ops import OpCall, Signature, TensorSpec, flops, localize, traffic
 from weft.units import Bytes, Flops
 
 # One signature for each axis of the grid.
@@ -60,18 +61,19 @@ class WorkOptions:
             if all_have_elements(call, every, self.grid):
                 local = self._inner(localize(outer, signature, self.grid[axis], 0), axis, chosen)
                 if local is not None:
-                    found[signature] = self._cost(local)
+                    inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
+                    found[signature] = self._cost(local) + inside
         return Options(tuple(found), np.array(list(found.values())))
 
     def _candidates(self, call: OpCall, axis: int) -> Sequence[Signature]:
-        every = signatures(call, self.grid[axis])
+        every = legal_signatures(call, self.grid[axis])
         # Along an axis of one rank all signatures mean the same.
         return every if self.grid[axis] > 1 else every[:1]
 
     def _inner(self, call: OpCall, axis: int, chosen: PerAxis) -> OpCall | None:
         """The call localized along the axes after `axis` too; None when their signatures do not fit it."""
         for after in range(axis + 1, len(self.grid)):
-            if chosen[after] not in signatures(call, self.grid[after]):
+            if chosen[after] not in legal_signatures(call, self.grid[after]):
                 return None
             call = localize(call, chosen[after], self.grid[after], 0)
         return call

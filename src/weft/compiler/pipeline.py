@@ -10,6 +10,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.assignment import Assignment
 from weft.compiler.box import box
 from weft.compiler.bucket import BUCKET_BYTES, bucket
+from weft.compiler.class_split import split_classes
 from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints, deduce
@@ -63,7 +64,7 @@ def compile_graph(
     options = options or Options()
     verify(graph)
     assignment: Assignment = deduce(graph, hints, placement, options.cost_model)
-    boxed = check_signatures(verify(box(graph, assignment), with_layouts=True))
+    boxed = check_signatures(verify(box(*split_classes(graph, assignment)), with_layouts=True))
     groups = communicators(boxed)
     programs = tuple(copy_escaping_views(localize(boxed, rank, groups)) for rank in ranks)
     plans = tuple(_rank_plan(program, groups, options) for program in programs)

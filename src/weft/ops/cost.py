@@ -15,7 +15,8 @@ def flops(call: OpCall) -> Flops:
     """Floating-point operations of one call.
 
     A multiply and an add for each point of the iteration space where two operands share a contracted factor (matrix
-    products, convolutions), none for views, otherwise one for each element of the largest tensor; rules may say more.
+    products, convolutions), none for views, otherwise one for each element of the largest tensor of numbers
+    (truth values are none); rules may say more.
 
     Raises:
         RuleError: when the op has no rule.
@@ -35,7 +36,8 @@ def flops(call: OpCall) -> Flops:
     ]
     if len(carried) > len(set(carried)):
         return Flops(2 * prod(max(sizes) for sizes in factor_sizes(call, factors).values()))
-    return Flops(max((prod(spec.shape) for spec in _tensors(call)), default=0))
+    numbers = (spec for spec in _tensors(call) if spec.dtype != "bool")
+    return Flops(max((prod(spec.shape) for spec in numbers), default=0))
 
 
 def traffic(call: OpCall) -> Bytes:

@@ -19,6 +19,8 @@ from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
+from weft.runtime.channel import reduce_in_order
+from weft.runtime.check_losses import nll_gradient_shard, nll_shard
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.
@@ -234,12 +236,11 @@ def _agree(whole: torch.Tensor, pieces: list[torch.Tensor], sbp: SBP, tolerance:
             )
         )
         return fits and close(torch.cat(pieces, sbp.dim), whole, tolerance)
-    if any(piece.shape != whole.shape for piece in pieces) or whole.dtype == torch.bool:
+    if any(piece.shape != whole.shape for piece in pieces):
         return False
-    stacked = torch.stack(pieces)
     if sbp.reduction == "sum":
-        return _same_sum(whole, stacked, tolerance)
-    return close(stacked.amax(0) if sbp.reduction == "max" else stacked.amin(0), whole, tolerance)
+        return whole.dtype != torch.bool and _same_sum(whole, torch.stack(pieces), tolerance)
+    return close(reduce_in_order(pieces, sbp.reduction), whole, tolerance)
 
 
 def _same_sum(whole: torch.Tensor, summands: torch.Tensor, tolerance: float) -> bool:
@@ -338,13 +339,17 @@ def _results(case: _Case, sbps: tuple[SBP, ...]) -> tuple[SBP, ...]:
         fitting = (
             sbp
             for sbp in _choices(whole, case.parts)
-            if all(_agree(whole, draw, sbp, case.tolerance) for draw in pieces)
+            if _all_agree(whole, pieces, sbp, case.tolerance)
         )
         chosen = next(fitting, None)
         if chosen is None:
             return ()
         found.append(chosen)
     return tuple(found)
+
+
+def _all_agree(whole: torch.Tensor, draws: list[list[Any]], sbp: SBP, tolerance: float) -> bool:
+    return all(_agree(whole, pieces, sbp, tolerance) for pieces in draws)
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
@@ -393,4 +398,6 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
+    "weft.nll_loss_shard": nll_shard,
+    "weft.nll_loss_backward_shard": nll_gradient_shard,
 }

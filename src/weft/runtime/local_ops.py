@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.window_ops import WINDOW_OPS
+
 
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
     """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view where that is contiguous.
@@ -87,14 +89,77 @@ def embedding_dense_backward_shard(
     return whole[:rows]
 
 
+def nll_loss_shard(
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """`weft.nll_loss_shard`: the losses of the targets among this shard's classes, and their total weight.
+
+    Args:
+        scores: log-probabilities of classes `[offset, offset + classes)`: `[classes]`, `[n, classes]` or
+            `[n, classes, y, x]`.
+        target: whole class numbers, the shape of `scores` without the classes.
+        weight: of the shard's classes, `[classes]`, or None.
+        reduction: torch's number of "none" or "sum".
+        ignore_index: whole class number that counts for nothing.
+        offset: number of the shard's first class.
+    """
+    forward = _of_rank(scores, "nll_loss_forward", "nll_loss2d_forward")
+    own = _own_classes(scores, target, ignore_index, offset)
+    total, total_weight = forward(scores, own, weight, reduction, _IGNORED)
+    return total, total_weight
+
+
+def nll_loss_backward_shard(
+    grad: Tensor,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+    offset: int,
+) -> Tensor:
+    """`weft.nll_loss_backward_shard`: the gradient of this shard's scores; arguments as in `nll_loss_shard`."""
+    backward = _of_rank(scores, "nll_loss_backward", "nll_loss2d_backward")
+    own = _own_classes(scores, target, ignore_index, offset)
+    # The kernel for images wants a gradient that is contiguous, and makes one like the scores.
+    like = scores.contiguous()
+    found: Tensor = backward(grad, like, own, weight, reduction, _IGNORED, total_weight)
+    return found
+
+
+_IGNORED = -100
+
+
+def _own_classes(scores: Tensor, target: Tensor, ignore_index: int, offset: int) -> Tensor:
+    """Targets counted from the shard's first class; `_IGNORED` for those of other shards."""
+    classes = scores.shape[min(1, scores.dim() - 1)]
+    outside = (target < offset) | (target >= offset + classes) | (target == ignore_index)
+    return (target - offset).masked_fill_(outside, _IGNORED)
+
+
+def _of_rank(scores: Tensor, flat: str, image: str) -> Callable[..., Any]:
+    """Torch has one kernel for vectors of scores and one for images of them."""
+    op: Callable[..., Any] = getattr(torch.ops.aten, image if scores.dim() == 4 else flat).default
+    return op
+
+
 # `weft.uniform` is missing: its numbers depend on seed and step, which the executor passes (`weft.runtime.random`).
-LOCAL_OPS: dict[str, Callable[..., Tensor]] = {
+LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.slice": slice_,
     "weft.pad": pad,
     "weft.keep": keep,
     "weft.hint": hint,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
+    "weft.nll_loss_shard": nll_loss_shard,
+    "weft.nll_loss_backward_shard": nll_loss_backward_shard,
+    **WINDOW_OPS,
 }
 
 # Local ops whose result may share memory with their first operand.

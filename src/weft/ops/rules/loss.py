@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall
-from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.factors import Factors
 from weft.ops.rule import aten, rule
 from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
 
@@ -41,40 +41,6 @@ def _elementwise_backward(position: int) -> Callable[[OpCall], Factors]:
     return factors
 
 
-def _class_dims(shape: tuple[int, ...]) -> Dims:
-    """Factors of scores: (classes), (batch, classes) or (batch, classes, height, width)."""
-    return ("c",) if len(shape) == 1 else ("n", "c", "y", "x")[: len(shape)]
-
-
-def _target_dims(shape: tuple[int, ...]) -> Dims:
-    return ("n", "y", "x")[: len(shape)]
-
-
-def _nll_forward(call: OpCall) -> Factors:
-    scores, target, *weight = slot_specs(call)
-    operands = (_class_dims(scores.shape), _target_dims(target.shape)) + ((WHOLE,),) * len(weight)
-    results = tuple(_target_dims(shape_of(spec)) for spec in call.results)
-    factors = Factors(operands, results, whole=frozenset("c"))
-    return _marked(factors, argument(call, 3, "reduction", MEAN))
-
-
-def _nll_backward(call: OpCall) -> Factors:
-    """The total weight is an operand, so that even a mean's gradient may be split."""
-    gradient, scores, target, *rest = slot_specs(call)
-    operands = (
-        _target_dims(gradient.shape),
-        _class_dims(scores.shape),
-        _target_dims(target.shape),
-        *((WHOLE,) * len(spec.shape) for spec in rest),
-    )
-    return Factors(operands, (_class_dims(scores.shape),), whole=frozenset("c"))
-
-
-def _total_weight(call: OpCall) -> tuple[int, ...]:
-    """Only a mean's gradient looks at the total weight."""
-    return () if argument(call, 4, "reduction", MEAN) == MEAN else (6,)
-
-
 rule(aten("mse_loss"), _elementwise(2))
 rule(aten("smooth_l1_loss huber_loss"), _elementwise(2))
 rule(aten("binary_cross_entropy"), _elementwise(3))
@@ -87,10 +53,3 @@ rule(
 )
 rule(aten("binary_cross_entropy_backward"), _elementwise_backward(4), linear=FIRST)
 rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
-rule(aten("nll_loss_forward nll_loss2d_forward"), _nll_forward)
-rule(
-    aten("nll_loss_backward nll_loss2d_backward"),
-    _nll_backward,
-    linear=FIRST,
-    ignored=_total_weight,
-)
