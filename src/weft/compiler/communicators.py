@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.boxing import COLLECTIVES, Step, steps, transfer_ranks
+from weft.compiler.halo import graph_halos
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicator
 from weft.units import ITEM_SIZE
@@ -18,6 +19,9 @@ def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
         for step in steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype]):
             for ranks in step_groups(step):
                 found.setdefault(ranks, Communicator(len(found), ranks))
+    for halo, _ in graph_halos(graph):
+        for ranks in halo.groups:
+            found.setdefault(ranks, Communicator(len(found), ranks))
     return tuple(found.values())
 
 

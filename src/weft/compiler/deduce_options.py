@@ -12,6 +12,7 @@ from weft.compiler.class_split import legal_signatures, reduction_cost
 from weft.compiler.deduce_boxing import Table, idle_bytes, sbp_numbers
 from weft.compiler.deduce_hints import enough_elements
 from weft.compiler.deduce_problem import Given, Share, Variable, Work
+from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Split
 from weft.ops import OpCall, Signature, TensorSpec, flops, localize, traffic
@@ -62,7 +63,8 @@ class WorkOptions:
                 local = self._inner(localize(outer, signature, self.grid[axis], 0), axis, chosen)
                 if local is not None:
                     inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
-                    found[signature] = self._cost(local) + inside
+                    halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
+                    found[signature] = self._cost(local) + inside + halo
         return Options(tuple(found), np.array(list(found.values())))
 
     def _candidates(self, call: OpCall, axis: int) -> Sequence[Signature]:

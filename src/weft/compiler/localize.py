@@ -12,6 +12,7 @@ from typing import Any
 from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
+from weft.compiler.halo import Halo, halos
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
@@ -24,7 +25,9 @@ from weft.ir.plan import (
     LocalProgram,
     LocalUpdate,
     LocalValue,
+    Transfer,
 )
+from weft.layout import Region
 from weft.ops import OpCall, Operand, TensorSpec
 from weft.ops import localize as localize_call
 from weft.ops.call import map_argument
@@ -52,12 +55,18 @@ def localize(
 
 @dataclass
 class _View:
-    """The state of the walk: `aliases` maps values that are another value as it stands (hints, free boxing)."""
+    """The state of the walk.
+
+    Attributes:
+        aliases: values that are another value as it stands (hints, free boxing).
+        fetched: for each value, its windows so far: what every rank reads -> name of this rank's window.
+    """
 
     graph: LogicalGraph
     rank: int
     communicator_of: Mapping[tuple[int, ...], int]
     aliases: dict[str, str] = field(default_factory=dict)
+    fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -79,13 +88,29 @@ class _View:
             case Call(op="weft.hint", args=(Ref(name=name), *_), outputs=(Value(name=output),)):
                 self.aliases[output] = self.name(name)
             case Call():
-                yield self._call(node)
+                needed = halos(self.graph, node)
+                for halo in needed.values():
+                    yield from self._fetch(halo)
+                yield self._call(node, needed)
             case Update():
                 yield self._update(node)
 
-    def _call(self, node: Call) -> LocalCall:
+    def _fetch(self, halo: Halo) -> Iterator[Transfer]:
+        """The exchange of border rows, unless an earlier call needed the same."""
+        value = halo.value.name
+        known = self.fetched.setdefault(value, {})
+        if halo.wanted in known:
+            return
+        output = known[halo.wanted] = f"{value}.halo{len(known)}"
+        communicator = self.communicator_of[halo.group_of(self.rank)]
+        yield halo.transfer(self.rank, communicator, self.name(value), output)
+
+    def _call(self, node: Call, needed: Mapping[str, Halo]) -> LocalCall:
         call = op_call(self.graph, node)
-        names = operand_names(node)
+        names = [
+            self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
+            for name in operand_names(node)
+        ]
         place = self._place(node)
         for (signature, parts), index in zip(axis_signatures(self.graph, node), place, strict=True):
             call = localize_call(call, signature, parts, index)
@@ -93,7 +118,7 @@ class _View:
         self._check(node, call, outputs)
 
         def back(leaf: Any) -> Any:
-            return Ref(self.name(names[leaf.index])) if isinstance(leaf, Operand) else leaf
+            return Ref(names[leaf.index]) if isinstance(leaf, Operand) else leaf
 
         kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
         return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)

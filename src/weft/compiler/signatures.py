@@ -8,7 +8,7 @@ from weft.compiler.calls import op_call, operand_names
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
 from weft.layout import Broadcast, Layout
-from weft.ops import Signature, localize, signatures
+from weft.ops import Signature, localize, signatures_with_windows
 
 
 def axis_signatures(graph: LogicalGraph, node: Call) -> Iterator[tuple[Signature, int]]:
@@ -33,7 +33,7 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
             continue
         call = op_call(graph, node)
         for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
-            if signature not in signatures(call, parts):
+            if signature not in signatures_with_windows(call, parts):
                 raise InternalError(
                     f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"
                 )

@@ -17,3 +17,5 @@ from weft.ops.rule import registered_ops as registered_ops
 from weft.ops.rule import rule as rule
 from weft.ops.signatures import signatures as signatures
 from weft.ops.whole import runs_whole as runs_whole
+from weft.ops.windows import signatures_with_windows as signatures_with_windows
+from weft.ops.windows import windows as windows

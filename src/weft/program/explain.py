@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
+from weft.compiler.halo import Halo, graph_halos
 from weft.compiler.memory import memory
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
@@ -72,10 +73,12 @@ def _layouts(graph: LogicalGraph) -> Table:
 
 def _boxings(graph: LogicalGraph) -> Table:
     rows = [_boxing_row(graph, node) for node in graph.of_kind(Box)]
+    fetched = tuple(graph_halos(graph))
+    moved = sum(_moved(graph, node) for node in graph.of_kind(Box))
+    moved += sum(halo.total for halo, _ in fetched)
+    rows += [_halo_row(graph, halo, reader) for halo, reader in fetched]
     columns = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
-    return _table(
-        "boxing", columns, rows, total=sum(_moved(graph, node) for node in graph.of_kind(Box))
-    )
+    return _table("boxing", columns, rows, total=moved)
 
 
 def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
@@ -89,6 +92,18 @@ def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
         _shape(source),
         _maker(graph, node.input.name),
         _stars(node.cause),
+    )
+
+
+def _halo_row(graph: LogicalGraph, halo: Halo, reader: Call) -> tuple[str, ...]:
+    return (
+        _sbp(halo.value),
+        "with border rows",
+        "halo",
+        bytes_text(halo.total),
+        _shape(halo.value),
+        _maker(graph, halo.value.name),
+        f"{reader.op} at {_where(reader.location)}",
     )
 
 

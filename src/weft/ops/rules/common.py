@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.factors import WHOLE, Dims, Factors
@@ -56,3 +58,9 @@ def except_dims(rank: int, dims: frozenset[int] | set[int]) -> Dims:
 def without_dims(rank: int, dims: frozenset[int] | set[int]) -> Dims:
     """`numbered`, with some dimensions left out."""
     return tuple(f"d{i}" for i in range(rank) if i not in dims)
+
+
+def spread(value: Any, count: int) -> tuple[int, ...]:
+    """A number for each of `count` dimensions of space: torch takes one number, or a list of one, for all of them."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return tuple(numbers * count if len(numbers) == 1 else numbers)

@@ -1,14 +1,15 @@
-"""Convolutions by batch, input and output channels and groups. Space stays whole."""
+"""Convolutions by batch, input and output channels and groups; by space on windows (`weft.ops.windows`)."""
 
 from __future__ import annotations
 
 from math import prod
 
-from weft.ops.arguments import argument, tensor_argument, with_arguments
+from weft.ops.arguments import argument, slot_specs, tensor_argument, with_arguments
 from weft.ops.call import OpCall, Operand
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Cut, aten, rule
-from weft.ops.rules.common import FIRST, shape_of
+from weft.ops.rules.common import FIRST, shape_of, spread
+from weft.ops.windows import Frames, Sliding, adapt_to_window, slides, whole_frame
 
 
 def _image(rank: int, channel: str) -> Dims:
@@ -54,10 +55,16 @@ def _convolution_backward(call: OpCall) -> Factors:
 
 def _adapt_convolution(local: OpCall, cut: Cut) -> OpCall:
     """Splitting by groups leaves fewer groups."""
+    on_window = adapt_to_window(local, cut)
+    if on_window is not None:
+        return on_window
     return with_arguments(local, {8: _local_groups(local, cut, argument(local, 8), 0)})
 
 
 def _adapt_convolution_backward(local: OpCall, cut: Cut) -> OpCall:
+    on_window = adapt_to_window(local, cut)
+    if on_window is not None:
+        return on_window
     groups = _local_groups(local, cut, argument(local, 9), 1)
     outer = local.operands[0].shape[1]
     sizes = None if argument(local, 3) is None else (outer,)
@@ -71,7 +78,7 @@ def _local_groups(local: OpCall, cut: Cut, groups: int, x: int) -> int:
 
 def _convolution_flops(call: OpCall) -> int:
     """A multiply and an add for each output element, input channel of its group and position of the kernel."""
-    backward = call.op == "aten.convolution_backward.default"
+    backward = "backward" in call.op
     start = 1 if backward else 0
     x, weight = tensor_argument(call, start), tensor_argument(call, start + 1)
     assert x is not None
@@ -83,18 +90,44 @@ def _convolution_flops(call: OpCall) -> int:
     return 2 * products * positions * prod(weight.shape)
 
 
+def _frames(call: OpCall) -> Frames:
+    """One frame for each dimension of space; transposed convolutions do not slide."""
+    backward = call.op == "aten.convolution_backward.default"
+    shift = 1 if backward else 0
+    if argument(call, 6 + shift):
+        return ()
+    specs = slot_specs(call)
+    outs = specs[0].shape if backward else shape_of(call.results[0])
+    x, weight = specs[shift].shape, specs[shift + 1].shape
+    space = len(x) - 2
+    stride, padding, dilation = (spread(argument(call, 3 + shift + i), space) for i in range(3))
+    sizes = zip(x[2:], outs[2:], weight[2:], stride, padding, dilation, strict=True)
+    return tuple(whole_frame(*numbers) for numbers in sizes)
+
+
+def _backward_windows(call: OpCall) -> dict[int, str]:
+    """Gradients of the input need border rows of what comes back, those of the weight border rows of the input."""
+    to_input, to_weight, _ = call.results
+    return {0: "returned" if to_input else "own", 1: "read" if to_weight else "own"}
+
+
 rule(
-    aten("convolution"),
+    (*aten("convolution"), "weft.convolution"),
     _convolution,
     linear=((0, 2), (1, 2)),
     added=(2,),
     adapt=_adapt_convolution,
     flops=_convolution_flops,
 )
+slides("convolution", Sliding(_frames, lambda _: {0: "read"}, arity=9))
 rule(
-    aten("convolution_backward"),
+    (*aten("convolution_backward"), "weft.convolution_backward"),
     _convolution_backward,
     linear=FIRST,
     adapt=_adapt_convolution_backward,
     flops=_convolution_flops,
+)
+slides(
+    "convolution_backward",
+    Sliding(_frames, _backward_windows, arity=11, partial=frozenset((1, 2))),
 )

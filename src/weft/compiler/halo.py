@@ -1,0 +1,162 @@
+"""Halos: what ranks fetch from each other before a call whose kernel slides along a split dimension.
+
+The graph with layouts says that a convolution reads x in S(2) and gives S(2). Its rule says which rows each rank
+reads: its own and border rows of others (`weft.ops.windows`). The exchange that brings them is no boxing, as windows
+overlap; it stands in the local programs as a `Transfer` right before its first reader. Calls that read the same windows
+of a value, such as a convolution and its backward, share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from weft.compiler.calls import op_call, operand_names
+from weft.compiler.signatures import axis_signatures, layout_of
+from weft.hardware import CostModel
+from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.plan import LocalValue, Transfer
+from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
+from weft.ops import OpCall, Signature, localize, windows
+from weft.ops.windows import slides_at, window_bytes
+from weft.units import ITEM_SIZE, Bytes
+
+
+@dataclass(frozen=True)
+class Halo:
+    """One exchange of border rows.
+
+    Attributes:
+        value: what is fetched, with its layout.
+        groups: the ranks that talk to each other.
+        wanted: for each rank of the placement, in its order, the region of the whole value that it reads.
+    """
+
+    value: Value
+    groups: tuple[tuple[int, ...], ...]
+    wanted: tuple[Region, ...]
+
+    @cached_property
+    def held(self) -> dict[int, Region]:
+        """What each rank has."""
+        layout, shape = layout_of(self.value), self.value.shape
+        return {rank: layout.local_ranges(shape, rank) for rank in layout.placement.ranks}
+
+    @cached_property
+    def read(self) -> dict[int, Region]:
+        """What each rank reads."""
+        return dict(zip(self.held, self.wanted, strict=True))
+
+    def bytes(self, group: tuple[int, ...]) -> Bytes:
+        """What crosses between the ranks of a group."""
+        missing = 0
+        for rank in group:
+            kept = overlap(self.held[rank], self.read[rank])
+            missing += region_size(self.read[rank]) - region_size(kept)
+        return Bytes(missing * ITEM_SIZE[self.value.dtype])
+
+    @property
+    def total(self) -> Bytes:
+        """What crosses between ranks in all groups."""
+        return Bytes(sum(map(self.bytes, self.groups)))
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """The group of a rank."""
+        return next(group for group in self.groups if rank in group)
+
+    def transfer(self, rank: int, communicator: int, source: str, output: str) -> Transfer:
+        """What `rank` runs."""
+        group, dtype = self.group_of(rank), self.value.dtype
+        sends, receives = [], []
+        for place, peer in enumerate(group):
+            given = overlap(self.held[rank], self.read[peer])
+            if region_size(given):
+                sends.append((place, within(given, self.held[rank])))
+            taken = overlap(self.held[peer], self.read[rank])
+            if region_size(taken):
+                receives.append((place, within(taken, self.read[rank])))
+        return Transfer(
+            communicator,
+            LocalValue(source, region_shape(self.held[rank]), dtype),
+            LocalValue(output, region_shape(self.read[rank]), dtype),
+            tuple(sends),
+            tuple(receives),
+            self.bytes(group),
+        )
+
+
+def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
+    """The exchanges that a call needs, by the names of the values that it reads."""
+    if not slides_at(node.op):
+        return {}
+    names = operand_names(node)
+    placement = layout_of(graph.values[names[0]]).placement
+    read = [operand_regions(graph, node, rank) for rank in placement.ranks]
+    found = {}
+    for number, name in enumerate(names):
+        value = graph.values[name]
+        layout = layout_of(value)
+        wanted = tuple(regions[number] for regions in read)
+        held = [layout.local_ranges(value.shape, rank) for rank in placement.ranks]
+        axes = [
+            axis
+            for axis, sbp in enumerate(layout.sbp)
+            if isinstance(sbp, Split)
+            and any(one[sbp.dim] != other[sbp.dim] for one, other in zip(wanted, held, strict=True))
+        ]
+        if axes:
+            found[name] = Halo(value, _groups(placement.coordinates, axes), wanted)
+    return found
+
+
+def graph_halos(graph: LogicalGraph) -> Iterator[tuple[Halo, Call]]:
+    """Every exchange of a graph once, with its first reader."""
+    seen = set()
+    for node in graph.of_kind(Call):
+        for halo in halos(graph, node).values():
+            if (halo.value.name, halo.wanted) not in seen:
+                seen.add((halo.value.name, halo.wanted))
+                yield halo, node
+
+
+def halo_cost(
+    call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
+) -> float:
+    """What the exchanges before a call cost that is split along `axis` under `signature`.
+
+    Args:
+        call: with the shapes that it has along `axis` before it is split.
+    """
+    moved, exchanges = window_bytes(call, signature, grid[axis])
+    groups = prod(grid) // grid[axis]
+    return model.boxing(Bytes(groups * moved), exchanges)
+
+
+def operand_regions(graph: LogicalGraph, node: Call, rank: int) -> list[Region]:
+    """The region of each operand that `rank` reads."""
+    call = op_call(graph, node)
+    regions = [[(0, size) for size in spec.shape] for spec in call.operands]
+    placement = layout_of(graph.values[operand_names(node)[0]]).placement
+    place = placement.coordinates[rank]
+    for (signature, parts), index in zip(axis_signatures(graph, node), place, strict=True):
+        found = windows(call, signature, parts, index)
+        for region, sbp, window in zip(regions, signature.operands, found, strict=True):
+            if isinstance(sbp, Split):
+                start, length = region[sbp.dim]
+                cut = window[1:] if window else shard_range(length, parts, index)
+                region[sbp.dim] = (start + cut[0], cut[1])
+        call = localize(call, signature, parts, index)
+    return [tuple(region) for region in regions]
+
+
+def _groups(
+    coordinates: dict[int, tuple[int, ...]], axes: list[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The ranks that differ along `axes` only."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in coordinates.items():
+        others = tuple(at for axis, at in enumerate(place) if axis not in axes)
+        found.setdefault(others, []).append(rank)
+    return tuple(map(tuple, found.values()))
