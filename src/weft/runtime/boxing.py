@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,5 +89,7 @@ def _run(node: LocalNode, tensor: Tensor | None, channel: Channel | None) -> Ten
         case Collective() if channel is not None and tensor is not None:
             return run_collectives(channel, (node,), (tensor,))[0]
         case LocalCall(op=op, args=(_, *rest)) if tensor is not None:
-            return LOCAL_OPS[op](tensor, *rest)
+            arguments: Any = rest
+            made: Tensor = LOCAL_OPS[op](tensor, *arguments)
+            return made
     raise InternalError(f"this rank holds nothing to run {node} on")

@@ -48,8 +48,8 @@ def run_transfer(channel: Channel, transfer: Transfer, tensor: Tensor | None) ->
     output = None if made is None else _empty(made, channel.device)
     sends: list[list[Tensor]] = [[] for _ in channel.ranks]
     for peer, region in transfer.sends:
-        sends[peer].append(_part(tensor, region).contiguous())
-    parts = {peer: _part(output, region) for peer, region in transfer.receives}
+        sends[peer].append(part_of(tensor, region).contiguous())
+    parts = {peer: part_of(output, region) for peer, region in transfer.receives}
     buffers = {peer: _buffer(part) for peer, part in parts.items()}
     receives = [[buffers[peer]] if peer in buffers else [] for peer in range(channel.size)]
     with channel.counting(transfer.kind):
@@ -65,7 +65,8 @@ def _empty(value: LocalValue, device: torch.device) -> Tensor:
     return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
 
 
-def _part(tensor: Tensor | None, region: Region) -> Tensor:
+def part_of(tensor: Tensor | None, region: Region) -> Tensor:
+    """A view of a region of a tensor."""
     if tensor is None:
         raise InternalError("a transfer takes a piece of a tensor that this rank does not hold")
     for dim, (offset, length) in enumerate(region):

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.boxing import Step, steps
+from weft.boxing import Step, steps, transfer_ranks
 from weft.compiler.box_steps import step_node
 from weft.compiler.communicators import step_groups
-from weft.ir.plan import Collective, LocalCall, LocalNode
+from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
 from weft.layout import Layout
 from weft.runtime.boxing import box_groups, run_steps
 from weft.runtime.channel import Channel, reduce_in_order
+from weft.runtime.collectives import part_of
 from weft.runtime.local_ops import LOCAL_OPS
 from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
@@ -97,7 +98,7 @@ def chain_between(spec: Spec, target: Layout, mesh: Mesh | None = None) -> Chain
     nodes = tuple(
         tuple(step_node(step, "x", "y", spec.shape, dtype, rank, lambda _: 0) for rank in ranks)
         for step, ranks in ((step, spec.mesh.ranks) for step in found)
-        if step.kind != "transfer"
+        if step.kind != "transfer" or spec.layout.placement == target.placement
     )
     return Chain(spec, mesh or spec.mesh, target, found, nodes)
 
@@ -112,6 +113,8 @@ def _among_own(
     step: Step, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh
 ) -> Locals:
     """One step of which this process holds all ranks."""
+    if isinstance(nodes[0], Transfer):
+        return _transfer(step, nodes, locals_, mesh)
     if not isinstance(nodes[0], Collective):
         return tuple(map(_without_peers, nodes, locals_))
     at = dict(zip(mesh.ranks, range(len(mesh.ranks)), strict=True))
@@ -123,6 +126,25 @@ def _among_own(
         for rank, result in zip(group, results, strict=True):
             made[rank] = result.to(mesh.device_of(rank))
     return tuple(made[rank] for rank in mesh.ranks)
+
+
+def _transfer(step: Step, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh) -> Locals:
+    """A transfer within one placement."""
+    ranks = transfer_ranks(step)
+    held = {rank: (node, x) for rank, node, x in zip(mesh.ranks, nodes, locals_, strict=True)}
+    made = []
+    for rank in mesh.ranks:
+        node, tensor = held[rank]
+        assert isinstance(node, Transfer)
+        assert node.output is not None
+        output = tensor.new_empty(node.output.shape)
+        for peer, region in node.receives:
+            sender, sent = held[ranks[peer]]
+            assert isinstance(sender, Transfer)
+            piece = part_of(sent, dict(sender.sends)[ranks.index(rank)])
+            part_of(output, region).copy_(piece)
+        made.append(output)
+    return tuple(made)
 
 
 def _without_peers(node: LocalNode | None, tensor: Tensor) -> Tensor:
