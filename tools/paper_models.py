@@ -21,18 +21,21 @@ CASES: dict[str, Case] = {
         images.loss,
         partial(images.batch, side=79, classes=5),
         inception.LAYOUTS,
+        size=8,
     ),
     "resnet-50": Case(
         partial(resnet.ResNet, resnet.RESNET_50, 5, 4),
         images.loss,
         partial(images.batch, side=64, classes=5),
         resnet.LAYOUTS,
+        size=8,
     ),
     "resnet-101": Case(
         partial(resnet.ResNet, resnet.RESNET_101, 5, 4),
         images.loss,
         partial(images.batch, side=64, classes=5),
         resnet.LAYOUTS,
+        size=8,
     ),
     "rnnlm": Case(
         partial(recurrent.LanguageModel, **_CELLS),

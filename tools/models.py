@@ -1,0 +1,93 @@
+"""Train whole models under every strategy and write what equals plain PyTorch to docs/models.md.
+
+python -m tools.models              all models: the families of `transformers` and the papers' (many minutes)
+python -m tools.models llama nmt    these only; the other rows of the page stay
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
+
+from tools import huggingface_models, paper_models
+from tools.model_cases import STEPS, Case, Comparison, Difference, settings
+
+PAGE = Path("docs/models.md")
+LIMIT = 1e-9
+HEAD = f"""# Models
+
+Written by `python -m tools.models`. Each model trains {STEPS} steps with AdamW in float64, alone with plain PyTorch and
+with weft on 2 and 4 ranks in one process. A cell is the larger of two differences: of the losses, relative, and of all
+parameters and buffers after the last step, relative to the largest element of each. Up to {LIMIT:g} counts as equal;
+the order of floating-point sums is all that may differ.
+
+- *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
+  `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced.
+- Models are tiny, built from their configs. Those of `transformers` are taken as they are; what they cast to float32 is
+  cast to float64 here. Dropout is off: plain PyTorch draws other numbers.
+"""
+
+
+def cases() -> dict[str, Case]:
+    """All models by name."""
+    return {**huggingface_models.CASES, **paper_models.CASES}
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    """The cells of each model on an earlier page."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {cells[0]: cells[1:] for cells in lines[1:]}
+
+
+def page_of(rows: Mapping[str, list[str]], columns: list[str]) -> str:
+    """The whole page; models stand in the order of `cases`."""
+    cells = [cell for row in rows.values() for cell in row]
+    equal = sum(not cell.startswith("**") for cell in cells)
+    table = [["model", *columns], ["---"] * (1 + len(columns))]
+    table += [[name, *rows[name]] for name in cases() if name in rows]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([HEAD, f"Equal: {equal} of {len(cells)}.", "", *lines, ""])
+
+
+def cell_of(found: Difference) -> str:
+    """The larger difference; bold when it is too large."""
+    worst = max(found.loss, found.state)
+    return f"{worst:.0e}" if worst <= LIMIT else f"**{worst:.0e} ({found.worst})**"
+
+
+def compare(name: str, case: Case) -> list[str]:
+    """The cells of one model, in the order of the strategies."""
+    comparison, row = Comparison(case), []
+    for strategy, (grid, chosen) in settings(case.layouts).items():
+        try:
+            row.append(cell_of(comparison.difference(grid, chosen)))
+        except Exception as error:
+            row.append(f"**{type(error).__name__}**")
+            print(f"{name}, {strategy}: {error}", flush=True)
+        print(f"{name:14} {strategy:14} {row[-1]}", flush=True)
+    return row
+
+
+def main(names: list[str]) -> int:
+    """Compare the named models, or all. Returns the number of cells that are not equal."""
+    warnings.simplefilter("ignore")
+    every = cases()
+    unknown = [name for name in names if name not in every]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; there are: {', '.join(every)}")
+        return 1
+    rows = rows_of(PAGE.read_text()) if PAGE.exists() else {}
+    for name in names or every:
+        rows[name] = compare(name, every[name])
+        columns = list(settings({}))
+        PAGE.write_text(page_of(rows, columns))
+    return sum(cell.startswith("**") for name in names or every for cell in rows[name])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
