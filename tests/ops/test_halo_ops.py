@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.layout import Partial, Split, shard_range
-from weft.ops import OpCall, localize, windows
+from weft.ops import OpCall, localize, signatures, windows
 from weft.ops.windows import Frame, window_signatures
 from weft.runtime.check_rules import describe, torch_call
 from weft.runtime.torch_ops import to_torch
@@ -98,6 +98,8 @@ def pieces(call, signature, parts, index, tensors):
             tensor = tensor.narrow(*window)
         elif isinstance(sbp, Split):
             tensor = tensor.narrow(sbp.dim, *shard_range(tensor.shape[sbp.dim], parts, index))
+        elif isinstance(sbp, Partial):
+            tensor = tensor * (index == 0)
         given.append(tensor)
     return given
 
@@ -155,6 +157,37 @@ def test_height_and_width_on_two_axes(name):
             ]
             made = joined(halves, outer.results[number])
             torch.testing.assert_close(made, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["3x3", "grouped", "max overlapping", "avg ceil"])
+def test_windows_are_split_along_other_dimensions_too(name):
+    """Height on the outer axis, then all that the rule of the local op allows on the inner one."""
+    for sample in SAMPLES[name]:
+        call, tensors, expected = describe(sample)
+        outer = window_signatures(call, 2)[0]
+        halves = []
+        for i in range(2):
+            half = localize(call, outer, 2, i)
+            given = pieces(call, outer, 2, i, tensors)
+            whole = run(half, given)
+            splits = [
+                s for s in signatures(half, 2) if any(isinstance(o, Split) for o in s.operands)
+            ]
+            assert len(splits) >= 2
+            for inner in splits:
+                made = [
+                    run(localize(half, inner, 2, j), pieces(half, inner, 2, j, given))
+                    for j in range(2)
+                ]
+                for number, result in enumerate(whole):
+                    if result is not None:
+                        found = joined([one[number] for one in made], inner.results[number])
+                        torch.testing.assert_close(found, result, rtol=1e-12, atol=1e-12)
+            halves.append(whole)
+        for number, result in enumerate(expected):
+            if result is not None:
+                made = joined([one[number] for one in halves], outer.results[number])
+                torch.testing.assert_close(made, result, rtol=1e-12, atol=1e-12)
 
 
 def test_halos_are_as_small_as_they_can_be():
