@@ -92,3 +92,36 @@ def test_a_foreign_communicator_is_refused() -> None:
     plan = parse_plan(text.replace("rank 0", "rank 5"))
     with pytest.raises(InternalError, match="no member"):
         verify_communicators(plan.ranks[0], plan.communicators)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[0, 3]", "[0, 2]"),  # the output is not filled
+        ("[[3, 1]]", "[[4, 1]]"),  # outside of the output
+        ("[1, [[1, 2]]]", "[1, [[3, 2]]]"),  # outside of the input
+        ("[1, [[1, 2]]]", "[2, [[1, 2]]]"),  # no such peer
+        ("sends=[[0, [[0, 3]]]", "sends=[[0, [[0, 2]]]"),  # leaves otherwise than it arrives
+        ("[0, [[0, 3]]], [1, [[3, 1]]]", "[0, [[0, 3]]], [0, [[3, 1]]]"),  # two of one peer
+    ],
+)
+def test_pieces_of_a_transfer_add_up(old: str, new: str) -> None:
+    node = (
+        "%y = transfer %x : float32[4] -> float32[4] (comm=0, sends=[[0, [[0, 3]]], [1, [[1, 2]]]], "
+        "receives=[[0, [[0, 3]]], [1, [[3, 1]]]], bytes=12)"
+    )
+    text = (
+        HEAD
+        + X
+        + "register %y : float32[4] communication credits 1 from 1 to [2]\n"
+        + FEED
+        + f'actor 1 on "comm:0" communicate\n  {node}\n'
+        + FETCH
+    )
+    good = parse_plan(text)
+    assert str(good) == text
+    verify_communicators(good.ranks[0], good.communicators)
+    assert old in text
+    bad = parse_plan(text.replace(old, new))
+    with pytest.raises(InternalError, match="pieces of transfer x"):
+        verify_communicators(bad.ranks[0], bad.communicators)
