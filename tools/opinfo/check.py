@@ -68,8 +68,8 @@ class OpReport:
 class Effort:
     """How many samples of an op, and how many layouts of a sample."""
 
-    samples: int = 8
-    layouts: int = 8
+    samples: int = 6
+    layouts: int = 6
 
 
 def check_op(info: Any, effort: Effort) -> OpReport:

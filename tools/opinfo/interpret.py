@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import InternalError
 from weft.ir.logical import Arg, Ref
-from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram
+from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, Transfer
 from weft.ops.call import Token
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.local_ops import LOCAL_OPS
@@ -41,6 +41,8 @@ def run_programs(
     for nodes in zip(*(program.nodes for program in programs), strict=True):
         if isinstance(nodes[0], Collective):
             _run_collectives(nodes, members, held)
+        elif isinstance(nodes[0], Transfer):
+            _run_transfers(nodes, members, held)
         else:
             for node, values in zip(nodes, held, strict=True):
                 _run_call(node, values)
@@ -108,6 +110,28 @@ def _exchange(nodes: list[Collective], parts: list[Tensor]) -> list[Tensor]:
         for node, part in zip(nodes, parts, strict=True)
     ]
     return [torch.cat([own[i] for own in pieces], node.dim) for i, node in enumerate(nodes)]
+
+
+def _run_transfers(
+    nodes: Sequence[Any], members: Mapping[int, list[int]], held: list[Values]
+) -> None:
+    """Pieces of the inputs go to their places in the outputs; all ranks are in both placements here."""
+    for rank, node in enumerate(nodes):
+        made = node.output
+        output = torch.empty(made.shape, dtype=getattr(torch, made.dtype))
+        ranks = members[node.communicator]
+        for peer, region in node.receives:
+            source = nodes[ranks[peer]]
+            sent = dict(source.sends)[ranks.index(rank)]
+            part = _region(held[ranks[peer]][source.input.name], sent)
+            _region(output, region).copy_(part)
+        held[rank][made.name] = output
+
+
+def _region(tensor: Tensor, region: Any) -> Tensor:
+    for dim, (offset, length) in enumerate(region):
+        tensor = tensor.narrow(dim, offset, length)
+    return tensor
 
 
 def _check(what: str, made: Any, tensor: Tensor) -> None:

@@ -29,12 +29,13 @@ def fallback() -> Decompositions:
 
 @cache
 def _core() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     return {
         op: function
-        for op, function in core_aten_decompositions().items()
+        for op, function in table.items()
         if isinstance(op, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded not in op.tags
-        and not any(word in op.name() for word in _KEPT)
+        and not any(word in str(op) for word in _KEPT)
     }
 
 

@@ -1,4 +1,7 @@
-"""Pooling, padding and resampling of images and volumes: by batch and channels. Space stays whole."""
+"""Pooling, padding and resampling of images and volumes: by batch and channels. Space stays whole.
+
+Pooling that may also be split along space stands in `weft.ops.rules.pooling`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import aten, resized, rule
-from weft.ops.rules.common import FIRST, shape_of
+from weft.ops.rules.common import FIRST, numbered, shape_of
 
 
 def _columns(call: OpCall) -> Factors:
@@ -25,14 +28,20 @@ def _columns(call: OpCall) -> Factors:
     return Factors(names[:1], names[1:])
 
 
+def _pixels(call: OpCall) -> Factors:
+    """Blocks of pixels and groups of channels go together, where the ranks divide the numbers of both."""
+    before, after = slot_specs(call)[0].shape, shape_of(call.results[0])
+    names = numbered(len(before))
+    kept = tuple(
+        WHOLE if 1 in (a, b) and a != b else name
+        for name, a, b in zip(names, before, after, strict=True)
+    )
+    return Factors((kept,), (kept,))
+
+
 MOVES: dict[str, Any] = {"linear": FIRST, "monotone": FIRST}
 
-rule(aten("max_pool2d_with_indices adaptive_max_pool2d"), "... 1 1 -> ... 1 1, ... 1 1")
-rule(
-    aten("max_pool2d_with_indices_backward"),
-    "... 1 1, ... 1 1, _, _, _, _, _, ... 1 1 -> ... 1 1",
-    linear=FIRST,
-)
+rule(aten("adaptive_max_pool2d"), "... 1 1 -> ... 1 1, ... 1 1")
 rule(aten("adaptive_max_pool2d_backward"), "... 1 1, ... 1 1, ... 1 1 -> ... 1 1", linear=FIRST)
 rule(aten("max_pool3d_with_indices adaptive_max_pool3d"), "... 1 1 1 -> ... 1 1 1, ... 1 1 1")
 rule(
@@ -47,10 +56,10 @@ rule(
 )
 
 rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
-rule(aten("avg_pool2d _adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
+rule(aten("_adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
 rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=FIRST)
 rule(
-    aten("avg_pool2d_backward _adaptive_avg_pool2d_backward"),
+    aten("_adaptive_avg_pool2d_backward"),
     "... 1 1, ... 1 1 -> ... 1 1",
     linear=FIRST,
 )
@@ -71,6 +80,7 @@ for _dims in (1, 2, 3):
         aten(f"reflection_pad{_dims}d_backward replication_pad{_dims}d_backward"),
         f"...{_space}, ...{_space} -> ...{_space}",
         linear=FIRST,
+        ignored=(1,),
     )
 
 for _name in ("nearest1d", "linear1d"):
@@ -87,7 +97,7 @@ rule(
     linear=FIRST,
     adapt=resized(2),
 )
-rule(aten("pixel_shuffle pixel_unshuffle"), "... 1 1 1 -> ... 1 1 1", **MOVES)
+rule(aten("pixel_shuffle pixel_unshuffle"), _pixels, **MOVES)
 rule(aten("im2col"), _columns, **MOVES)
 rule(aten("col2im"), _columns, linear=FIRST)
 rule(aten("grid_sampler_2d"), "n c 1 1, n 1 1 1 -> n c 1 1", linear=FIRST)

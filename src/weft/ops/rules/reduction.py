@@ -86,7 +86,7 @@ def along(position: int, default: int = -1) -> Callable[..., Factors]:
 
 def _sort_stable(call: OpCall) -> Factors:
     """The dimension is given by name, behind `stable`."""
-    dim = dict(call.kwargs).get("dim", -1)
+    dim: Any = dict(call.kwargs).get("dim", -1)
     names = numbered(len(call.operands[0].shape))
     whole = frozenset((f"d{normal_dim(dim, len(names))}",))
     return Factors((names,), (names, names), whole=whole)
@@ -107,11 +107,15 @@ for _reduction, _all, _dims in EXTREMA:
 
 rule(aten("nansum count_nonzero count_nonzero.dim_IntList"), _over(1, True))
 rule(aten("median nanmedian"), _over_all(False))
-rule(aten("any all prod std var"), _over_all(False))
+rule(aten("any"), _over_all(True), reduction="or")
+rule(aten("any.dim any.dims"), _over(1, True), reduction="or")
+rule(aten("all"), _over_all(True), reduction="and")
+rule(aten("all.dim all.dims"), _over(1, True), reduction="and")
+rule(aten("prod"), _over_all(True), reduction="prod")
+rule(aten("prod.dim_int"), _over(1, True), reduction="prod")
+rule(aten("std var"), _over_all(False))
 rule(
-    aten(
-        "max.dim min.dim median.dim nanmedian.dim any.dim any.dims all.dim all.dims prod.dim_int argmax argmin"
-    ),
+    aten("max.dim min.dim median.dim nanmedian.dim argmax argmin"),
     _over(1),
 )
 rule(aten("logsumexp var.correction var.dim std.correction std.dim"), _over(1))
