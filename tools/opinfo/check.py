@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,7 @@ from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.check_rules import TorchCall, check_call, close, split_again
 from weft.runtime.torch_ops import to_torch
 
+_PLACE = re.compile(r"( at)? /\S+:\d+\b:?")
 Refusal = (CaptureError, LayoutError, RuleError)
 # Their values are whatever memory held.
 UNINITIALIZED = frozenset(
@@ -104,8 +106,8 @@ def _check_case(case: Case, effort: Effort, report: OpReport) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The reason of a refusal in one line, without the user's source line."""
-    lines = str(error).splitlines()
+    """The reason of a refusal in one line, without places in the source."""
+    lines = _PLACE.sub("", str(error)).splitlines()
     return f"{type(error).__name__}: {lines[-1].strip()[:200]}"
 
 
