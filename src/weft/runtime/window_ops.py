@@ -33,7 +33,7 @@ def convolution(
 ) -> Tensor:
     """`aten.convolution`: x is cut to the rows that the rank's outputs read."""
     sliding = _frames(frames)
-    padded, rest = _padded(x, sliding, 0), [0] * len(sliding)
+    padded, rest = _padded_where_cut(x, sliding), _rest(sliding)
     found: Tensor = aten.convolution.default(
         padded, weight, bias, stride, rest, dilation, transposed, output_padding, groups
     )
@@ -60,25 +60,23 @@ def convolution_backward(
     its own rows alone, so that they add up.
     """
     sliding = _frames(frames)
-    rest = [0] * len(sliding)
+    rest = _rest(sliding)
     to_input, to_weight, to_bias = output_mask
     settings = (stride, rest, dilation, transposed, output_padding, groups)
     first: Tensor | None = None
     if to_input:
-        reach = [
-            (n - 1) * f.stride + f.extent
-            for n, f in zip(_space(grad, sliding), sliding, strict=True)
-        ]
+        reach = _reach(grad, sliding)
         # Only the shape of the input matters to its gradient.
         like = grad.new_empty(()).expand(x.shape[0], x.shape[1], *reach)
         whole = aten.convolution_backward.default(
             grad, like, weight, None, *settings, [True, False, False]
         )[0]
-        first = _placed(whole, sliding)
+        starts = [_start(frame) if frame.cut else 0 for frame in sliding]
+        first = _placed(whole, starts, sliding)
     if not (to_weight or to_bias):
         return first, None, None
     own = _own(grad, sliding) if to_input else grad
-    padded = _padded(x, sliding, 0) if to_weight else x
+    padded = _padded_where_cut(x, sliding) if to_weight else x
     _, second, third = aten.convolution_backward.default(
         own, padded, weight, bias_sizes, *settings, [False, to_weight, to_bias]
     )
@@ -162,20 +160,40 @@ def avg_pool2d_backward(
     sliding = _frames(frames)
     cut = tuple(frame.returned for frame in sliding)
     shares = grad / (divisor or _counts(sliding, cut, count_include_pad, grad.dtype, grad.device))
-    reach = [
-        (n - 1) * f.stride + f.extent for n, f in zip(_space(grad, sliding), sliding, strict=True)
-    ]
+    reach = [_span(n, frame) for n, frame in zip(grad.shape[-2:], sliding, strict=True)]
     like = grad.new_empty(()).expand(*grad.shape[:-2], *reach)
     whole = aten.avg_pool2d_backward.default(shares, like, kernel, stride, 0, False, True, 1)
-    return _placed(whole, sliding)
+    return _placed(whole, [_start(frame) for frame in sliding], sliding)
 
 
 def _frames(numbers: Sequence[Sequence[int]]) -> Frames:
     return tuple(Frame(*each) for each in numbers)
 
 
-def _space(x: Tensor, frames: Frames) -> Sequence[int]:
-    return x.shape[x.dim() - len(frames) :]
+def _rest(frames: Frames) -> list[int]:
+    """The padding that is left to the kernel: that of dimensions that are not cut."""
+    return [0 if frame.cut else frame.padding for frame in frames]
+
+
+def _padded_where_cut(x: Tensor, frames: Frames) -> Tensor:
+    around = [rows for f in reversed(frames) for rows in (f.around if f.cut else (0, 0))]
+    return torch.constant_pad_nd(x, around, 0) if any(around) else x
+
+
+def _reach(grad: Tensor, frames: Frames) -> list[int]:
+    """Sizes of the input that a window of outputs reads, without padding where it is cut."""
+    sizes = zip(grad.shape[grad.dim() - len(frames) :], frames, strict=True)
+    return [_span(n, frame) if frame.cut else frame.size for n, frame in sizes]
+
+
+def _span(count: int, frame: Frame) -> int:
+    """Rows of the input that `count` rows of the output span."""
+    return (count - 1) * frame.stride + frame.extent
+
+
+def _start(frame: Frame) -> int:
+    """Where the input of a window of outputs begins, counted from the rank's first row of the input."""
+    return frame.returned[0] * frame.stride - frame.padding - frame.in_first
 
 
 def _padded(x: Tensor, frames: Frames, value: float) -> Tensor:
@@ -191,10 +209,10 @@ def _own(grad: Tensor, frames: Frames) -> Tensor:
     return grad
 
 
-def _placed(whole: Tensor, frames: Frames) -> Tensor:
-    """The rank's rows of the input, given those that a window of outputs reads; rows that none reads are zero."""
-    for dim, frame in enumerate(frames, whole.dim() - len(frames)):
-        start = frame.returned[0] * frame.stride - frame.padding - frame.in_first
+def _placed(whole: Tensor, starts: Sequence[int], frames: Frames) -> Tensor:
+    """The rank's rows of the input, given those from `starts` on that outputs read; rows that none reads are zero."""
+    space = zip(starts, frames, strict=True)
+    for dim, (start, frame) in enumerate(space, whole.dim() - len(frames)):
         first, end = max(start, 0), min(start + whole.shape[dim], frame.in_count)
         made = whole.narrow(dim, first - start, end - first) if first < end else None
         if made is not None and end - first == frame.in_count:
