@@ -206,6 +206,16 @@ def test_bytes_of_table_2(before: SBP, after: SBP, kinds: list[str], moved: int)
     assert sum(step.bytes for step in chain) == moved == axis_bytes(before, after, 4, 1280)
 
 
+def test_bytes_are_exact_where_shards_are_uneven() -> None:
+    """Of 5 x 7 elements 9 stay where they are; three quarters would be 26.25."""
+    where = grid_of((4,))
+    (step,) = steps(Layout(where, (S0,)), Layout(where, (S1,)), (5, 7), 4)
+    assert (step.kind, step.bytes) == ("all_to_all", 26 * 4)
+    assert local_step(step, (5, 7), 4, 0).bytes == 26 * 4
+    (step,) = steps(Layout(where, (S0,)), Layout(where, (S1,)), (2, 3), 4)
+    assert step.bytes == (6 - 2) * 4
+
+
 def test_an_axis_of_one_rank_moves_nothing() -> None:
     where = grid_of((1,))
     chain = steps(Layout(where, (P,)), Layout(where, (S0,)), (4,), 4)
