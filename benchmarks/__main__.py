@@ -8,6 +8,7 @@ import sys
 
 COMMANDS = (
     ("-m", "benchmarks.overhead"),
+    ("-m", "benchmarks.eager_overhead"),
     ("-m", "weft", "run", "-n", "2", "benchmarks/data_parallel.py"),
     ("-m", "benchmarks.compile_time"),
 )

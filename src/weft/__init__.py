@@ -17,6 +17,7 @@ from weft.program import tensor_parallel as tensor_parallel
 from weft.runtime.world import local_world as local_world
 from weft.tensor import GlobalTensor as GlobalTensor
 from weft.tensor import arange as arange
+from weft.tensor import check_every_op as check_every_op
 from weft.tensor import distribute as distribute
 from weft.tensor import empty as empty
 from weft.tensor import from_dtensor as from_dtensor

@@ -56,6 +56,17 @@ def test_compile_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_eager_overhead(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "benchmarks.eager_overhead", "--rounds", "1", "--steps", "2")
+    found = result(tmp_path, "eager_overhead")
+    assert list(found) == ["no_grad", "forward", "forward_backward", "machine"]
+    assert found["forward"]["weft_us_per_op"] == pytest.approx(
+        found["forward"]["weft_seconds"] / 30 * 1e6
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_overhead(tmp_path: Path) -> None:
     run(tmp_path, "-m", "benchmarks.overhead", "--rounds", "1", "--cases", "mlp width 64")
     found = result(tmp_path, "overhead")["mlp width 64"]

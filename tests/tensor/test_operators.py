@@ -121,6 +121,11 @@ def test_views_share_memory_with_their_base_or_cannot_be_written():
         wide = weft.zeros(3, 2, placement=placement, sbp=S(1))
         with pytest.raises(weft.errors.LayoutError, match="had to be copied"):
             wide.view(6).add_(1)
+        flat = wide.view(6)
+        with pytest.raises(weft.errors.LayoutError, match="would not see this write"):
+            wide.add_(1)
+        del flat
+        assert wide.add_(1).full().tolist() == [[1, 1]] * 3
 
 
 def test_cached_decisions_do_not_keep_numbers():

@@ -134,6 +134,33 @@ def test_batch_norm_takes_the_whole_batch():
             torch.testing.assert_close(model(batch[0]).full(), plain(x))
 
 
+def test_modules_convert_and_evaluate():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    placement = weft.placement("cpu", [0, 1])
+    x = torch.randn(5, 4)
+    with weft.local_world(2):
+        model = weft.distribute(copy.deepcopy(plain), placement, {"0.*": S(0)})
+        theirs = weft.tensor(x, placement=placement, sbp=S(0))
+        with torch.inference_mode():
+            torch.testing.assert_close(model(theirs).full(), plain(x))
+        model(theirs).sum().backward()
+        plain(x).sum().backward()
+        found = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert f"{found:.4f}" == f"{nn.utils.clip_grad_norm_(plain.parameters(), 0.1):.4f}"
+        model.load_state_dict(copy.deepcopy(model).state_dict())
+        model.double()
+        assert model[0].weight.locals[0].dtype == torch.float64
+        assert model(theirs.double()).dtype == torch.float64
+        model[0].weight.data.zero_()
+        assert model[0].weight.full().abs().sum() == 0
+        model[0].weight.data = weft.ones(6, 4, placement=placement, sbp=B)
+        assert model[0].weight.sbp == (B,)
+        assert model[0].weight.full().sum() == 24
+        with pytest.raises(weft.errors.LayoutError, match="replaced by a global tensor only"):
+            model[0].weight.data = torch.ones(6, 4)
+
+
 def test_distribute_names_what_is_wrong():
     placement = weft.placement("cpu", [0, 1])
     with weft.local_world(2):

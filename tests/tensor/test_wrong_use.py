@@ -95,6 +95,12 @@ def test_shapes_that_depend_on_data_are_refused():
         x.nonzero()
 
 
+def test_other_devices_are_refused():
+    x = weft.ones(4, placement=PAIR, sbp=S(0))
+    with pytest.raises(LayoutError, match=r"on cpu \[0, 1\] cannot go to meta"):
+        x.to("meta")
+
+
 def test_generators_are_refused():
     x = weft.ones(4, placement=PAIR, sbp=S(0))
     with pytest.raises((RuleError, UserError), match=r"test_wrong_use.py:\d+"):

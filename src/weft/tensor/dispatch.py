@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from weft.tensor.arguments import Reader
+from weft.tensor.divergence import check_every, checking
 from weft.tensor.operands import common_mesh
 from weft.tensor.recipe import Recipe, make_recipe
 from weft.tensor.spec import Spec
+from weft.tensor.views import note_copies
 from weft.tensor.ways import way_of
 
 
@@ -44,9 +46,9 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if known is None:
         known = _known[id(op)] = _Known(op)
     if known.way is not None:
-        made = known.way(kind, op, args, kwargs)
-        if made is not NotImplemented:
-            return made
+        other = known.way(kind, op, args, kwargs)
+        if other is not NotImplemented:
+            return other
     reader = Reader(kind)
     key = reader.key(args)
     if kwargs:
@@ -59,7 +61,12 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
         for tensor in reader.tensors
     ]
-    return _wrapped(kind, recipe, recipe.run(own, reader.floats))
+    if checking():
+        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
+    made = _wrapped(kind, recipe, recipe.run(own, reader.floats))
+    if recipe.viewed:
+        note_copies(reader.tensors[0], made if recipe.listed else [made])
+    return made
 
 
 def _wrapped(kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]]) -> Any:

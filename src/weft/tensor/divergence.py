@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,6 +14,9 @@ import torch
 from weft.capture.locations import in_library
 from weft.errors import RankFailure
 from weft.runtime.channel import Channel
+from weft.tensor.mesh import Mesh, channel_between
+
+_checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
 
 # How many collectives each channel has run.
 _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -39,6 +45,38 @@ def check_agreement(channel: Channel, what: str) -> None:
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
         + "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
     )
+
+
+@contextmanager
+def check_every_op() -> Iterator[None]:
+    """While this lasts, ranks compare every op on global tensors, not only those that communicate.
+
+    For finding where processes part; each op then costs an exchange of messages.
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def checking() -> bool:
+    """Whether every op is compared."""
+    return _checking.get()
+
+
+def check_every(mesh: Mesh, what: str) -> None:
+    """Check that all ranks of a mesh are about to run the same op.
+
+    Raises:
+        RankFailure: names what every rank runs, and its line.
+    """
+    if mesh.in_process or not mesh.ranks:
+        return
+    for axis, parts in enumerate(mesh.placement.shape):
+        if parts > 1:
+            group = mesh.placement.group(mesh.ranks[0], axis)
+            check_agreement(channel_between(mesh.world, group), what)
 
 
 def user_line() -> str:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from weft.boxing import gradient_layout
-from weft.errors import UserError
+from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Layout, Placement, Split, broadcast_layout
 from weft.tensor.boxing import box
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch import dispatch
+from weft.tensor.divergence import user_line
 from weft.tensor.mesh import mesh_of
 from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
@@ -114,6 +115,23 @@ class GlobalTensor(Tensor):
         plain: Tensor = _Full.apply(whole)  # type: ignore[no-untyped-call]
         return plain
 
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, GlobalTensor):
+            raise LayoutError(
+                f"{user_line()}: the data of {self.spec} can be replaced by a global tensor only, found a plain one; "
+                "make it global with weft.tensor or weft.from_local"
+            )
+        _data.__set__(self, value)
+        self.spec, self.locals = value.spec, value.locals
+
+    def __format__(self, form: str) -> str:
+        return format(self.item() if form and not self.dim() else str(self), form)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return show(self.spec, self.shards(), self.requires_grad)
 
@@ -143,6 +161,7 @@ class GlobalTensor(Tensor):
 
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+_data: Any = Tensor.data
 
 
 class _ToGlobal(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.fx import fake_mode
-from weft.errors import InternalError, RuleError, UserError
+from weft.errors import InternalError, LayoutError, RuleError, UserError
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.layout import Layout, broadcast_layout
@@ -35,22 +35,26 @@ class Recipe:
 
     Attributes:
         op: its name.
+        mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
         boxed: whether any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the floats.
         results: the specs of the results; what is no tensor stands there itself.
         listed: whether the op returns a list.
+        viewed: whether the result should share its operand's memory, but may not.
         advice: layouts found and legal ones, for messages.
     """
 
     op: str
+    mesh: Mesh
     chains: tuple[Chain | None, ...]
     boxed: bool
     moved: int
     kernels: tuple[Kernel, ...]
     results: tuple[Any, ...]
     listed: bool
+    viewed: bool
     advice: str
 
     def run(self, locals_: list[Locals], floats: list[float]) -> list[tuple[Tensor, ...]]:
@@ -95,18 +99,21 @@ def make_recipe(
         else chain_between(tensor.spec, operand_layout(chosen, index, mesh.placement))
         for index, tensor in enumerate(reader.tensors)
     )
+    local = [_localized(call, chosen, mesh, rank) for rank in mesh.ranks]
     kernels = (
-        _kernel(_localized(call, chosen, mesh, rank), len(reader.floats), mesh, rank)
-        for rank in mesh.ranks
+        _kernel(one, len(reader.floats), mesh, rank)
+        for one, rank in zip(local, mesh.ranks, strict=True)
     )
     return Recipe(
         op=call.op,
+        mesh=mesh,
         chains=chains,
         boxed=any(chain is not None for chain in chains),
         moved=sum(chain.bytes for chain in chains if chain is not None),
         kernels=tuple(kernels),
         results=_result_specs(made, chosen, mesh),
         listed=listed,
+        viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
         advice=_advice(call, layouts, mesh),
     )
 
@@ -136,6 +143,11 @@ def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[A
             return value
         sbp = tuple(signature.results[index] for signature in chosen)
         layout = Layout(mesh.placement, sbp)
+        if value.device.type != mesh.placement.device_type:
+            raise LayoutError(
+                f"{user_line()}: a tensor on {mesh.placement} cannot go to {value.device}; take x.full() there, and "
+                "make it global again with weft.tensor on a placement of that device"
+            )
         return intern(mesh, layout, value.shape, value.stride(), value.dtype)
 
     return tuple(spec(index, value) for index, value in enumerate(made))
@@ -173,6 +185,10 @@ def _whole_results(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind:
         if type(error).__name__.startswith(("Dynamic", "DataDependent")):
             why = "the shape of its result depends on values; take a plain tensor first, x.full()"
         raise UserError(f"{user_line()}: {op} of {', '.join(found)} cannot run: {why}") from error
+
+
+def _is_view(op: Any) -> bool:
+    return any(result.alias_info is not None for result in op._schema.returns)
 
 
 def _localized(call: OpCall, chosen: PerAxis, mesh: Mesh, rank: int) -> OpCall:

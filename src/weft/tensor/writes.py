@@ -12,6 +12,7 @@ from weft.errors import LayoutError, UserError
 from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
 from weft.tensor.operands import common_mesh
+from weft.tensor.views import check_writable
 
 
 def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,7 +39,7 @@ def write(target: Any, made: Any) -> None:
         raise UserError(
             f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}"
         )
-    _check_view(target)
+    check_writable(target)
     _, own = box(made.spec, made.locals, target.spec.layout, target.spec.mesh, implicit="a write")
     for old, new in zip(target.locals, own, strict=True):
         old.copy_(new)
@@ -107,15 +108,3 @@ def _functional(op: Any) -> Any:
     if function is None:
         raise UserError(f"{user_line()}: {op} has no form that returns its result")
     return overwrites().get(function, function)
-
-
-def _check_view(target: Any) -> None:
-    if not target._is_view():
-        return
-    base = target._base
-    for own, other in zip(target.locals, base.locals, strict=True):
-        if own.numel() and own.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-            raise LayoutError(
-                f"{user_line()}: this view of {base.spec} had to be copied, so that writing it would not write its "
-                "base; compute a new tensor instead, or take the view of a layout that allows it"
-            )

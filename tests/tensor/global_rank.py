@@ -1,0 +1,125 @@
+"""What one process of test_tensor_processes.py runs, with torchrun's variables set."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+import weft
+from weft.errors import LayoutError, RankFailure
+from weft.runtime import distributed
+from weft.runtime.distributed import DistributedWorld
+
+PAIR = weft.placement("cpu", [0, 1])
+S, B, P = weft.split, weft.broadcast, weft.partial
+
+
+def start() -> int:
+    """The world, with a short time-out; this process's rank."""
+    world = DistributedWorld("cpu", timeout=20)
+    distributed._lasting_worlds["cpu"] = world
+    return world.rank
+
+
+def training(rank: int) -> None:
+    """Ops, boxing and training equal a plain model; the processes' own seeds do not matter."""
+    torch.manual_seed(0)
+    whole = torch.randn(5, 6, dtype=torch.float64)
+    for source in (S(0), S(1), B, P()):
+        x = weft.tensor(whole if rank == 0 else whole * 0, placement=PAIR, sbp=source)
+        assert x.to_local().shape == x.spec.layout.local_shape((5, 6), rank)
+        for target in (S(0), S(1), B, P("max")):
+            assert torch.equal(x.to_global(sbp=target).full(), whole)
+        torch.testing.assert_close((x @ x.t()).full(), whole @ whole.t())
+    across(rank, whole)
+    plain, ours = torch.nn.Linear(6, 3).double(), torch.nn.Linear(6, 3).double()
+    ours.load_state_dict(plain.state_dict() if rank == 0 else ours.state_dict())
+    weft.distribute(ours, PAIR, {"weight": S(0)})
+    x = weft.tensor(whole, placement=PAIR, sbp=S(0))
+    for model, batch in ((plain, whole), (ours, x)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(batch) - 1).pow(2).mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight.full(), plain.weight)
+    torch.testing.assert_close(ours.bias.full(), plain.bias)
+    part = torch.full((2,), float(rank + 1), requires_grad=True)
+    (weft.from_local(part, placement=PAIR, sbp=P()) * 2).sum().backward()
+    assert part.grad.tolist() == [2, 2]
+    if rank == 0:  # printing asks nobody
+        assert "rank 0 holds tensor" in repr(x)
+
+
+def across(rank: int, whole: torch.Tensor) -> None:
+    """To a placement of one rank and back."""
+    x = weft.tensor(whole, placement=PAIR, sbp=S(0), requires_grad=True)
+    second = weft.placement("cpu", [1])
+    there = (x * 2).to_global(placement=second, sbp=B)
+    assert len(there.shards()) == rank
+    back = (there * 2).to_global(placement=PAIR, sbp=S(1))
+    assert torch.equal(back.full(), whole * 4)
+    back.sum().backward()
+    assert torch.equal(x.grad.full(), torch.full_like(whole, 4))
+
+
+def dtensors(rank: int) -> None:
+    """To DTensor and back, on the same memory."""
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(24.0).view(4, 6)
+    for placements, sbp in (([Shard(1)], S(1)), ([Replicate()], B)):
+        theirs = distribute_tensor(whole, mesh, placements)
+        ours = weft.from_dtensor(theirs)
+        assert ours.sbp == (sbp,)
+        assert torch.equal(ours.full(), whole)
+        assert ours.to_local().data_ptr() == theirs.to_local().data_ptr()
+        again = weft.to_dtensor(ours, mesh)
+        assert again.placements == tuple(placements)
+        assert again.to_local().data_ptr() == theirs.to_local().data_ptr()
+        assert torch.equal(again.full_tensor(), whole)
+    total = theirs.sum(0) + 0 * rank
+    assert torch.equal(weft.from_dtensor(total).full(), whole.sum(0))
+    torch.manual_seed(0)
+    mesh3 = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)])
+    assert weft.from_dtensor(mesh3).full().tolist() == [[1, 1, 1]]
+    with pytest.raises(LayoutError, match="P\\(prod\\)"):
+        weft.to_dtensor(weft.ones(2, placement=PAIR, sbp=weft.partial("prod")), mesh)
+
+
+def diverging(rank: int) -> None:
+    """Rank 1 calls another op: both are told, with the lines."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=P())
+    with pytest.raises(RankFailure) as caught:
+        torch.relu(x) if rank == 0 else torch.exp(x)
+    text = str(caught.value)
+    assert "the ranks run different ops" in text
+    assert "rank 0: aten.relu.default: float32[4, 4] as (P(sum)) on cpu [0, 1] to (S(0))" in text
+    assert "rank 1: aten.exp.default" in text
+    assert "global_rank.py:" in text
+
+
+def diverging_early(rank: int) -> None:
+    """The same where nothing is sent, when every op is compared."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=S(0))
+    with weft.check_every_op():
+        assert (x + x).to_local().sum() == 16
+        with pytest.raises(RankFailure, match="rank 1: aten.exp.default where operands lie as"):
+            torch.relu(x) if rank == 0 else torch.exp(x)
+
+
+def missing(rank: int) -> None:
+    """Rank 1 does not come: rank 0 is told within the time-out."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=P())
+    if rank == 0:
+        with pytest.raises(RankFailure, match=r"with ranks \[1\] failed"):
+            torch.relu(x)
+
+
+if __name__ == "__main__":
+    here = start()
+    for case in (training, dtensors, diverging, diverging_early, missing):
+        case(here)
+        sys.stdout.write(f"{case.__name__} passed\n")
