@@ -1,0 +1,125 @@
+"""A fixed part of the OpInfo check, and what the check itself must find; `python -m tools.opinfo` runs all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tools.opinfo.check import Effort, OpReport, check_op
+from tools.opinfo.report import page, totals
+from tools.opinfo.samples import full_name, opinfos
+from tools.opinfo.workers import check_all
+from weft.ops import rule
+from weft.ops.rule import _RULES
+
+RIGHT = """
+    add mm addmm bmm cumsum sort topk gather scatter_add index_select index_add where
+    masked_fill cat stack split roll flip tril diagonal expand permute reshape repeat sum.none mean var
+    std amax argmax softmax log_softmax.none nn.functional.layer_norm nn.functional.group_norm
+    nn.functional.conv1d nn.functional.max_pool2d nn.functional.interpolate.bilinear
+    nn.functional.embedding nn.functional.cross_entropy nn.functional.dropout nn.functional.gelu
+    fft.fft fft.irfft linalg.eigh linalg.solve linalg.qr as_strided special.zeta kron view_as_complex
+    scatter_reduce.amax rand_like"""
+BY_NAME = {full_name(info): info for info in opinfos()}
+NAMES = [name for name in RIGHT.replace(".none", "").split() if name in BY_NAME]
+
+
+def sample(*args: torch.Tensor) -> SimpleNamespace:
+    return SimpleNamespace(
+        input=args[0], args=args[1:], kwargs={}, output_process_fn_grad=lambda x: x
+    )
+
+
+def info(op: object, *args: torch.Tensor) -> SimpleNamespace:
+    """An OpInfo with one sample."""
+    return SimpleNamespace(
+        name="test",
+        variant_test_name="",
+        op=op,
+        supports_autograd=False,
+        sample_inputs=lambda *_, **__: [sample(*args)],
+    )
+
+
+def test_the_names_are_known() -> None:
+    assert len(NAMES) >= 45
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", NAMES)
+def test_op_is_right(name: str) -> None:
+    report = check_op(BY_NAME[name], Effort(samples=2, layouts=4))
+    assert report.wrong == []
+    assert report.refused == {}
+    assert report.right
+
+
+@pytest.fixture
+def wrong_rule() -> Iterator[None]:
+    """Matrix products as if their batch were their result's columns too."""
+    before = _RULES["aten.digamma.default"]
+    rule("aten.digamma.default", "a b -> a b", linear=((0,),))
+    yield
+    _RULES["aten.digamma.default"] = before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("wrong_rule")
+def test_a_wrong_rule_is_found() -> None:
+    report = check_op(info(torch.digamma, torch.rand(5, 6) + 1), Effort())
+    assert report.verdict == "wrong"
+    assert "aten.digamma.default P(sum) -> P(sum)" in report.wrong[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_wrong_value_is_found() -> None:
+    calls = iter(range(100))
+    report = check_op(info(lambda x: x + next(calls), torch.rand(5)), Effort())
+    assert "captured: result 0 differs" in report.wrong[0]
+
+
+@pytest.mark.timeout(60)
+def test_what_depends_on_values_is_refused() -> None:
+    report = check_op(BY_NAME["nonzero"], Effort(samples=2))
+    assert report.verdict == "refused"
+    assert all(reason.startswith("CaptureError: ") for reason in report.refused)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # threads of other tests, when forking
+def test_an_op_that_ends_the_process_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.opinfo.workers.check_op", lambda info, effort: exit_or_report(info))
+    found = {
+        report.name: report for report in check_all([BY_NAME["abs"], BY_NAME["mm"]], Effort(), 1)
+    }
+    assert found["abs"].wrong == ["ended the process with exit code 3"]
+    assert found["mm"].verdict == "right"
+
+
+def exit_or_report(op: object) -> OpReport:
+    name = full_name(op)
+    if name == "abs":
+        raise SystemExit(3)
+    return OpReport(name, right=1)
+
+
+def test_the_page_tells_totals_and_reasons() -> None:
+    reports = [
+        OpReport("good", right=3),
+        OpReport("half", right=1, refused={"RuleError: no": 2}),
+        OpReport("bad", right=1, wrong=["differs"]),
+    ]
+    assert totals(reports) == {"right": 1, "partly": 1, "refused": 0, "wrong": 1, "all": 3}
+    text = page(reports, 4, 5)
+    assert "| `half` | partly | 1 of 3 | RuleError: no |" in text
+    assert text.index("`bad`") < text.index("`half`") < text.index("`good`")
+
+
+def test_the_published_page_has_nothing_wrong() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
+    assert "| wrong | 0 |" in text
