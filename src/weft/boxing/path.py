@@ -98,6 +98,8 @@ class _Search:
         # The count makes the key unique: the heap never compares steps.
         queue: list[tuple[int, int, tuple[int, ...], int, Step | None]] = [(0, 0, (), 0, None)]
         count = 1
+        # The least weight of a chain that is known to reach the target.
+        limit = math.inf
         while queue:
             weight, hops, _, _, last = heapq.heappop(queue)
             here = self.source if last is None else last.target
@@ -106,8 +108,9 @@ class _Search:
             reached[here] = last
             if here == self.target:
                 return _unwind(reached, here)
-            for step in self._steps_from(here):
+            for step in self._steps_from(here, limit - weight):
                 heavier = weight + move_weight(step.kind, step.bytes)
+                limit = min(limit, heavier) if step.target == self.target else limit
                 key = tuple(order[sbp] for sbp in step.target.sbp)
                 # A collective comes before a transfer that moves as much: it can be joined with others.
                 further = hops + 1 + (step.kind == "transfer")
@@ -121,24 +124,29 @@ class _Search:
         found = {Broadcast(), Partial("sum"), *splits, *self.source.sbp, *self.target.sbp}
         return tuple(sorted(found, key=_order))
 
-    def _steps_from(self, here: Layout) -> Iterator[Step]:
+    def _steps_from(self, here: Layout, room: float) -> Iterator[Step]:
+        """The steps that may follow, of those that weigh at most `room`."""
         placement = here.placement
         options = self._options()
         for kind, axis, after, moved in moves(
             here.sbp, placement.shape, self.shape, self.itemsize, options
         ):
-            yield Step(kind, axis, here, Layout(placement, after), moved)
+            if move_weight(kind, moved) <= room:
+                yield Step(kind, axis, here, Layout(placement, after), moved)
         if not any(isinstance(sbp, Partial) for sbp in here.sbp):
-            yield from self._transfers_from(here)
+            yield from self._transfers_from(here, room)
 
-    def _transfers_from(self, here: Layout) -> Iterator[Step]:
+    def _transfers_from(self, here: Layout, room: float) -> Iterator[Step]:
         """Transfers to every layout without a Partial on the target's placement."""
         other = self.target.placement
         states = whole_states(self._options(), other.axes)
         for state, elements in zip(states, crossing(here, other, states, self.shape), strict=True):
+            moved = Bytes(elements * self.itemsize)
+            if move_weight("transfer", moved) > room:
+                continue
             there = Layout(other, state)
             if there != here:
-                yield Step("transfer", -1, here, there, Bytes(elements * self.itemsize))
+                yield Step("transfer", -1, here, there, moved)
 
 
 def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]:
