@@ -457,8 +457,8 @@ def test_a_hint_that_no_signature_satisfies_is_reached_by_boxing() -> None:
 def test_an_op_without_rule_names_op_and_line() -> None:
     b = Build()
     b.input("x", (8, 4))
-    b.call("aten.frobnicate.default", "y", (8, 4), "x")
-    with pytest.raises(RuleError, match=r"aten.frobnicate.default at model.py:7"):
+    b.call("custom.frobnicate.default", "y", (8, 4), "x")
+    with pytest.raises(RuleError, match=r"custom.frobnicate.default at model.py:7"):
         deduce(b.graph(), Hints(), PAIR)
 
 

@@ -20,7 +20,7 @@ from weft.ir.logical import Call, LogicalGraph, Value
 from weft.ir.plan import LocalValue, Transfer
 from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
 from weft.ops import OpCall, Signature, localize, windows
-from weft.ops.windows import slides_at, window_bytes
+from weft.ops.windows import slides_at, window_bytes, window_signatures
 from weft.units import ITEM_SIZE, Bytes
 
 
@@ -89,7 +89,7 @@ class Halo:
 
 def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
     """The exchanges that a call needs, by the names of the values that it reads."""
-    if not slides_at(node.op):
+    if not _on_windows(graph, node):
         return {}
     names = operand_names(node)
     placement = layout_of(graph.values[names[0]]).placement
@@ -149,6 +149,18 @@ def operand_regions(graph: LogicalGraph, node: Call, rank: int) -> list[Region]:
                 region[sbp.dim] = (start + cut[0], cut[1])
         call = localize(call, signature, parts, index)
     return [tuple(region) for region in regions]
+
+
+def _on_windows(graph: LogicalGraph, node: Call) -> bool:
+    """Whether a call is split along a dimension along which its kernel slides; the same on all ranks."""
+    if not slides_at(node.op):
+        return False
+    call = op_call(graph, node)
+    for signature, parts in axis_signatures(graph, node):
+        if signature in window_signatures(call, parts):
+            return True
+        call = localize(call, signature, parts, 0)
+    return False
 
 
 def _groups(
