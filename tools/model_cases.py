@@ -101,18 +101,24 @@ class Comparison:
         finally:
             torch.set_default_dtype(default)
         self._loss = case.loss
-        self.losses, self.state = self._train_plainly()
+        self.losses, self.state = self._train_plainly(self.batches)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The case's loss, all in float64."""
         with InDouble():
             return self._loss(model, batch)
 
-    def _train_plainly(self) -> tuple[list[float], dict[str, torch.Tensor]]:
+    def rounding(self) -> float:
+        """How far plain PyTorch's own result moves when the batches' numbers change by 1e-15."""
+        moved = [{key: _moved(value) for key, value in batch.items()} for batch in self.batches]
+        _, state = self._train_plainly(moved)
+        return max(_distance(state[name], self.state[name]) for name in state)
+
+    def _train_plainly(self, batches: list[Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
         model = copy.deepcopy(self.model)
         optimizer = adamw(model)
         losses = []
-        for batch in self.batches:
+        for batch in batches:
             optimizer.zero_grad()
             loss = self.loss(model, batch)
             loss.backward()
@@ -142,6 +148,10 @@ class Comparison:
         loss = max(abs(found - expected) / abs(expected) for found, expected in pairs)
         worst = max(self.state, key=lambda name: _distance(state[name], self.state[name]))
         return Difference(loss, _distance(state[worst], self.state[worst]), worst)
+
+
+def _moved(value: torch.Tensor) -> torch.Tensor:
+    return value * (1 + 1e-15) if value.is_floating_point() else value
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
