@@ -24,7 +24,7 @@ HEAD = f"""# Models
 
 Written by `python -m tools.models`. Each model trains {STEPS} steps with AdamW in float64, alone with plain PyTorch and
 with weft on 2 and 4 ranks in one process. A cell is the larger of two differences: of the losses, relative, and of all
-parameters and buffers after the last step, relative to the largest element of each. Up to {LIMIT:g} counts as equal; for
+parameters and buffers after the last step, relative to the largest element of each. Up to {LIMIT:g} is equal; for
 nets that blow rounding up, up to {BLOW_UP} times what a relative change of the batch by 1e-15 does to plain PyTorch's
 own result (ResNet-101: 2e-9). The order of floating-point sums is all that may differ.
 
