@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import weft
+from weft.tensor import dispatch
 
 S, B, P = weft.split, weft.broadcast, weft.partial
 GRIDS = {"2": [0, 1], "4": [0, 1, 2, 3], "2x2": [[0, 1], [2, 3]]}
@@ -126,6 +127,17 @@ def test_views_share_memory_with_their_base_or_cannot_be_written():
             wide.add_(1)
         del flat
         assert wide.add_(1).full().tolist() == [[1, 1]] * 3
+
+
+def test_decisions_are_made_once():
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+        x = weft.ones(7, placement=placement, sbp=S(0))
+        counts = set()
+        for number in (0.3, 0.7, 1e-3):
+            assert x.addcdiv(x, x, value=number).full()[0].item() == pytest.approx(1 + number)
+            counts.add(len(dispatch._known[id(torch.ops.aten.addcdiv.default)].recipes))
+        assert len(counts) == 1
 
 
 def test_cached_decisions_do_not_keep_numbers():

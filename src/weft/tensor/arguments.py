@@ -1,7 +1,8 @@
 """The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
 
-Numbers that change from call to call, such as an optimizer's step size, must not make a new decision each time. So a
-float that is no whole number is a `Slot`: the rules see its value at the first call, kernels take it as an argument.
+Numbers that change from call to call, such as an optimizer's step size, must not make a new decision each time. So for
+pointwise ops a float that is no whole number is a `Slot`: the rules see its value at the first call, kernels take it as
+an argument. Elsewhere, where shapes may depend on it, a float belongs to the key.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Reader:
 
     Args:
         kind: the class of global tensors.
+        slots: whether floats may be slots.
     """
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, slots: bool = False) -> None:
         self._kind = kind
+        self._slots = slots
         self.tensors: list[Any] = []
         self.floats: list[float] = []
 
@@ -59,11 +62,14 @@ class Reader:
         return tuple(found)
 
     def _float(self, value: float) -> Any:
-        if value.is_integer() or not math.isfinite(value):
+        if not self._is_slot(value):
             # By its text: 0.0 and -0.0 are equal, and nan differs from itself.
             return (float, str(value))
         self.floats.append(value)
         return value > 0
+
+    def _is_slot(self, value: float) -> bool:
+        return self._slots and math.isfinite(value) and not value.is_integer()
 
     def _other(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -80,11 +86,16 @@ class Reader:
             return Operand(len(self.tensors) - 1)
         if isinstance(value, list | tuple):
             return tuple(self.argument(part) for part in value)
-        if type(value) is float and not (value.is_integer() or not math.isfinite(value)):
+        if type(value) is float and self._is_slot(value):
             self.floats.append(value)
             return Slot(value, len(self.floats) - 1)
         constant: Argument = token(value)
         return constant
+
+
+def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
+    """Whether the numbers among an op's arguments change nothing but values."""
+    return torch.Tag.pointwise in op.tags
 
 
 def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.tensor.arguments import Reader
+from weft.tensor.arguments import Reader, takes_slots
 from weft.tensor.divergence import check_every, checking
 from weft.tensor.operands import common_mesh
 from weft.tensor.recipe import Recipe, make_recipe
@@ -18,10 +18,11 @@ from weft.tensor.ways import way_of
 class _Known:
     """What is known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
-    __slots__ = ("recipes", "way")
+    __slots__ = ("recipes", "slots", "way")
 
     def __init__(self, op: Any) -> None:
         self.way = way_of(op)
+        self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
 
 
@@ -49,7 +50,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         other = known.way(kind, op, args, kwargs)
         if other is not NotImplemented:
             return other
-    reader = Reader(kind)
+    reader = Reader(kind, known.slots)
     key = reader.key(args)
     if kwargs:
         key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))

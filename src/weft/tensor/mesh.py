@@ -12,7 +12,7 @@ from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.channel import Channel
 from weft.runtime.distributed import current_world
-from weft.runtime.world import World
+from weft.runtime.world import LocalWorld, World
 
 
 class Mesh:
@@ -26,7 +26,6 @@ class Mesh:
     """
 
     def __init__(self, world: World, placement: Placement) -> None:
-        world.check(placement)
         self.placement = placement
         self.world = world
         self.ranks = tuple(rank for rank in placement.ranks if rank in world.ranks)
@@ -47,7 +46,8 @@ class Mesh:
 
 # None where this process is not in the group.
 _channels: WeakKeyDictionary[World, dict[tuple[int, ...], Channel | None]] = WeakKeyDictionary()
-_meshes: WeakKeyDictionary[World, dict[Placement, Mesh]] = WeakKeyDictionary()
+# By world; local worlds share theirs: all ranks live in this process, and tensors outlive the world they were made in.
+_meshes: dict[tuple[World | None, Placement], Mesh] = {}
 
 
 def mesh_of(placement: Placement) -> Mesh:
@@ -60,10 +60,11 @@ def mesh_of(placement: Placement) -> Mesh:
         LayoutError: when the placement does not fit the world.
     """
     world = current_world(placement.device_type)
-    meshes = _meshes.setdefault(world, {})
-    if placement not in meshes:
-        meshes[placement] = Mesh(world, placement)
-    return meshes[placement]
+    world.check(placement)
+    key = (None if isinstance(world, LocalWorld) else world, placement)
+    if key not in _meshes:
+        _meshes[key] = Mesh(world, placement)
+    return _meshes[key]
 
 
 def open_channels(world: World, groups: Sequence[tuple[int, ...]]) -> None:

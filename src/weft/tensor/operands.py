@@ -31,8 +31,8 @@ def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
         )
     if len(meshes) > 1:
         raise LayoutError(
-            f"{user_line()}: {op} has operands of different worlds; tensors of a local world cannot meet those of "
-            "another one"
+            f"{user_line()}: {op} has operands of different worlds; tensors of a local world cannot meet those "
+            "of several processes"
         )
     mesh: Mesh = next(iter(meshes))
     return mesh

@@ -18,7 +18,7 @@ from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
 from weft.ops.call import map_argument
 from weft.runtime.kernels import build_kernel
 from weft.runtime.torch_ops import dtype_name
-from weft.tensor.arguments import Reader, Slot, op_name
+from weft.tensor.arguments import Reader, Slot, op_name, takes_slots
 from weft.tensor.chain import Chain, Locals, chain_between
 from weft.tensor.choose import PerAxis, choose, operand_layout
 from weft.tensor.divergence import user_line
@@ -82,7 +82,7 @@ def make_recipe(
         RuleError: when the op has no rule.
         UserError: when torch refuses the shapes or dtypes of the whole tensors.
     """
-    reader = Reader(kind)
+    reader = Reader(kind, takes_slots(op))
     whole = _whole_results(op, args, kwargs, kind)
     listed = isinstance(whole, tuple | list)
     made = tuple(whole) if listed else (whole,)
