@@ -135,6 +135,8 @@ def test_pickling_is_refused_and_copies_are_deep():
             twin.weight.zero_()
         assert isinstance(twin.weight, torch.nn.Parameter)
         assert twin.weight.full().abs().sum() == 0
+        twin(weft.ones(4, 2, placement=PAIR, sbp=S(0))).sum().backward()
+        assert twin.weight.grad.sbp == (B,)
         assert module.weight.full().abs().sum() > 0
 
 

@@ -147,6 +147,8 @@ class GlobalTensor(Tensor):
             if isinstance(self, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, self.requires_grad)
             memo[id(self)] = copy.requires_grad_(self.requires_grad)
+            if hasattr(self, "keeps_gradient"):
+                keep_gradient_with(copy)
         found: GlobalTensor = memo[id(self)]
         return found
 
@@ -158,6 +160,13 @@ class GlobalTensor(Tensor):
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
+
+
+def keep_gradient_with(parameter: Any) -> None:
+    """Bring the gradient of a leaf, and of its deep copies, to its layout once all of it has been added up."""
+    sbp = parameter.sbp
+    parameter.keeps_gradient = True
+    parameter.register_hook(lambda gradient: gradient.to_global(sbp=sbp))
 
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, Broadcast, Placement, broadcast
 from weft.tensor.create import tensor
-from weft.tensor.global_tensor import GlobalTensor
+from weft.tensor.global_tensor import GlobalTensor, keep_gradient_with
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -71,11 +71,5 @@ def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:
         return made
     parameter = nn.Parameter(made, value.requires_grad)
     if value.requires_grad:
-        _keep_gradient_with(parameter)
+        keep_gradient_with(parameter)
     return parameter
-
-
-def _keep_gradient_with(parameter: Any) -> None:
-    """Bring the gradient to the parameter's layout once all of it has been added up."""
-    sbp = parameter.sbp
-    parameter.register_hook(lambda gradient: gradient.to_global(sbp=sbp))
