@@ -17,6 +17,7 @@ from tools.opinfo.samples import Case, cases, full_name
 from weft.capture.capture import Captured
 from weft.compiler.box import box
 from weft.compiler.calls import op_call, operand_names
+from weft.compiler.class_split import split_classes
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_hints import enough_elements
@@ -189,7 +190,7 @@ def run(
     laid = {node.key: Layout(placement, trial.layouts[node.key]) for node in graph.of_kind(Input)}
     graph = _with_partials(graph, laid)
     hints = Hints({key: _admissible(graph, key, layout) for key, layout in laid.items()})
-    assignment = deduce(graph, hints, placement)
+    graph, assignment = split_classes(graph, deduce(graph, hints, placement))
     by_name = {node.value.name: laid[node.key] for node in graph.of_kind(Input)}
     # Inputs in layouts that hints do not admit (sums, empty shards) are boxed to what was deduced.
     assignment = replace(assignment, values={**assignment.values, **by_name})
