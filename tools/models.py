@@ -17,7 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 from tools import huggingface_models, paper_models
 from tools.model_cases import STEPS, Case, Comparison, Difference, settings
 
-PAGE = Path("docs/models.md")
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 LIMIT = 1e-9
 BLOW_UP = 10
 HEAD = f"""# Models
@@ -44,7 +44,7 @@ def cases() -> dict[str, Case]:
 def rows_of(page: str) -> dict[str, list[str]]:
     """The cells of each model on an earlier page."""
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    return {cells[0]: cells[1:] for cells in lines[1:]}
+    return {cells[0]: cells[1:] for cells in lines[2:]}
 
 
 def page_of(rows: Mapping[str, list[str]], columns: list[str]) -> str:
