@@ -9,12 +9,13 @@ from weft.layout import SBP, Broadcast, Layout, Partial
 def gradient_layout(layout: Layout) -> Layout:
     """The layout in which a gradient is complete without communication: S→S, B→P(sum), P(sum)→B.
 
-    Every rank differentiates with respect to its own local tensor. Each rank uses its own copy of what
-    is Broadcast, so that the gradients add up; each part of a sum has the gradient of the sum. The
-    function is its own inverse.
+    Every rank differentiates with respect to its own local tensor. Each rank uses its own copy of
+    what is Broadcast, so that the gradients add up; each part of a sum has the gradient of the sum.
+    The function is its own inverse.
 
     Raises:
-        LayoutError: for a Partial of another reduction, which is not linear; box it to Broadcast before.
+        LayoutError: for a Partial of another reduction, which is not linear; box it to Broadcast
+            before.
     """
     return Layout(layout.placement, tuple(_gradient(sbp, layout) for sbp in layout.sbp))
 

@@ -14,16 +14,19 @@ class LocalStep:
     """One rank's part in a step on one placement.
 
     Attributes:
-        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and puts the neutral element of
-            `reduction` in its place elsewhere; a "reinterpret" leaves it as it is.
+        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and puts the
+            neutral element of `reduction` in its place elsewhere; a "reinterpret" leaves it as it
+            is.
         ranks: the group along the step's axis; `index` is this rank's place in it.
         input_shape, output_shape: local shapes before and after.
         reduction: for all_reduce and reduce_scatter; for pad and keep_first, of the result.
         dim: dimension that is sliced, padded, gathered, scattered, or (all_to_all) concatenated.
         split_dim: for all_to_all: dimension that is cut into pieces for the peers.
-        sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and all_to_all.
+        sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and
+            all_to_all.
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
-        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor lies in the result.
+        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor
+            lies in the result.
         length: for slice and pad: length of the result along `dim`.
         bytes: what really crosses between the ranks of this group, over all of them.
     """
@@ -46,8 +49,8 @@ class LocalStep:
 def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
     """What `rank` does in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
 
-    All ranks of a group see the same tensor: the one that the group holds together. Its pieces are balanced shards,
-    so that peers agree on their sizes without asking.
+    All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
+    balanced shards, so that peers agree on their sizes without asking.
     """
     placement = step.source.placement
     group = placement.group(rank, step.axis)

@@ -16,8 +16,8 @@ from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Region, Split, shard_region
 from weft.units import Bytes
 
-# What one more collective weighs, in bytes: a small stand-in for its latency, so that small tensors, and chains that
-# move the same bytes, take fewer collectives.
+# What one more collective weighs, in bytes: a small stand-in for its latency, so that small
+# tensors, and chains that move the same bytes, take fewer collectives.
 COLLECTIVE_BYTES = Bytes(1024)
 
 State: TypeAlias = tuple[SBP, ...]
@@ -30,15 +30,16 @@ def steps(
 ) -> tuple[Step, ...]:
     """The cheapest chain of steps that takes a tensor from `source` to `target`.
 
-    Between two placements (the same ranks on another grid, or other ranks) it is steps on the source's grid, one
-    transfer, and steps on the target's. On one placement too a transfer may change several axes at once.
+    Between two placements (the same ranks on another grid, or other ranks) it is steps on the
+    source's grid, one transfer, and steps on the target's. On one placement too a transfer may
+    change several axes at once.
 
-    Cheapest in bytes moved over all ranks plus `COLLECTIVE_BYTES` for each collective; among equals the chain with
-    fewer steps. The same arguments give the same chain on every rank.
+    Cheapest in bytes moved over all ranks plus `COLLECTIVE_BYTES` for each collective; among equals
+    the chain with fewer steps. The same arguments give the same chain on every rank.
 
     Boxing is the identity of the whole tensor, so the gradient passes it unchanged: it arrives in
-    `gradient_layout(target)` and leaves, boxed if need be, in `gradient_layout(source)`. For P(sum)→B, for example,
-    B arrives, and B is what the source needs.
+    `gradient_layout(target)` and leaves, boxed if need be, in `gradient_layout(source)`. For
+    P(sum)→B, for example, B arrives, and B is what the source needs.
 
     Args:
         source, target: layouts; on CPUs both, or on CUDA devices both.
@@ -112,7 +113,8 @@ class _Search:
                 heavier = weight + move_weight(step.kind, step.bytes)
                 limit = min(limit, heavier) if step.target == self.target else limit
                 key = tuple(order[sbp] for sbp in step.target.sbp)
-                # A collective comes before a transfer that moves as much: it can be joined with others.
+                # A collective comes before a transfer that moves as much: it can be joined with
+                # others.
                 further = hops + 1 + (step.kind == "transfer")
                 heapq.heappush(queue, (heavier, further, key, count, step))
                 count += 1
@@ -160,8 +162,9 @@ def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
     """Whether `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
 
-    A later axis that splits the same dimension cuts this axis's pieces. A later Partial with another reduction is
-    reduced before this axis's Partial, and a sum of maxima is not a maximum of sums.
+    A later axis that splits the same dimension cuts this axis's pieces. A later Partial with
+    another reduction is reduced before this axis's Partial, and a sum of maxima is not a maximum of
+    sums.
     """
     later = zip(state[axis + 1 :], grid[axis + 1 :], strict=True)
     return not any(parts > 1 and _nests(sbp, inner) for inner, parts in later)

@@ -29,8 +29,8 @@ COLLECTIVES: frozenset[StepKind] = frozenset(
 class Step:
     """One step of boxing.
 
-    A "transfer" goes from one placement to another; its `axis` is -1, and no SBP before or after it is
-    Partial. Every other kind stays on one placement and changes the SBP of `axis` only.
+    A "transfer" goes from one placement to another; its `axis` is -1, and no SBP before or after it
+    is Partial. Every other kind stays on one placement and changes the SBP of `axis` only.
 
     `bytes` is what really crosses from one rank to another, over all ranks; 0 for a local step.
     """
@@ -45,9 +45,9 @@ class Step:
 def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
     """What takes one axis of `parts` ranks from `source` to another SBP in one step; None when nothing does.
 
-    Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent reduction
-    as it stands; the others keep it on the first rank. Around a piece, and in place of the value, stands
-    the reduction's neutral element.
+    Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent
+    reduction as it stands; the others keep it on the first rank. Around a piece, and in place of
+    the value, stands the reduction's neutral element.
     """
     if parts == 1:
         return "reinterpret"
@@ -72,7 +72,8 @@ def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
 def step_bytes(kind: StepKind, parts: int, tensor_bytes: int) -> Bytes:
     """Bytes that one group of `parts` ranks moves in total when it holds a tensor of `tensor_bytes` (Table 2).
 
-    Exact, however uneven the pieces, but for an all_to_all, where it holds for even ones and is the upper bound.
+    Exact, however uneven the pieces, but for an all_to_all, where it holds for even ones and is the
+    upper bound.
     """
     match kind:
         case "all_reduce":

@@ -1,7 +1,8 @@
 """Transfers: each rank sends just what others need and receives just what it lacks, of two placements or one.
 
-Every rank of the target needs a region of the tensor. What it holds already, as a rank of the source, it keeps; of
-every other shard of the source it gets the intersection, from one of the ranks that hold it.
+Every rank of the target needs a region of the tensor. What it holds already, as a rank of the
+source, it keeps; of every other shard of the source it gets the intersection, from one of the ranks
+that hold it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ class LocalTransfer:
     """One rank's part in a transfer.
 
     Attributes:
-        ranks: the ranks of both placements, those of the source first; `index` is this rank's place among them.
-        input_shape, output_shape: local shapes before and after; None where the rank is in only one placement.
-        sends: for each peer in turn, the region of the input that it gets; this rank itself is a peer too.
+        ranks: the ranks of both placements, those of the source first; `index` is this rank's place
+            among them.
+        input_shape, output_shape: local shapes before and after; None where the rank is in only one
+            placement.
+        sends: for each peer in turn, the region of the input that it gets; this rank itself is a
+            peer too.
         receives: for each peer in turn, the region of the output that comes from it.
         bytes: what crosses between ranks, over all of them.
     """

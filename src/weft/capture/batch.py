@@ -60,7 +60,8 @@ def describe_batch(batch: Any) -> BatchSpec:
     """What `batch` looks like.
 
     Raises:
-        BatchError: when a leaf is neither a tensor nor a plain constant, or two leaves have the same key.
+        BatchError: when a leaf is neither a tensor nor a plain constant, or two leaves have the
+            same key.
     """
     found, tree = flatten(batch, "batch")
     leaves = tuple(_describe(key, leaf) for key, leaf in found)

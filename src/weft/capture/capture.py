@@ -18,7 +18,8 @@ from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role
 
-# Tracing swaps tensors in the user's model and notes in torch.fx: one capture at a time in a process.
+# Tracing swaps tensors in the user's model and notes in torch.fx: one capture at a time in a
+# process.
 _lock = threading.RLock()
 
 
@@ -55,10 +56,11 @@ def capture(
 
     Args:
         model: any module, also on the meta device.
-        loss_fn: `loss_fn(model, batch)`; when training it returns the loss, alone, first of a tuple or as the entry
-            "loss" of a dict. In evaluation it may return any nest of tensors.
+        loss_fn: `loss_fn(model, batch)`; when training it returns the loss, alone, first of a tuple
+            or as the entry "loss" of a dict. In evaluation it may return any nest of tensors.
         optimizer: updates the model's parameters; None for a step without updates.
-        example_batch: nest of tensors and plain constants; only shapes, dtypes and constants are used.
+        example_batch: nest of tensors and plain constants; only shapes, dtypes and constants are
+            used.
         device_type: where the step will run: "cpu" or "cuda".
         training: False for forward only, with the model in evaluation mode.
 

@@ -25,7 +25,8 @@ def _fill(self: torch.Tensor, value: Any) -> torch.Tensor:
     return torch.full_like(self, value)
 
 
-# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not matter.
+# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not
+# matter.
 _OVERWRITES: dict[str, Callable[..., Any]] = {
     "copy.default": _copy,
     "fill.Scalar": _fill,

@@ -1,6 +1,7 @@
 """What becomes of ops that have no sharding rule: torch's own decomposition into ops that have one, where there is any.
 
-An op without a rule and without a decomposition stays; it runs whole when it is a plain function (`weft.ops.whole`).
+An op without a rule and without a decomposition stays; it runs whole when it is a plain function
+(`weft.ops.whole`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from weft.ops import has_rule
 
 aten = torch.ops.aten
 
-# Their decompositions write memory by strides, draw random numbers, or are longer than what they stand for.
+# Their decompositions write memory by strides, draw random numbers, or are longer than what they
+# stand for.
 _KEPT = ("as_strided", "empty", "resize", "_fft")
 
 

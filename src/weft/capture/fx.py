@@ -2,8 +2,9 @@
 
 - `make_fx` with `_allow_non_fake_inputs`: the trace below autograd.
 - `FakeTensorMode`: tensors without data.
-- `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes (`node.meta["custom"]`), and
-  `node.meta["seq_nr"]`, the number of the autograd node that a forward op made.
+- `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes
+  (`node.meta["custom"]`), and `node.meta["seq_nr"]`, the number of the autograd node that a forward
+  op made.
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
@@ -123,8 +124,9 @@ def _is_real(x: Any) -> bool:
 class _Noted:
     """Adds notes to the ones that nodes are recorded with.
 
-    Not a generator as torch's `annotate` is: where a step raises between a hook and its counterpart,
-    a generator would restore its old notes whenever it is collected, in the middle of another trace.
+    Not a generator as torch's `annotate` is: where a step raises between a hook and its
+    counterpart, a generator would restore its old notes whenever it is collected, in the middle of
+    another trace.
     """
 
     def __init__(self, notes: Mapping[str, Any]) -> None:

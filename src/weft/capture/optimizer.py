@@ -1,7 +1,9 @@
 """What an optimizer does to one parameter, found by running its own `step` on tensors without data.
 
-Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new graph. Only three
-things are found out: which states a parameter has, which group it is in, and whether the update is element-wise.
+Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
+graph. Only three
+things are found out: which states a parameter has, which group it is in, and whether the update is
+element-wise.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ def _copy_for(optimizer: torch.optim.Optimizer, group: int, probe: torch.nn.Para
     copy.__dict__["_optimizer_step_pre_hooks"] = OrderedDict()
     copy.__dict__["_optimizer_step_post_hooks"] = OrderedDict()
     options = {**optimizer.param_groups[group], "params": [probe]}
-    # Other implementations of the same update; they ask for devices that tensors without data are not on.
+    # Other implementations of the same update; they ask for devices that tensors without data are
+    # not on.
     options.update({name: False for name in ("fused", "foreach", "capturable") if name in options})
     copy.param_groups = [options]
     copy.state = defaultdict(dict)
@@ -166,8 +169,9 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
 class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether any op on more than one element mixes elements.
 
-    Where the optimizer takes a number out of a tensor, the tensor may hold the whole parameter's norm: that mixes, and
-    any number will do to go on. Where it branches on one, the other branch could keep other states: that is refused.
+    Where the optimizer takes a number out of a tensor, the tensor may hold the whole parameter's
+    norm: that mixes, and any number will do to go on. Where it branches on one, the other branch
+        could keep other states: that is refused.
     """
 
     def __init__(self) -> None:

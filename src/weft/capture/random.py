@@ -1,9 +1,10 @@
 """Random ops written with `weft.uniform`, which draws by global position so that masks do not depend on layouts.
 
-Draws of half-precision dtypes are made in float32, so that one stream of numbers serves all of them. Bernoulli is
-`uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm never sees 0 because uniform is < 1;
-other distributions from the inverse of their distribution function. Samples and permutations stand in
-`weft.capture.sampling`. An op that is given a generator is left as it is, and refused later: its numbers are not ours.
+Draws of half-precision dtypes are made in float32, so that one stream of numbers serves all of
+them. Bernoulli is `uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm
+never sees 0 because uniform is < 1; other distributions from the inverse of their distribution
+function. Samples and permutations stand in `weft.capture.sampling`. An op that is given a generator
+is left as it is, and refused later: its numbers are not ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Samples and permutations, whose numbers depend on others of their row: sorts and sums of `weft.uniform` keys.
 
-Keys are float64, so that two of them hardly ever agree. A row is never cut, because a sort or a running sum needs all
-of it; rows are drawn by their global position like everything else.
+Keys are float64, so that two of them hardly ever agree. A row is never cut, because a sort or a
+running sum needs all of it; rows are drawn by their global position like everything else.
 """
 
 from __future__ import annotations

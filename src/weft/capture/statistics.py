@@ -1,8 +1,8 @@
 """Means, variances and batch normalization as sums over the whole batch divided by the whole count.
 
-A mean over a split dimension is not the mean of the ranks' means; a sum is the sum of the ranks' sums. The counts are
-those of the logical tensors. Batch normalization follows Ioffe and Szegedy (2015), in two passes: first the mean,
-then the sum of squared distances from it.
+A mean over a split dimension is not the mean of the ranks' means; a sum is the sum of the ranks'
+sums. The counts are those of the logical tensors. Batch normalization follows Ioffe and Szegedy
+(2015), in two passes: first the mean, then the sum of squared distances from it.
 """
 
 from __future__ import annotations

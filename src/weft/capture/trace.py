@@ -51,8 +51,8 @@ class Traced:
     """What the trace found.
 
     Attributes:
-        graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants. Its output is a
-            list: the tensors that the loss function returned, then the gradients.
+        graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants.
+            Its output is a list: the tensors that the loss function returned, then the gradients.
         outputs: how to build what the loss function returned.
         output_keys: keys of the returned tensors.
         gradients: names of the parameters that have a gradient.

@@ -1,6 +1,7 @@
 """Nested containers (pytrees) of what users pass in and get back, flattened to leaves with readable keys.
 
-The only user of `torch.utils._pytree`; needs `tree_flatten_with_path`, `tree_unflatten` and the three key classes.
+The only user of `torch.utils._pytree`; needs `tree_flatten_with_path`, `tree_unflatten` and the
+three key classes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ def show_op(op: str, arguments: Sequence[str], parts: int) -> Iterator[str]:
 
     Args:
         op: such as "aten.mm.default".
-        arguments: tensors as "float32[8, 4]" or "[8, 4]" (float32); everything else as a Python literal.
+        arguments: tensors as "float32[8, 4]" or "[8, 4]" (float32); everything else as a Python
+            literal.
         parts: number of ranks.
 
     Raises:

@@ -1,7 +1,8 @@
 """Insert boxing wherever a node wants a value in another layout than its producer gives.
 
-Before: a graph without layouts, and an `Assignment`. After: every value has a layout, and every node reads its operands
-in the layouts that the assignment names. Consumers that want the same layout share one boxing.
+Before: a graph without layouts, and an `Assignment`. After: every value has a layout, and every
+node reads its operands in the layouts that the assignment names. Consumers that want the same
+layout share one boxing.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from weft.units import ITEM_SIZE
 def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     """The graph with layouts on all values and `Box` nodes between layouts that differ.
 
-    The boxing of a computed value stands right after its producer, so that communication starts as early as it can;
-    the boxing of an input stands right before its first reader, so that a gathered copy lives as short as it can.
+    The boxing of a computed value stands right after its producer, so that communication starts as
+    early as it can; the boxing of an input stands right before its first reader, so that a gathered
+    copy lives as short as it can.
     """
     boxings = _Boxings(graph, assignment)
     nodes: list[Node] = []
@@ -55,7 +57,8 @@ class _Boxings:
     """All boxings of a graph, found before the graph is rebuilt.
 
     Attributes:
-        wanted: for each value, the boxings of it by target layout, in the order of their first readers.
+        wanted: for each value, the boxings of it by target layout, in the order of their first
+            readers.
         due: for each node's index, the boxings of inputs that must stand right before it.
     """
 

@@ -1,7 +1,8 @@
 """Log-softmax split by classes: one op for deduction, several with a reduction between them when it is split.
 
-log_softmax(x) = y - log sum exp y with y = x - max x: maxima and sums of the classes' shards travel, never a row of x.
-Where the classes are whole, the op stays the fused one. This is how a head split by classes trains (FACTS of OneFlow's
+log_softmax(x) = y - log sum exp y with y = x - max x: maxima and sums of the classes' shards
+travel, never a row of x. Where the classes are whole, the op stays the fused one. This is how a
+head split by classes trains (FACTS of OneFlow's
 InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel cross-entropy).
 """
 

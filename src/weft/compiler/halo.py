@@ -1,9 +1,11 @@
 """Halos: what ranks fetch from each other before a call whose kernel slides along a split dimension.
 
-The graph with layouts says that a convolution reads x in S(2) and gives S(2). Its rule says which rows each rank
-reads: its own and border rows of others (`weft.ops.windows`). The exchange that brings them is no boxing, as windows
-overlap; it stands in the local programs as a `Transfer` right before its first reader. Calls that read the same windows
-of a value, such as a convolution and its backward, share one.
+The graph with layouts says that a convolution reads x in S(2) and gives S(2). Its rule says which
+rows each rank
+reads: its own and border rows of others (`weft.ops.windows`). The exchange that brings them is no
+boxing, as windows overlap; it stands in the local programs as a `Transfer` right before its first
+reader. Calls that read the same windows of a value, such as a convolution and its backward, share
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Halo:
     Attributes:
         value: what is fetched, with its layout.
         groups: the ranks that talk to each other.
-        wanted: for each rank of the placement, in its order, the region of the whole value that it reads.
+        wanted: for each rank of the placement, in its order, the region of the whole value that it
+            reads.
     """
 
     value: Value

@@ -1,6 +1,7 @@
 """One rank's view of a graph: local shapes, adapted arguments, boxing as collectives.
 
-Before: a logical graph in which every value has a layout. After: the `LocalProgram` of one rank, in the same order.
+Before: a logical graph in which every value has a layout. After: the `LocalProgram` of one rank, in
+the same order.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class _View:
 
     Attributes:
         aliases: values that are another value as it stands (hints, free boxing).
-        fetched: for each value, its windows so far: what every rank reads -> name of this rank's window.
+        fetched: for each value, its windows so far: what every rank reads -> name of this rank's
+            window.
     """
 
     graph: LogicalGraph

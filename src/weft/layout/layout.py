@@ -15,8 +15,8 @@ from weft.layout.sbp import SBP, Broadcast, Partial, Split
 class Layout:
     """Where a tensor lies: `sbp[i]` says how along axis `i` of `placement`.
 
-    Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the next cuts the
-    pieces.
+    Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the
+    next cuts the pieces.
     """
 
     placement: Placement

@@ -20,8 +20,8 @@ _ORDERED: frozenset[Reduction] = frozenset(("max", "min"))
 def check_reduction(reduction: Reduction, dtype: str) -> None:
     """Check that values of `dtype` can be reduced so.
 
-    Every dtype takes "sum" and "prod" (of booleans: or, and), all but the complex ones "max" and "min", booleans and
-    integers "and", "or" and "xor".
+    Every dtype takes "sum" and "prod" (of booleans: or, and), all but the complex ones "max" and
+    "min", booleans and integers "and", "or" and "xor".
 
     Raises:
         LayoutError: naming the reductions that `dtype` takes.

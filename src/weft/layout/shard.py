@@ -1,7 +1,7 @@
 """Balanced shard arithmetic: which part of a dimension each rank holds.
 
-The first `size % parts` shards hold one element more (5 over 4 is 2, 1, 1, 1), as in OneFlow. `torch.chunk`
-would give 2, 2, 1, 0.
+The first `size % parts` shards hold one element more (5 over 4 is 2, 1, 1, 1), as in OneFlow.
+`torch.chunk` would give 2, 2, 1, 0.
 """
 
 from __future__ import annotations

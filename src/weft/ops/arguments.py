@@ -28,7 +28,8 @@ def operand_indices(tree: Any) -> Iterator[int]:
 def slots(call: OpCall) -> tuple[int, ...]:
     """The operand in each slot: every place of a tensor in `args`, then `kwargs`.
 
-    `mul(x, x)` has one operand and two slots: a rule speaks about slots, as it cannot know that they are one tensor.
+    `mul(x, x)` has one operand and two slots: a rule speaks about slots, as it cannot know that
+    they are one tensor.
     """
     return tuple(operand_indices((call.args, tuple(value for _, value in call.kwargs))))
 

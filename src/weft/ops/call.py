@@ -27,7 +27,8 @@ class Operand:
     index: int
 
 
-# A node of an argument tree: an operand, a scalar, a constant of torch, or a tuple of arguments (lists become tuples).
+# A node of an argument tree: an operand, a scalar, a constant of torch, or a tuple of arguments
+# (lists become tuples).
 Argument: TypeAlias = (
     "Operand | Token | bool | int | float | complex | str | None | tuple[Argument, ...]"
 )
@@ -45,8 +46,9 @@ class TensorSpec:
 class OpCall:
     """One call of the op `op`, such as "aten.mm.default".
 
-    `operands` are the tensors in the order of their first appearance in `args`, then `kwargs`; the trees hold
-    `Operand(i)` in their place. `results` has one entry for each output; an output that is no tensor (None) is None.
+    `operands` are the tensors in the order of their first appearance in `args`, then `kwargs`; the
+    trees hold `Operand(i)` in their place. `results` has one entry for each output; an output that
+    is no tensor (None) is None.
     """
 
     op: str

@@ -14,9 +14,9 @@ from weft.units import ITEM_SIZE, Bytes, Flops
 def flops(call: OpCall) -> Flops:
     """Floating-point operations of one call.
 
-    A multiply and an add for each point of the iteration space where two operands share a contracted factor (matrix
-    products, convolutions), none for views, otherwise one for each element of the largest tensor of numbers
-    (truth values are none); rules may say more.
+    A multiply and an add for each point of the iteration space where two operands share a
+    contracted factor (matrix products, convolutions), none for views, otherwise one for each
+    element of the largest tensor of numbers (truth values are none); rules may say more.
 
     Raises:
         RuleError: when the op has no rule.

@@ -1,17 +1,17 @@
 """The factor notation: which dimensions of an op's operands and results are one and the same.
 
-A factor names a dimension of the op's iteration space. Splitting it along a grid axis splits every operand and
-result that carries it; operands without it are Broadcast. `"m k+, k n -> m n"` reads:
+A factor names a dimension of the op's iteration space. Splitting it along a grid axis splits every
+operand and result that carries it; operands without it are Broadcast. `"m k+, k n -> m n"` reads:
 
-- terms separated by commas stand for the leading arguments of the op; those that are no tensors are skipped, and `_`
-  may stand for one that never is. Right of the arrow stand the results.
-- `k+` is contracted: results without it become Partial when it is split. A factor that some result lacks and that
-  has no mark stays whole.
+- terms separated by commas stand for the leading arguments of the op; those that are no tensors are
+  skipped, and `_` may stand for one that never is. Right of the arrow stand the results.
+- `k+` is contracted: results without it become Partial when it is split. A factor that some result
+  lacks and that has no mark stays whole.
 - `d!` is whole: never split. `1` is a dimension that is never split and has no name.
-- `...` stands for any number of leading dimensions, aligned at the right; `...+` contracts them, `...!` keeps them
-  whole.
-- a tensor with fewer dimensions than its term has names carries the last ones, and a dimension of size 1 where others
-  have more is not split: both as in broadcasting.
+- `...` stands for any number of leading dimensions, aligned at the right; `...+` contracts them,
+  `...!` keeps them whole.
+- a tensor with fewer dimensions than its term has names carries the last ones, and a dimension of
+  size 1 where others have more is not split: both as in broadcasting.
 
 The notation follows the one-line sharding rules of nnScaler.
 """
@@ -40,8 +40,8 @@ class Factors:
         results: the same for each result; `()` for one that is no tensor.
         contracted: factors whose split makes results without them Partial.
         whole: factors that are never split.
-        hidden: (factor, size) of sizes that stand in no shape but must be split with the factor, such as the number of
-            groups of a convolution.
+        hidden: (factor, size) of sizes that stand in no shape but must be split with the factor,
+            such as the number of groups of a convolution.
     """
 
     operands: tuple[Dims, ...]

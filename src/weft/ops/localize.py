@@ -12,7 +12,8 @@ from weft.ops.rule import Cut, rule_of
 def localize(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
     """The call that rank `index` of an axis of `parts` ranks runs: local shapes, adapted arguments.
 
-    For a grid of several axes, apply it axis by axis, outermost first, each on the result of the one before.
+    For a grid of several axes, apply it axis by axis, outermost first, each on the result of the
+    one before.
 
     Args:
         call: the call on whole tensors (whole along this axis).

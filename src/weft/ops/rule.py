@@ -13,7 +13,8 @@ from weft.ops.call import OpCall, Signature
 from weft.ops.factors import Factors, bind, parse_factors, whole_factors, without_broadcasts
 from weft.ops.whole import runs_whole
 
-# Groups of argument positions: the op is linear jointly in each group while all other arguments are fixed.
+# Groups of argument positions: the op is linear jointly in each group while all other arguments are
+# fixed.
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
@@ -85,18 +86,22 @@ def rule(
 
     Args:
         ops: names such as "aten.mm.default".
-        factors: factor notation (see `weft.ops.factors`), or a function from a call to its `Factors`.
+        factors: factor notation (see `weft.ops.factors`), or a function from a call to its
+            `Factors`.
         **options: the other fields of `Rule`:
-            linear: groups of argument positions (or a function from a call to them). Partial(sum) passes when all
-                operands of a group are Partial and all others Broadcast; a number other than 0 in the group forbids it.
-            added: positions of arguments that are added to the rest, as the bias of addmm is: when a factor that they
-                lack is contracted, they must be Partial too, or every rank would add them.
-            monotone: the same as `linear` for the reductions of `extrema`, Partial(max) and Partial(min); numbers do
-                not matter.
+            linear: groups of argument positions (or a function from a call to them). Partial(sum)
+                passes when all operands of a group are Partial and all others Broadcast; a number
+                other than 0 in the group forbids it.
+            added: positions of arguments that are added to the rest, as the bias of addmm is: when
+                a factor that they lack is contracted, they must be Partial too, or every rank would
+                add them.
+            monotone: the same as `linear` for the reductions of `extrema`, Partial(max) and
+                Partial(min); numbers do not matter.
             reduction: of results that lack a contracted factor.
-            adapt: function (call with local shapes, Cut) -> local call, where arguments name sizes or positions.
-            ignored: positions of arguments (or a function from a call to them) whose values do not matter: where they
-                are Broadcast, they may also be Partial(sum).
+            adapt: function (call with local shapes, Cut) -> local call, where arguments name sizes
+                or positions.
+            ignored: positions of arguments (or a function from a call to them) whose values do not
+                matter: where they are Broadcast, they may also be Partial(sum).
             view: whether the op moves no data.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 

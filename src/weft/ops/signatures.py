@@ -18,8 +18,8 @@ from weft.ops.rule import Groups, Rule, rule_of
 def signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
     """All legal signatures of `call` along one grid axis of `parts` ranks; the all-Broadcast one first.
 
-    A factor may be split when it has at least `parts` elements; where a view merges or splits dimensions, the split
-    dimensions must be divisible by `parts`, so that the shards agree.
+    A factor may be split when it has at least `parts` elements; where a view merges or splits
+    dimensions, the split dimensions must be divisible by `parts`, so that the shards agree.
 
     Raises:
         RuleError: when the op has no rule.

@@ -1,8 +1,9 @@
 """Ops without a rule of their own that run whole: every operand is gathered, every rank computes the whole result.
 
-That is right for any ATen op that is a function: its results depend on the values of its operands alone, their shapes
-not on values. What is not (random draws, results whose shape depends on data, writes in place, meanings that
-depend on strides) stands here by name, because rules do not know torch; a test holds the names against its schemas.
+That is right for any ATen op that is a function: its results depend on the values of its operands
+alone, their shapes not on values. What is not (random draws, results whose shape depends on data,
+writes in place, meanings that depend on strides) stands here by name, because rules do not know
+torch; a test holds the names against its schemas.
 """
 
 from __future__ import annotations

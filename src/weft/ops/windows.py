@@ -1,10 +1,12 @@
 """Windows: what a rank reads of a tensor when kernels slide along a dimension that is split.
 
-A convolution or a pooling that is split along space needs, beside a rank's own rows, the border rows of its neighbours:
-the halo. So its operands are not cut into balanced shards but into windows that overlap; the compiler has every rank
-fetch its window from whoever holds it. What the window lacks at the outer ends is padding, which the local op adds.
+A convolution or a pooling that is split along space needs, beside a rank's own rows, the border
+rows of its neighbours: the halo. So its operands are not cut into balanced shards but into windows
+that overlap; the compiler has every rank fetch its window from whoever holds it. What the window
+lacks at the outer ends is padding, which the local op adds.
 
-Signatures with windows stand apart from `weft.ops.signatures`: who takes them must fetch the windows.
+Signatures with windows stand apart from `weft.ops.signatures`: who takes them must fetch the
+windows.
 """
 
 from __future__ import annotations
@@ -109,8 +111,10 @@ class Sliding:
     """How an op slides.
 
     Attributes:
-        frames: from a call on whole tensors to the frames of its last dimensions; () where it does not slide.
-        windows: from a call to what its arguments are cut to: position -> "read", "returned", or "own".
+        frames: from a call on whole tensors to the frames of its last dimensions; () where it does
+            not slide.
+        windows: from a call to what its arguments are cut to: position -> "read", "returned", or
+            "own".
         partial: numbers of the results that add up over the ranks; all others are split.
         arity: number of arguments of the op; the local op takes the frames after them.
         defaults: of the arguments that may be missing.

@@ -57,8 +57,9 @@ class Program:
         """Run one step on every rank of this process.
 
         Args:
-            batch: built like the example batch. Plain tensors are the whole batch, the same on all ranks; each rank
-                takes its part. A leaf that is a global tensor, as `weft.from_local` makes, lies there already.
+            batch: built like the example batch. Plain tensors are the whole batch, the same on all
+                ranks; each rank takes its part. A leaf that is a global tensor, as
+                `weft.from_local` makes, lies there already.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
@@ -76,7 +77,8 @@ class Program:
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.
 
-        The model is in eval mode. `step` of the new program returns what `function` returns, with whole tensors.
+        The model is in eval mode. `step` of the new program returns what `function` returns, with
+        whole tensors.
         """
         batch, _ = without_shards(example_batch)
         captured, compiled = evaluation(self._setting, self.graph, function, batch)
@@ -85,7 +87,8 @@ class Program:
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
 
-        Every process must call it. The tensors are on the placement's device, the same on every rank.
+        Every process must call it. The tensors are on the placement's device, the same on every
+        rank.
         """
         compiled = gathering(self._setting, self.graph)
         executors = build(self._setting, {}, compiled, None)

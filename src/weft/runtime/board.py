@@ -21,7 +21,8 @@ class FailureBoard:
     """The first failure of the job, known to all ranks. Every rank has an entry of its own, which it watches.
 
     Args:
-        store: the job's store (`torch.distributed.Store`); used over two connections of the board's own.
+        store: the job's store (`torch.distributed.Store`); used over two connections of the board's
+            own.
         rank: this rank.
         size: number of ranks.
 

@@ -35,8 +35,9 @@ def run_steps(
 ) -> Tensor | None:
     """Take this rank's part of a tensor from one layout to another.
 
-    Every rank of both placements must call this with the same arguments, but for `tensor` and `rank`. Gradients are the
-    caller's matter (see `weft.boxing.gradient_layout`): call it where autograd does not record.
+    Every rank of both placements must call this with the same arguments, but for `tensor` and
+    `rank`. Gradients are the caller's matter (see `weft.boxing.gradient_layout`): call it where
+    autograd does not record.
 
     Args:
         tensor: this rank's local tensor; None on a rank that is not in the source's placement.
@@ -47,8 +48,8 @@ def run_steps(
         channel_of: gives the channel of a group; `box_groups` lists the groups beforehand.
 
     Returns:
-        The new local tensor, which may be `tensor` itself or share its memory; None on a rank that is not in the
-        target's placement.
+        The new local tensor, which may be `tensor` itself or share its memory; None on a rank that
+        is not in the target's placement.
 
     Raises:
         LayoutError: when a layout does not fit the shape or the dtype.

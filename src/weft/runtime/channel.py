@@ -56,8 +56,10 @@ class Channel(ABC):
         """Send contiguous tensors to peers and fill contiguous buffers from them.
 
         Args:
-            sends: for every peer, what it gets, in order; what stands at this rank's own place is ignored.
-            receives: for every peer, buffers for what it sends here: same number, shapes and dtypes.
+            sends: for every peer, what it gets, in order; what stands at this rank's own place is
+                ignored.
+            receives: for every peer, buffers for what it sends here: same number, shapes and
+                dtypes.
         """
         self.sent[self.running] += sum(
             part.nbytes for peer, parts in enumerate(sends) if peer != self.index for part in parts
@@ -79,12 +81,13 @@ class Channel(ABC):
     def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
         """Reduce a contiguous tensor over all ranks; every rank gets the same bits. May overwrite `tensor`.
 
-        Each rank reduces one piece and sends it to all. Two ranks send each other everything, in one exchange: the
-        bytes are the same.
+        Each rank reduces one piece and sends it to all. Two ranks send each other everything, in
+        one exchange: the bytes are the same.
 
         Args:
             tensor: any shape and dtype, the same on all ranks.
-            reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is "and").
+            reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is
+                "and").
         """
         with self.counting("all_reduce"):
             if self.size == 2:
@@ -99,7 +102,8 @@ class Channel(ABC):
         """Reduce piece `i` of all ranks on rank `i`, in the order of the ranks.
 
         Args:
-            pieces: one contiguous tensor for every rank; shapes may differ between pieces, not between ranks.
+            pieces: one contiguous tensor for every rank; shapes may differ between pieces, not
+                between ranks.
             reduction: one of `weft.layout.REDUCTIONS`.
         """
         mine = pieces[self.index]
@@ -151,7 +155,8 @@ def reduce_in_order(tensors: Sequence[Tensor], reduction: str) -> Tensor:
     """Reduce tensors of one shape from first to last into a fresh tensor."""
     dtype = tensors[0].dtype
     if dtype in _SIGNED:
-        # With its first bit turned, an unsigned integer has its place in the order of the signed ones.
+        # With its first bit turned, an unsigned integer has its place in the order of the signed
+        # ones.
         turned = torch.iinfo(_SIGNED[dtype]).min if reduction in ("max", "min") else 0
         signed = [tensor.view(_SIGNED[dtype]) ^ turned for tensor in tensors]
         return (reduce_in_order(signed, reduction) ^ turned).view(dtype)

@@ -1,8 +1,9 @@
 """Check a sharding rule by running it: every declared signature on small shards against the whole result.
 
-`check_call` also tries all other combinations of Split, Broadcast and Partial(sum) and reports those that work although
-the rule misses them. A signature that works on one draw of random numbers may still be wrong for others, and a missing
-one that works may work by chance; that it fails is certain.
+`check_call` also tries all other combinations of Split, Broadcast and Partial(sum) and reports
+those that work although the rule misses them. A signature that works on one draw of random numbers
+may still be wrong for others, and a missing one that works may work by chance; that it fails is
+certain.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Report:
     Attributes:
         op: the op.
         checked: the declared signatures that ran.
-        mismatches: one line for each declared signature that is wrong: the signature, and what differs.
+        mismatches: one line for each declared signature that is wrong: the signature, and what
+            differs.
         missing: combinations that work although the rule does not declare them.
     """
 
@@ -81,7 +83,8 @@ def check_call(call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool
     """Run every declared signature of a call on the shards of an axis of `parts` ranks.
 
     Args:
-        call: a call on real tensors, or an `OpCall` for which random operands are drawn (integers are 0 or 1).
+        call: a call on real tensors, or an `OpCall` for which random operands are drawn (integers
+            are 0 or 1).
         parts: number of ranks.
         seed: of the random summands of Partial operands.
         search: also look for legal signatures that the rule misses.
@@ -276,7 +279,8 @@ def close(
     Args:
         found: some tensor.
         expected: what it should be.
-        tolerance: of each element, and of the largest one: sums of large numbers lose the digits of small ones.
+        tolerance: of each element, and of the largest one: sums of large numbers lose the digits of
+            small ones.
         scale: the size of the numbers that were summed, where it is known to be larger.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:

@@ -92,8 +92,9 @@ _lasting_worlds: dict[str, World] = {}
 def current_world(device_type: str = "cpu") -> World:
     """The world that a program runs in.
 
-    That is the local world that is open; else, when torchrun's variables are set or `torch.distributed` is initialised,
-    the world of all its processes; else a world of this one rank.
+    That is the local world that is open; else, when torchrun's variables are set or
+    `torch.distributed` is initialised, the world of all its processes; else a world of this one
+    rank.
 
     Args:
         device_type: "cpu" or "cuda", for a world that is not there yet.

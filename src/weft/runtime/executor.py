@@ -32,16 +32,19 @@ from weft.runtime.world import TIMEOUT
 class Executor:
     """Runs the plan of one rank.
 
-    The compute queue is the thread that calls `step`; every other queue has a thread of its own until `close`.
+    The compute queue is the thread that calls `step`; every other queue has a thread of its own
+    until `close`.
 
     Args:
         plan: what runs.
         channels: this rank's ends of the plan's communicators, by id; closed with the executor.
         device: the rank's device.
-        variables: shards of all inputs of the plan that are no batch; states that the optimizer makes may be missing.
+        variables: shards of all inputs of the plan that are no batch; states that the optimizer
+            makes may be missing.
         optimizer: the user's, for plans with updates.
         seed: of the random ops.
-        first_step: number of the first step, for the random ops; a resumed run goes on where it ended.
+        first_step: number of the first step, for the random ops; a resumed run goes on where it
+            ended.
         timeout: seconds without any act after which a step gives up.
     """
 
@@ -104,8 +107,8 @@ class Executor:
 
         Raises:
             BatchError: when a leaf of the batch is missing.
-            RankFailure: when an actor of this rank raised (its error is the cause), when another rank failed, or when
-                nothing happened for `timeout` seconds. No later step will run.
+            RankFailure: when an actor of this rank raised (its error is the cause), when another
+                rank failed, or when nothing happened for `timeout` seconds. No later step will run.
         """
         if self._failure is not None and not self._raised:
             self._raised = True

@@ -1,7 +1,8 @@
 """Segments as generated Python functions over ATen overloads.
 
-The source is kept: `linecache` knows it, so that a traceback shows the failing call. Intermediate values are deleted
-after their last use. Segments with the same source, such as those of repeated layers, share one code object.
+The source is kept: `linecache` knows it, so that a traceback shows the failing call. Intermediate
+values are deleted after their last use. Segments with the same source, such as those of repeated
+layers, share one code object.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Kernel:
     """A compiled run of local calls.
 
     Attributes:
-        inputs: names of the values that it takes, in the order of `function`'s arguments after `draw`
-            (`draw(size, offset, length, salt, dtype=, device=)` draws `weft.uniform` for the step that runs).
+        inputs: names of the values that it takes, in the order of `function`'s arguments after
+            `draw` (`draw(size, offset, length, salt, dtype=, device=)` draws `weft.uniform` for the
+            step that runs).
         outputs: names of the values that it returns.
         source: what `function` was compiled from.
         function: `function(draw, *inputs) -> tuple of outputs`.

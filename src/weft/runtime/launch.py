@@ -15,7 +15,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-# How often the agent looks at its processes, and how long a process that was told to end may take, in seconds.
+# How often the agent looks at its processes, and how long a process that was told to end may take,
+# in seconds.
 MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10
 
@@ -49,8 +50,8 @@ class Exit:
 def launch(command: Sequence[str], fleet: Fleet) -> tuple[Exit, ...]:
     """Run `command` once for each rank of this node and wait for all of them.
 
-    Each process finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, and shares the
-    cores fairly with the others unless OMP_NUM_THREADS says otherwise.
+    Each process finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
+    and shares the cores fairly with the others unless OMP_NUM_THREADS says otherwise.
 
     Returns:
         the processes that failed on their own; empty when all ended well.

@@ -17,8 +17,8 @@ from weft.runtime.failure import PeerFailure, first_line
 class LocalGroup:
     """What the ranks of one communicator share: a place for each rank's tensors, and a barrier.
 
-    A collective is: put your tensors down, meet, read the others', meet again. After the second meeting all have read,
-    so tensors may be changed or freed.
+    A collective is: put your tensors down, meet, read the others', meet again. After the second
+    meeting all have read, so tensors may be changed or freed.
     """
 
     def __init__(self, ranks: Sequence[int], timeout: float) -> None:

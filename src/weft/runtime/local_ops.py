@@ -14,8 +14,8 @@ from weft.runtime.window_ops import WINDOW_OPS
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
     """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view where that is contiguous.
 
-    Contiguous because some of torch's kernels read saved statistics as if they were: native_layer_norm_backward takes
-    `mean` and `rstd` by their pointers.
+    Contiguous because some of torch's kernels read saved statistics as if they were:
+    native_layer_norm_backward takes `mean` and `rstd` by their pointers.
     """
     return x.narrow(dim, offset, length).contiguous()
 
@@ -81,7 +81,8 @@ def embedding_dense_backward_shard(
     outside = (local < 0) | (local >= rows)
     if padding_idx >= 0:
         outside |= indices == padding_idx
-    # One row more than the shard has takes what lies outside; as the padding row it gets no gradient.
+    # One row more than the shard has takes what lies outside; as the padding row it gets no
+    # gradient.
     local = local.masked_fill(outside, rows)
     whole: Tensor = torch.ops.aten.embedding_dense_backward.default(
         grad, local, rows + 1, rows, scale
@@ -100,8 +101,8 @@ def nll_loss_shard(
     """`weft.nll_loss_shard`: the losses of the targets among this shard's classes, and their total weight.
 
     Args:
-        scores: log-probabilities of classes `[offset, offset + classes)`: `[classes]`, `[n, classes]` or
-            `[n, classes, y, x]`.
+        scores: log-probabilities of classes `[offset, offset + classes)`: `[classes]`, `[n,
+            classes]` or `[n, classes, y, x]`.
         target: whole class numbers, the shape of `scores` without the classes.
         weight: of the shard's classes, `[classes]`, or None.
         reduction: torch's number of "none" or "sum".
@@ -149,7 +150,8 @@ def _of_rank(scores: Tensor, flat: str, image: str) -> Callable[..., Any]:
     return op
 
 
-# `weft.uniform` is missing: its numbers depend on seed and step, which the executor passes (`weft.runtime.random`).
+# `weft.uniform` is missing: its numbers depend on seed and step, which the executor passes
+# (`weft.runtime.random`).
 LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.slice": slice_,
     "weft.pad": pad,

@@ -1,7 +1,8 @@
 """Optimizer updates on local shards, run by torch's own optimizers.
 
-Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that actor's shards, so
-that one `step()` sees them all together and torch's fused or foreach kernels apply.
+Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that
+actor's shards, so that one `step()` sees them all together and torch's fused or foreach kernels
+apply.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class OptimizerUpdates:
     """Updates of one optimizer's parameters.
 
     Args:
-        user: the user's optimizer. Its `param_groups` are read before every step, so schedules work; its own
-            parameters and states stay as they are.
+        user: the user's optimizer. Its `param_groups` are read before every step, so schedules
+            work; its own parameters and states stay as they are.
         updates: what to update; all by `user`'s rule.
-        variables: holds the shards. States of a parameter that it holds are used; those that the optimizer makes in its
-            first step are added to it.
+        variables: holds the shards. States of a parameter that it holds are used; those that the
+            optimizer makes in its first step are added to it.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class OptimizerUpdates:
         self._user = user
         self._variables = variables
         self._keys = [update.key for update in updates]
-        # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays untouched.
+        # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays
+        # untouched.
         self._shards = [variables[update.key].detach() for update in updates]
         self._indices = sorted({update.group for update in updates})
         self._optimizer = _bare_copy(user)
@@ -68,7 +70,8 @@ class OptimizerUpdates:
         for key, shard in zip(self._keys, self._shards, strict=True):
             if states := variables.states(key):
                 self._optimizer.state[shard] = dict(states)
-        # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite it.
+        # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite
+        # it.
         self._clones = not type(user).__module__.startswith("torch.optim") or any(
             group.get("foreach") for group in self._optimizer.param_groups
         )

@@ -1,8 +1,8 @@
 """Communicators between processes, over process groups of `torch.distributed`.
 
-Gloo is used for its sends and receives only: pieces may differ in size, no piece is copied before it is sent, large
-all-gathers and reduce-scatters are several times faster than Gloo's own, and sums run in the order of the ranks, so
-that every rank gets the same bits as in a local world.
+Gloo is used for its sends and receives only: pieces may differ in size, no piece is copied before
+it is sent, large all-gathers and reduce-scatters are several times faster than Gloo's own, and sums
+run in the order of the ranks, so that every rank gets the same bits as in a local world.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Queue:
         self.name = machine.queue
         self.machine = machine
         self.mailbox: Mailbox = SimpleQueue()
-        # What actors of this queue have yet to read, by register and version; dropped after the last of them. The
-        # producer's queue puts a tensor here before it sends `Ready`.
+        # What actors of this queue have yet to read, by register and version; dropped after the
+        # last of them. The producer's queue puts a tensor here before it sends `Ready`.
         self.tensors: dict[tuple[str, int], Tensor] = {}
         self._works = works
         self._queues = queues
@@ -75,8 +75,8 @@ class Queue:
         act = self._handle(message)
         while act is not None:
             self._run(act)
-            # What arrived meanwhile counts when the next actor is chosen; no other starts while this one is not
-            # finished.
+            # What arrived meanwhile counts when the next actor is chosen; no other starts while
+            # this one is not finished.
             while not self.mailbox.empty():
                 self._handle(self.mailbox.get())
             act = self._handle(Finished(act.actor, act.step))

@@ -1,8 +1,9 @@
 """Random numbers indexed by their global position: the same numbers whatever the layout.
 
 Element number `p` of the whole tensor (row-major) that op `salt` draws in step `step` is a hash of
-`key(seed, step, salt)` and `p`: splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA
-2014) with `p` as its state's index. So any block of any tensor can be drawn by itself, on any device, in any order.
+`key(seed, step, salt)` and `p`: splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014) with `p` as its state's index. So any block of any tensor can be drawn by
+itself, on any device, in any order.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
-# Elements that are hashed at once: some dozen passes over them stay in a core's cache. On other devices it is the
-# launches that cost, not the passes.
+# Elements that are hashed at once: some dozen passes over them stay in a core's cache. On other
+# devices it is the launches that cost, not the passes.
 CPU_CHUNK = 1 << 17
 DEVICE_CHUNK = 1 << 26
 
@@ -53,8 +54,8 @@ def uniform(
         size: shape of the whole tensor.
         offset, length: where the block begins and its shape.
         salt: number of the op in the graph.
-        dtype: a floating dtype; float64 has 53 random bits, every other one is drawn as float32 with 24 and rounded
-            towards zero, so that 1 never comes out.
+        dtype: a floating dtype; float64 has 53 random bits, every other one is drawn as float32
+            with 24 and rounded towards zero, so that 1 never comes out.
         device: where the result is.
 
     Returns:

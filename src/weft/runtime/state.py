@@ -12,8 +12,8 @@ from weft.errors import InternalError
 class Variables(Mapping[str, Tensor]):
     """One rank's shards by the name that users know; shared by the executors of that rank.
 
-    A tensor stays the same object for good, because kernels and optimizers hold on to it: new values are written into
-    it. The states of parameter `p` have the names `p.exp_avg`, `p.step`, ….
+    A tensor stays the same object for good, because kernels and optimizers hold on to it: new
+    values are written into it. The states of parameter `p` have the names `p.exp_avg`, `p.step`, ….
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:

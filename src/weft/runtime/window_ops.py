@@ -1,7 +1,8 @@
 """Convolutions and poolings on windows (`weft.ops.windows`): a rank's own rows of what the whole op gives.
 
-Each op takes the arguments of the ATen op that it stands for, with windows in place of tensors that are cut, and then
-the frames of the last dimensions. What a window lacks at the outer ends of the whole tensor is padded here.
+Each op takes the arguments of the ATen op that it stands for, with windows in place of tensors that
+are cut, and then the frames of the last dimensions. What a window lacks at the outer ends of the
+whole tensor is padded here.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`aten.convolution_backward`: the rank's rows of the input's gradient, its share of the others'.
 
-    `grad` is cut to the rows that the rank's rows of the input went into, its own rows among them; the shares come from
-    its own rows alone, so that they add up.
+    `grad` is cut to the rows that the rank's rows of the input went into, its own rows among them;
+    the shares come from its own rows alone, so that they add up.
     """
     sliding = _frames(frames)
     rest = _rest(sliding)

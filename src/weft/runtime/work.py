@@ -64,7 +64,8 @@ class Rank:
     batches: Batches = field(default_factory=Batches)
 
 
-# `act(step, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and `Work.writes`, in order.
+# `act(step, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
+# `Work.writes`, in order.
 ActFunction = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -160,8 +161,8 @@ def _bind_compute(
     updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
     joined = group_updates(updates, rank.variables, rank.optimizer)
     sources = [name for names, _ in joined for name in names]
-    # Readers of a view of a variable hold back its update. Sources are read while other variables are written, and
-    # results live on after the step: these must be copies.
+    # Readers of a view of a variable hold back its update. Sources are read while other variables
+    # are written, and results live on after the step: these must be copies.
     copied = aliases(calls, _volatile(rank)) & {*sources, *_fetched(rank)}
     kernel = build_kernel(calls, (*writes, *sources), rank.device, copied)
     gather = _bind_operands(kernel.inputs, reads, rank)

@@ -57,8 +57,8 @@ class World(ABC):
     def connect(self, communicators: Sequence[Communicator]) -> Channels:
         """Open communicators, one group for each, in the order given.
 
-        Every process of the job must call this with the same communicators; ranks of this process that are no members
-        of one get no channel for it.
+        Every process of the job must call this with the same communicators; ranks of this process
+        that are no members of one get no channel for it.
         """
 
     @abstractmethod

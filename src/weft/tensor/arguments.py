@@ -1,8 +1,9 @@
 """The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
 
-Numbers that change from call to call, such as an optimizer's step size, must not make a new decision each time. So for
-pointwise ops a float that is no whole number is a `Slot`: the rules see its value at the first call, kernels take it as
-an argument. Elsewhere, where shapes may depend on it, a float belongs to the key.
+Numbers that change from call to call, such as an optimizer's step size, must not make a new
+decision each time. So for pointwise ops a float that is no whole number is a `Slot`: the rules see
+its value at the first call, kernels take it as an argument. Elsewhere, where shapes may depend on
+it, a float belongs to the key.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def box(
         implicit: who needs it without having been told to, for strict mode.
 
     Raises:
-        LayoutError: when the layout does not fit; in strict mode when something implicit moves bytes.
+        LayoutError: when the layout does not fit; in strict mode when something implicit moves
+            bytes.
     """
     if spec.layout == target:
         return spec, locals_

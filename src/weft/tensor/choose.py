@@ -1,7 +1,7 @@
 """The signature that an eager op runs with: the cheapest in boxing and work, given how its operands lie.
 
-The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its operands do, an axis
-along which they already fit a signature keeps it.
+The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its
+operands do, an axis along which they already fit a signature keeps it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PerAxis = tuple[Signature, ...]
 
 _COST = CostModel()
 
-# Beyond two axes only so many signatures of an axis are looked at, those that are cheapest to box into.
+# Beyond two axes only so many signatures of an axis are looked at, those that are cheapest to box
+# into.
 _CANDIDATES = 6
 
 

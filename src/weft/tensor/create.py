@@ -32,7 +32,8 @@ def tensor(
 ) -> GlobalTensor:
     """A global tensor with a whole value: a tensor or nested lists.
 
-    Every process calls it with data of the same shape; the values of the placement's first rank count.
+    Every process calls it with data of the same shape; the values of the placement's first rank
+    count.
 
     Raises:
         LayoutError: when the layout does not fit the data or the world.

@@ -40,7 +40,8 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Raises:
         RuleError: when the op has no rule and is made of no ops that have one.
-        LayoutError: for operands on several placements or plain tensors among them; in strict mode for boxing.
+        LayoutError: for operands on several placements or plain tensors among them; in strict mode
+            for boxing.
         UserError: when torch refuses the whole tensors.
     """
     known = _known.get(id(op))

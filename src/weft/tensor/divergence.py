@@ -25,8 +25,8 @@ _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 def check_agreement(channel: Channel, what: str) -> None:
     """Check that all ranks of a channel are about to run the same collective for the same op.
 
-    Every rank sends a number that stands for its collectives so far and `what` comes next. Only when they differ are
-    the texts exchanged too.
+    Every rank sends a number that stands for its collectives so far and `what` comes next. Only
+    when they differ are the texts exchanged too.
 
     Raises:
         RankFailure: names what every rank runs, and its line.

@@ -46,8 +46,8 @@ def to_dtensor(x: GlobalTensor, device_mesh: DeviceMesh | None = None) -> Any:
 
     Args:
         x: a global tensor; this process has one rank of its placement.
-        device_mesh: with the ranks of the placement; by default a new one, which all processes of the job must make
-            together.
+        device_mesh: with the ranks of the placement; by default a new one, which all processes of
+            the job must make together.
 
     Raises:
         UserError: in a local world of several ranks, or when the mesh has other ranks.

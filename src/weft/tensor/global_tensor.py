@@ -23,8 +23,9 @@ from weft.tensor.spec import Spec, contiguous, layout_for
 class GlobalTensor(Tensor):
     """A tensor of the whole shape whose data lies on the ranks of a placement, as its layout says.
 
-    It computes like any tensor: ops choose how their results lie by the same rules as `weft.compile`, operands that
-    lie otherwise are boxed. Made by `weft.tensor`, `weft.randn`, `weft.from_local`, …
+    It computes like any tensor: ops choose how their results lie by the same rules as
+    `weft.compile`, operands that lie otherwise are boxed. Made by `weft.tensor`, `weft.randn`,
+    `weft.from_local`, …
 
     Attributes:
         spec: shape, dtype and layout.
@@ -84,8 +85,8 @@ class GlobalTensor(Tensor):
     def to_local(self) -> Tensor:
         """The local tensor of this process's rank, sharing memory.
 
-        Differentiable: each rank's gradient is that of what it computes itself, so that gradients of what is Broadcast
-        add up over the ranks.
+        Differentiable: each rank's gradient is that of what it computes itself, so that gradients
+        of what is Broadcast add up over the ranks.
 
         Raises:
             UserError: when this process has several ranks of the placement, or none.

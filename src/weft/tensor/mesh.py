@@ -46,7 +46,8 @@ class Mesh:
 
 # None where this process is not in the group.
 _channels: WeakKeyDictionary[World, dict[tuple[int, ...], Channel | None]] = WeakKeyDictionary()
-# By world; local worlds share theirs: all ranks live in this process, and tensors outlive the world they were made in.
+# By world; local worlds share theirs: all ranks live in this process, and tensors outlive the world
+# they were made in.
 _meshes: dict[tuple[World | None, Placement], Mesh] = {}
 
 

@@ -23,13 +23,15 @@ def distribute(
 ) -> Module:
     """Make the parameters and buffers of a module global, in place.
 
-    Gradients of parameters are brought to the layout of their parameter as soon as they are complete.
+    Gradients of parameters are brought to the layout of their parameter as soon as they are
+    complete.
 
     Args:
-        module: on each process with the same shapes; the values of the placement's first rank count.
+        module: on each process with the same shapes; the values of the placement's first rank
+            count.
         placement: where the parameters lie.
-        layouts: shell-like patterns of names and the SBP of what they match; the first that matches counts. What none
-            matches, and scalars, are Broadcast.
+        layouts: shell-like patterns of names and the SBP of what they match; the first that matches
+            counts. What none matches, and scalars, are Broadcast.
 
     Returns:
         `module` itself.

@@ -1,7 +1,7 @@
 """Random ops on global tensors: the same numbers in every layout, on any number of ranks.
 
-Every draw takes the next number of a counter that runs alike on all ranks, and draws by global position
-(`weft.runtime.random`).
+Every draw takes the next number of a counter that runs alike on all ranks, and draws by global
+position (`weft.runtime.random`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _stream = _Stream()
 def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
-    With None, and as long as it was never called, they use torch's seed, and start anew when `torch.manual_seed` is
-    called with another one.
+    With None, and as long as it was never called, they use torch's seed, and start anew when
+    `torch.manual_seed` is called with another one.
     """
     _stream.given, _stream.seed = seed, None
 
@@ -58,7 +58,8 @@ class Drawing(DispatchMode):  # type: ignore[no-untyped-call]
     Args:
         kind: the class of global tensors.
         mesh: where.
-        layout, shape: a draw of this shape lies so, Partial taken as Broadcast; every other one is Broadcast.
+        layout, shape: a draw of this shape lies so, Partial taken as Broadcast; every other one is
+            Broadcast.
     """
 
     def __init__(self, kind: Any, mesh: Mesh, layout: Layout, shape: tuple[int, ...]) -> None:

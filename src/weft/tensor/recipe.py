@@ -39,7 +39,8 @@ class Recipe:
         chains: how each operand is boxed; None where it stays.
         boxed: whether any operand is boxed.
         moved: bytes that boxing moves.
-        kernels: for each rank of this process, a function of the operands' local tensors and the floats.
+        kernels: for each rank of this process, a function of the operands' local tensors and the
+            floats.
         results: the specs of the results; what is no tensor stands there itself.
         listed: whether the op returns a list.
         viewed: whether the result should share its operand's memory, but may not.

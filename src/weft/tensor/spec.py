@@ -68,7 +68,8 @@ def layout_for(
     """The layout that a user's `sbp=` means for a tensor of `shape`: one SBP stands for every axis.
 
     Raises:
-        LayoutError: when it is no SBP, a wrong number of them, or splits a dimension that is not there.
+        LayoutError: when it is no SBP, a wrong number of them, or splits a dimension that is not
+            there.
     """
     every = tuple(sbp) if isinstance(sbp, Sequence) else (sbp,) * placement.axes
     if not all(isinstance(part, Split | Broadcast | Partial) for part in every):

@@ -23,7 +23,8 @@ from weft.tensor.writes import fused_update, in_place
 
 aten = torch.ops.aten
 
-# Called with the class of global tensors, the op and its arguments; NotImplemented sends the op to its rule.
+# Called with the class of global tensors, the op and its arguments; NotImplemented sends the op to
+# its rule.
 Way: TypeAlias = Callable[[type, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd

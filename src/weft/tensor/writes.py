@@ -20,7 +20,8 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Raises:
         UserError: for ops that write elsewhere (`out=`), or a result of another shape.
-        LayoutError: when the written tensor is plain, or a view that could not share its base's memory.
+        LayoutError: when the written tensor is plain, or a view that could not share its base's
+            memory.
     """
     target = args[0] if args else None
     common_mesh(kind, op, [value for value in args if isinstance(value, Tensor)])
@@ -48,8 +49,8 @@ def write(target: Any, made: Any) -> None:
 def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A fused optimizer's update, element by element: each rank updates its parts.
 
-    The first list are the parameters, the second their gradients, which are brought to the layout of the parameters;
-    every other list of global tensors holds states, which must lie so already.
+    The first list are the parameters, the second their gradients, which are brought to the layout
+    of the parameters; every other list of global tensors holds states, which must lie so already.
     """
     parameters, gradients, *others = args
     boxed = [

@@ -46,7 +46,8 @@ def _mask_dims(shape: tuple[int, ...]) -> Dims:
 def _cpu(first: int, results: tuple[str, ...], contracted: str) -> Callable[[OpCall], Factors]:
     """Factors of the CPU kernel; `first` counts the tensors before the query.
 
-    A causal mask counts positions from the first query, so that queries and keys stay whole under it.
+    A causal mask counts positions from the first query, so that queries and keys stay whole under
+    it.
     """
 
     def factors(call: OpCall) -> Factors:

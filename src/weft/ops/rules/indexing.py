@@ -61,8 +61,8 @@ def _read_bytes(call: OpCall) -> int:
 def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], Dims]:
     """Factors of `x`, of each index tensor, and of `x[indices]`.
 
-    Indexed dimensions are whole; index tensors broadcast to common dimensions j0, j1, … that stand at the first
-    indexed dimension, or in front when a `None` lies between indexed ones.
+    Indexed dimensions are whole; index tensors broadcast to common dimensions j0, j1, … that stand
+    at the first indexed dimension, or in front when a `None` lies between indexed ones.
     """
     at = [i for i, value in enumerate(indices) if isinstance(value, Operand)]
     ranks = [len(source.operands[indices[i].index].shape) for i in at]
@@ -118,8 +118,9 @@ def _index_add(call: OpCall) -> Factors:
 def _along(call: OpCall) -> tuple[Dims, Dims]:
     """Factors of `x` and of `index` in gather and scatter.
 
-    The dimension that is indexed is a factor of the index alone. In the others, a smaller index (or one smaller than
-    the source) uses the first elements only, so that they go together only where all sizes are equal.
+    The dimension that is indexed is a factor of the index alone. In the others, a smaller index (or
+    one smaller than the source) uses the first elements only, so that they go together only where
+    all sizes are equal.
     """
     x, index, *source = slot_specs(call)
     dim = normal_dim(argument(call, 1, "dim"), len(x.shape))

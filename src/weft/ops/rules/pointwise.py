@@ -8,7 +8,8 @@ from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
 
 IDENTITIES = "alias clone contiguous detach lift_fresh_copy positive"
 
-# Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below zero.)
+# Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below
+# zero.)
 INCREASING = """
     asinh atan ceil clamp elu erf exp exp2 expm1 floor hardsigmoid hardtanh relu relu6 round
     round.decimals selu sigmoid sign sinh softplus tanh trunc"""

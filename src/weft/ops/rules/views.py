@@ -212,7 +212,8 @@ def _unfold_backward(call: OpCall) -> Factors:
     return Factors(((*names, WHOLE),), (names,))
 
 
-# A shard may be laid out otherwise than the whole (a slice of it, say), so that its view may need a copy.
+# A shard may be laid out otherwise than the whole (a slice of it, say), so that its view may need a
+# copy.
 rule(
     aten("view _unsafe_view reshape"),
     reshape_factors,
