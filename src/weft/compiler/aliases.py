@@ -22,10 +22,13 @@ from weft.ir.plan import (
 VIEW_OPS = frozenset(
     f"aten.{name}"
     for name in (
+        "_conj.default",
+        "_neg_view.default",
         "_reshape_alias.default",
         "_unsafe_view.default",
         "alias.default",
         "as_strided.default",
+        "broadcast_to.default",
         "chunk.default",
         "contiguous.default",
         "detach.default",
@@ -51,6 +54,7 @@ VIEW_OPS = frozenset(
         "t.default",
         "transpose.int",
         "unbind.int",
+        "unflatten.int",
         "unfold.default",
         "unsqueeze.default",
         "view.default",
