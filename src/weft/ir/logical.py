@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.ir.nodes import (
+    FORWARD,
     ROLES,
     VARIABLE_ROLES,
     Arg,
@@ -16,19 +17,23 @@ from weft.ir.nodes import (
     Location,
     Node,
     Output,
+    Phase,
+    PhaseKind,
     Ref,
     Role,
     Update,
     Value,
+    Varying,
     node_outputs,
     node_uses,
     refs,
 )
 from weft.ir.printer import node_text
-from weft.ir.text import placement_lines, quoted
+from weft.ir.text import micro_text, placement_lines, quoted
 from weft.layout import Placement
 
 __all__ = [
+    "FORWARD",
     "ROLES",
     "VARIABLE_ROLES",
     "Arg",
@@ -39,10 +44,13 @@ __all__ = [
     "LogicalGraph",
     "Node",
     "Output",
+    "Phase",
+    "PhaseKind",
     "Ref",
     "Role",
     "Update",
     "Value",
+    "Varying",
     "node_outputs",
     "node_uses",
     "refs",
@@ -54,11 +62,13 @@ class LogicalGraph:
     """A training or evaluation step at logical size.
 
     Order of `nodes`: inputs, then calls and boxings in topological order, then updates, then
-        outputs.
+        outputs. With `micro_batches` > 1, values that depend on the batch are those of one
+        micro-batch (`weft.compiler.loops` tells which).
     """
 
     name: str
     nodes: tuple[Node, ...]
+    micro_batches: int = 1
 
     @cached_property
     def values(self) -> dict[str, Value]:
@@ -87,7 +97,8 @@ class LogicalGraph:
 
     def __str__(self) -> str:
         """One node a line; `weft.ir.parse_graph` reads it back to an equal graph."""
-        header = [f"graph {quoted(self.name)}", *placement_lines(self.placements)]
+        first = f"graph {quoted(self.name)}{micro_text(self.micro_batches)}"
+        header = [first, *placement_lines(self.placements)]
         return "\n".join(header + [node_text(node, self.placements) for node in self.nodes]) + "\n"
 
     def of_kind(self, kind: type[Any]) -> list[Any]:

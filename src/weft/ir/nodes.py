@@ -11,11 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 from weft.layout import Layout
 from weft.ops.call import Token
+from weft.ops.call import Varying as Varying
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
 # Roles whose values live on from one step to the next.
 VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
+
+# What a call is part of, for schedules; "weight" is the part of backward that makes the gradients
+# of parameters, which nothing waits for.
+PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,9 @@ class Ref:
 
 # A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered
 # operands.
-Arg: TypeAlias = "Ref | Token | bool | int | float | complex | str | None | tuple[Arg, ...]"
+Arg: TypeAlias = (
+    "Ref | Token | Varying | bool | int | float | complex | str | None | tuple[Arg, ...]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +57,33 @@ class Location:
         module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the
             model.
         backward: whether the node belongs to the backward pass of that line.
+        stage: what `with weft.stage(i)` around the line says; None outside of one.
     """
 
     file: str
     line: int
     module: str = ""
     backward: bool = False
+    stage: int | None = None
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
         inside = f" in {self.module}" if self.module else ""
         return f"{where}{inside}{' (backward)' if self.backward else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The stage that runs a call, and whether it belongs to its forward or its backward."""
+
+    stage: int
+    kind: PhaseKind
+
+    def __str__(self) -> str:
+        return f"{{{self.stage} {self.kind}}}"
+
+
+FORWARD = Phase(0, "forward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +108,7 @@ class Call:
     kwargs: tuple[tuple[str, Arg], ...]
     outputs: tuple[Value | None, ...]
     location: Location | None = None
+    phase: Phase = FORWARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def parse_graph(text: str) -> LogicalGraph:
         raise Scanner("", 1).error('expected graph "name", found nothing')
     header = Scanner(lines[0][1], lines[0][0])
     header.expect("graph")
-    name = header.string()
+    name, micro_batches = header.string(), header.micro()
     header.end()
     placements: list[Placement] = []
     nodes: list[Node] = []
@@ -41,7 +41,7 @@ def parse_graph(text: str) -> LogicalGraph:
         else:
             nodes.append(_node(scanner, placements))
         scanner.end()
-    return LogicalGraph(name, tuple(nodes))
+    return LogicalGraph(name, tuple(nodes), micro_batches)
 
 
 def _node(scanner: Scanner, placements: list[Placement]) -> Node:
@@ -84,7 +84,8 @@ def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]
         if name is None:
             scanner.expect("_")
         outputs.append(None if name is None else _value(scanner, name, placements))
-    return Call(op, args, kwargs, tuple(outputs), _location(scanner))
+    phase = scanner.phase()
+    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase)
 
 
 def _location(scanner: Scanner) -> Location | None:
@@ -94,7 +95,8 @@ def _location(scanner: Scanner) -> Location | None:
     scanner.expect(":")
     line = scanner.integer()
     module = scanner.string() if scanner.accept("in") else ""
-    return Location(file, line, module, scanner.accept("backward"))
+    stage = scanner.integer() if scanner.accept("stage") else None
+    return Location(file, line, module, scanner.accept("backward"), stage)
 
 
 def _box(scanner: Scanner, name: str, placements: list[Placement]) -> Box:

@@ -25,13 +25,14 @@ from weft.ir.plan_nodes import (
     LocalOutput,
     LocalUpdate,
     LocalValue,
+    Order,
     Piece,
     Register,
     RegisterKind,
     Transfer,
 )
-from weft.ir.plan_printer import actor_text, input_text, local_text, register_text
-from weft.ir.text import argument_text, quoted
+from weft.ir.plan_printer import actor_text, input_text, local_text, order_text, register_text
+from weft.ir.text import argument_text, micro_text, quoted
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -54,6 +55,7 @@ __all__ = [
     "LocalProgram",
     "LocalUpdate",
     "LocalValue",
+    "Order",
     "Piece",
     "Plan",
     "RankPlan",
@@ -65,12 +67,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LocalProgram:
-    """One rank's view of the step, in the order it may run on one thread."""
+    """One rank's view of the step, in the order it may run on one thread.
+
+    `loop` names the values that are made once for each of the `micro_batches`.
+    """
 
     rank: int
     inputs: tuple[LocalInput, ...]
     nodes: tuple[LocalNode, ...]
     outputs: tuple[LocalOutput, ...]
+    micro_batches: int = 1
+    loop: frozenset[str] = frozenset()
 
     @cached_property
     def values(self) -> dict[str, LocalValue]:
@@ -80,22 +87,31 @@ class LocalProgram:
 
     def __str__(self) -> str:
         outputs = [f"output {quoted(output.key)} %{output.name}" for output in self.outputs]
-        lines = [f"local program of rank {self.rank}", *map(input_text, self.inputs)]
-        return "\n".join(lines + [local_text(node) for node in self.nodes] + outputs) + "\n"
+        head = f"local program of rank {self.rank}{micro_text(self.micro_batches)}"
+        loop = [f"loop {' '.join(f'%{name}' for name in sorted(self.loop))}"] if self.loop else []
+        lines = [head, *loop, *map(input_text, self.inputs), *map(local_text, self.nodes)]
+        return "\n".join(lines + outputs) + "\n"
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank runs. `actors[i].id == i`; within a queue, actors stand in the order of their work."""
+    """What one rank runs. `actors[i].id == i`; within a queue, actors stand in the order of their work.
+
+    An in-order queue with an entry in `orders` runs a step's acts in that order, any other one in
+    the order of its actors.
+    """
 
     rank: int
     inputs: tuple[LocalInput, ...]
     actors: tuple[Actor, ...]
     registers: tuple[Register, ...]
+    micro_batches: int = 1
+    orders: tuple[Order, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"rank {self.rank}", *map(input_text, self.inputs)]
-        lines += [*map(register_text, self.registers), *map(actor_text, self.actors)]
+        lines = [f"rank {self.rank}{micro_text(self.micro_batches)}", *map(input_text, self.inputs)]
+        lines += [*map(order_text, self.orders), *map(register_text, self.registers)]
+        lines += map(actor_text, self.actors)
         return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """The parts of a plan: local nodes, registers, and the actors that they belong to.
 
 A rank's local nodes work on plain local tensors. Actors are bound to queues; tensors that pass from
-one actor to another stand in registers. Each actor acts once a step.
+one actor to another stand in registers. An actor acts once a step, or once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from weft.ir.nodes import Arg, Role, refs
+from weft.ir.nodes import FORWARD, Arg, Phase, Role, refs
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
@@ -22,9 +22,20 @@ COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
     "all_to_all",
 )
 
-# A register's contents, for the memory table.
+# A register's contents, for the memory table; "gradient": accumulated over micro-batches, "host":
+# kept in the host's memory. A "control" register holds no tensor: its versions only make one actor
+# wait for another.
 RegisterKind: TypeAlias = Literal[
-    "parameter", "buffer", "state", "batch", "constant", "activation", "communication"
+    "parameter",
+    "buffer",
+    "state",
+    "batch",
+    "constant",
+    "activation",
+    "communication",
+    "gradient",
+    "host",
+    "control",
 ]
 
 # Queues: "compute" (the device's stream), "host" (feeding the batch, fetching results),
@@ -62,6 +73,7 @@ class LocalCall:
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
     outputs: tuple[LocalValue | None, ...]
+    phase: Phase = FORWARD
 
     @property
     def reads(self) -> set[str]:
@@ -84,6 +96,7 @@ class LocalUpdate:
     states: tuple[str, ...]
     group: int
     key: str
+    phase: Phase = FORWARD
 
     @property
     def reads(self) -> set[str]:
@@ -126,6 +139,7 @@ class Collective:
     sizes: tuple[int, ...] = ()
     split_sizes: tuple[int, ...] = ()
     bytes: int = 0
+    phase: Phase = FORWARD
 
     @property
     def reads(self) -> set[str]:
@@ -159,6 +173,7 @@ class Transfer:
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
     bytes: int = 0
+    phase: Phase = FORWARD
 
     @property
     def kind(self) -> Literal["transfer"]:
@@ -208,6 +223,8 @@ class Register:
         consumers: ids of the actors that read it (never the producer).
         credits: how many versions may exist at a time.
         full: whether a version is there before the first step (variables and constants).
+        rate: versions per step: 1, or one for each micro-batch. An actor that acts more often
+            writes its version over all its acts of the step, and reads the same one in all of them.
     """
 
     value: LocalValue
@@ -216,6 +233,7 @@ class Register:
     consumers: tuple[int, ...]
     credits: int = 1
     full: bool = False
+    rate: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +255,11 @@ class Compute:
     """A segment: local calls and updates that run without a stop on the compute queue.
 
     `produces` holds fresh tensors and the variables that the segment updates in place.
+
+    Attributes:
+        acts: acts per step: 1, or one for each micro-batch.
+        priority: of two actors of a queue that may act for one step, the lower number goes first.
+        phase: that of its nodes.
     """
 
     id: int
@@ -244,23 +267,39 @@ class Compute:
     consumes: tuple[str, ...]
     produces: tuple[str, ...]
     queue: str = COMPUTE
+    acts: int = 1
+    priority: int = 0
+    phase: Phase = FORWARD
 
 
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """One or more collectives of one kind, or one transfer, on one communicator, run as one."""
+    """One or more collectives of one kind, or one transfer, on one communicator, run as one.
+
+    Attributes:
+        acts, priority, phase: as those of `Compute`.
+        waits: control registers that it consumes.
+        signals: control registers that it produces.
+    """
 
     id: int
     collectives: tuple[Exchange, ...]
     queue: str
+    acts: int = 1
+    priority: int = 0
+    phase: Phase = FORWARD
+    waits: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
 
     @property
     def consumes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for each in self.collectives for name in each.reads))
+        read = dict.fromkeys(name for each in self.collectives for name in each.reads)
+        return (*read, *self.waits)
 
     @property
     def produces(self) -> tuple[str, ...]:
-        return tuple(value.name for each in self.collectives for value in each.makes)
+        made = (value.name for each in self.collectives for value in each.makes)
+        return (*made, *self.signals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +327,14 @@ class Hold:
     @property
     def consumes(self) -> tuple[str, ...]:
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of one step's acts on an in-order queue: (actor id, micro-batch)."""
+
+    queue: str
+    acts: tuple[tuple[int, int], ...]
 
 
 Actor: TypeAlias = Feed | Compute | Communicate | Fetch | Hold

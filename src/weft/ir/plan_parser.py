@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from weft.ir.nodes import ROLES, Ref
+from weft.ir.nodes import ROLES, Phase, Ref
 from weft.ir.plan import Plan, RankPlan
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
@@ -22,6 +22,7 @@ from weft.ir.plan_nodes import (
     LocalNode,
     LocalUpdate,
     LocalValue,
+    Order,
     Register,
     RegisterKind,
     Transfer,
@@ -34,6 +35,8 @@ class _Rank:
     """One rank's plan while its lines are read; the lines of an actor's body follow its head."""
 
     rank: int
+    micro_batches: int = 1
+    orders: list[Order] = field(default_factory=list)
     inputs: list[LocalInput] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     heads: list[tuple[Actor, list[LocalNode]]] = field(default_factory=list)
@@ -55,7 +58,7 @@ def parse_plan(text: str) -> Plan:
         elif scanner.accept("communicator"):
             communicators.append(_communicator(scanner))
         elif scanner.accept("rank"):
-            ranks.append(_Rank(scanner.integer()))
+            ranks.append(_Rank(scanner.integer(), scanner.micro()))
         elif not ranks:
             raise scanner.error("expected a communicator or a rank")
         else:
@@ -73,6 +76,8 @@ def _communicator(scanner: Scanner) -> Communicator:
 def _rank_line(scanner: Scanner, rank: _Rank) -> None:
     if scanner.accept("input"):
         rank.inputs.append(_input(scanner))
+    elif scanner.accept("order"):
+        rank.orders.append(_order(scanner))
     elif scanner.accept("register"):
         rank.registers.append(_register(scanner))
     elif scanner.accept("actor"):
@@ -80,22 +85,31 @@ def _rank_line(scanner: Scanner, rank: _Rank) -> None:
     elif rank.heads:
         rank.heads[-1][1].append(_local(scanner))
     else:
-        raise scanner.error("expected an input, a register or an actor")
+        raise scanner.error("expected an input, an order, a register or an actor")
 
 
 def _finish(rank: _Rank) -> RankPlan:
     actors = tuple(_with_body(actor, body) for actor, body in rank.heads)
-    return RankPlan(rank.rank, tuple(rank.inputs), actors, tuple(rank.registers))
+    inputs, registers, orders = tuple(rank.inputs), tuple(rank.registers), tuple(rank.orders)
+    return RankPlan(rank.rank, inputs, actors, registers, rank.micro_batches, orders)
 
 
 def _with_body(actor: Actor, body: list[Any]) -> Actor:
     match actor:
-        case Compute(id=number, consumes=consumes, produces=produces, queue=queue):
-            return Compute(number, tuple(body), consumes, produces, queue)
-        case Communicate(id=number, queue=queue):
-            return Communicate(number, tuple(body), queue)
+        case Compute():
+            return replace(actor, nodes=tuple(body))
+        case Communicate():
+            return replace(actor, collectives=tuple(body))
         case _:
             return actor
+
+
+def _order(scanner: Scanner) -> Order:
+    queue, acts = scanner.string(), scanner.argument()
+    pairs = isinstance(acts, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in acts)
+    if not pairs:
+        raise scanner.error("expected a list of [actor, micro-batch]")
+    return Order(queue, acts)
 
 
 def _input(scanner: Scanner) -> LocalInput:
@@ -125,11 +139,13 @@ def _register(scanner: Scanner) -> Register:
         raise scanner.error(f"expected one of {', '.join(get_args(RegisterKind))}, found {word!r}")
     scanner.expect("credits")
     credit_count = scanner.integer()
+    rate = scanner.integer() if scanner.accept("rate") else 1
     scanner.expect("from")
     producer = scanner.integer()
     scanner.expect("to")
     consumers = scanner.integers()
-    return Register(value, kind, producer, consumers, credit_count, scanner.accept("full"))
+    full = scanner.accept("full")
+    return Register(value, kind, producer, consumers, credit_count, full, rate)
 
 
 def _actor(scanner: Scanner) -> Actor:
@@ -149,10 +165,20 @@ def _actor(scanner: Scanner) -> Actor:
         case "compute":
             consumes = _references(scanner)
             scanner.expect("->")
-            return Compute(number, (), consumes, _references(scanner), queue)
+            produces = _references(scanner)
+            return Compute(number, (), consumes, produces, queue, *_acts(scanner))
         case "communicate":
-            return Communicate(number, (), queue)
+            waits = _references(scanner) if scanner.accept("waits") else ()
+            signals = _references(scanner) if scanner.accept("signals") else ()
+            return Communicate(number, (), queue, *_acts(scanner), waits, signals)
     raise scanner.error(f"expected feed, fetch, hold, compute or communicate, found {word!r}")
+
+
+def _acts(scanner: Scanner) -> tuple[int, int, Phase]:
+    """` acts 4 priority 2 {1 backward}`, each of them only where it differs from the default."""
+    acts = scanner.integer() if scanner.accept("acts") else 1
+    priority = scanner.integer() if scanner.accept("priority") else 0
+    return acts, priority, scanner.phase()
 
 
 def _pairs(scanner: Scanner) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -199,6 +225,7 @@ def _exchange(scanner: Scanner, name: str | None) -> LocalNode:
     after = _optional_value(scanner, name)
     fields = dict(_fields(scanner))
     communicator = fields.pop("comm")
+    fields["phase"] = scanner.phase()
     if word == "transfer":
         return Transfer(communicator, before, after, **fields)
     kind = next((kind for kind in COLLECTIVE_KINDS if kind == word), None)
@@ -233,7 +260,7 @@ def _call(scanner: Scanner, names: list[str | None]) -> LocalCall:
         if index:
             scanner.expect(",")
         outputs.append(_optional_value(scanner, name))
-    return LocalCall(op, args, kwargs, tuple(outputs))
+    return LocalCall(op, args, kwargs, tuple(outputs), scanner.phase())
 
 
 def _update(scanner: Scanner) -> LocalUpdate:
@@ -245,4 +272,4 @@ def _update(scanner: Scanner) -> LocalUpdate:
     scanner.expect("from")
     source = scanner.name()
     states = tuple(scanner.names()) if scanner.accept("states") else ()
-    return LocalUpdate(rule, target, source, states, group, key)
+    return LocalUpdate(rule, target, source, states, group, key, scanner.phase())

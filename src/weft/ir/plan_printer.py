@@ -9,6 +9,7 @@ from weft.ir.plan_nodes import (
     Collective,
     Communicate,
     Compute,
+    Exchange,
     Feed,
     Fetch,
     Hold,
@@ -17,10 +18,11 @@ from weft.ir.plan_nodes import (
     LocalNode,
     LocalUpdate,
     LocalValue,
+    Order,
     Register,
     Transfer,
 )
-from weft.ir.text import argument_text, call_text, quoted, tensor_text
+from weft.ir.text import argument_text, call_text, phase_text, quoted, tensor_text
 
 
 def input_text(item: LocalInput) -> str:
@@ -31,10 +33,16 @@ def input_text(item: LocalInput) -> str:
 def register_text(register: Register) -> str:
     """`register %y : float32[8, 10] activation credits 1 from 2 to [3, 4]`, `full` before the first step."""
     value = register.value
+    rate = "" if register.rate == 1 else f" rate {register.rate}"
     return (
-        f"register %{value.name} : {_type_text(value)} {register.kind} credits {register.credits}"
+        f"register %{value.name} : {_type_text(value)} {register.kind} credits {register.credits}{rate}"
         f" from {register.producer} to {argument_text(register.consumers)}{' full' if register.full else ''}"
     )
+
+
+def order_text(order: Order) -> str:
+    """`order "comm:0" [[3, 0], [4, 0], [3, 1]]`"""
+    return f"order {quoted(order.queue)} {argument_text(order.acts)}"
 
 
 def actor_text(actor: Actor) -> str:
@@ -52,16 +60,30 @@ def actor_text(actor: Actor) -> str:
             body = [f"hold {_names(names)}"]
         case Compute(nodes=nodes, consumes=consumes, produces=produces):
             body = [
-                f"compute [{_names(consumes)}] -> [{_names(produces)}]",
+                f"compute [{_names(consumes)}] -> [{_names(produces)}]{_acts_text(actor)}",
                 *map(local_text, nodes),
             ]
         case Communicate(collectives=collectives):
-            body = ["communicate", *map(local_text, collectives)]
+            body = [
+                f"communicate{_control_text(actor)}{_acts_text(actor)}",
+                *map(local_text, collectives),
+            ]
     lines = [
         f"actor {actor.id} on {quoted(actor.queue)} {body[0]}",
         *(f"  {line}" for line in body[1:]),
     ]
     return "\n".join(lines)
+
+
+def _control_text(actor: Communicate) -> str:
+    waits = f" waits [{_names(actor.waits)}]" if actor.waits else ""
+    return waits + (f" signals [{_names(actor.signals)}]" if actor.signals else "")
+
+
+def _acts_text(actor: Compute | Communicate) -> str:
+    acts = "" if actor.acts == 1 else f" acts {actor.acts}"
+    priority = f" priority {actor.priority}" if actor.priority else ""
+    return acts + priority + phase_text(actor.phase)
 
 
 def local_text(node: LocalNode) -> str:
@@ -70,11 +92,12 @@ def local_text(node: LocalNode) -> str:
         case LocalCall(op=op, args=args, kwargs=kwargs, outputs=outputs):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if value is None else _type_text(value) for value in outputs)
-            return f"{names} = call {call_text(op, args, kwargs)} : {types}"
+            after = phase_text(node.phase)
+            return f"{names} = call {call_text(op, args, kwargs)} : {types}{after}"
         case LocalUpdate(rule=rule, group=group, key=key, target=target, source=source):
             states = f" states {_names(node.states)}" if node.states else ""
             head = f"update {quoted(rule)} group {group} {quoted(key)}"
-            return f"{head} %{target} from %{source}{states}"
+            return f"{head} %{target} from %{source}{states}{phase_text(node.phase)}"
         case Collective():
             return _collective_text(node)
         case Transfer():
@@ -90,26 +113,23 @@ def _collective_text(node: Collective) -> str:
     if node.kind == "all_to_all":
         fields += [("split_dim", node.split_dim), ("split_sizes", node.split_sizes)]
     fields.append(("bytes", node.bytes))
-    return _exchange_text(node.kind, node.input, node.output, fields)
+    return _exchange_text(node, fields)
 
 
 def _transfer_text(node: Transfer) -> str:
     """`%y = transfer _ : _ -> float32[2] (comm=0, sends=[], receives=[[0, [[0, 2]]]], bytes=8)`"""
     fields: list[tuple[str, object]] = [("comm", node.communicator), ("sends", node.sends)]
     fields += [("receives", node.receives), ("bytes", node.bytes)]
-    return _exchange_text(node.kind, node.input, node.output, fields)
+    return _exchange_text(node, fields)
 
 
-def _exchange_text(
-    kind: str,
-    before: LocalValue | None,
-    after: LocalValue | None,
-    fields: Iterable[tuple[str, object]],
-) -> str:
+def _exchange_text(node: Exchange, fields: Iterable[tuple[str, object]]) -> str:
+    before, after = node.input, node.output
     details = ", ".join(f"{key}={argument_text(value)}" for key, value in fields)
     names = ["_" if value is None else f"%{value.name}" for value in (before, after)]
     types = ["_" if value is None else _type_text(value) for value in (before, after)]
-    return f"{names[1]} = {kind} {names[0]} : {types[0]} -> {types[1]} ({details})"
+    line = f"{names[1]} = {node.kind} {names[0]} : {types[0]} -> {types[1]} ({details})"
+    return line + phase_text(node.phase)
 
 
 def _type_text(value: LocalValue) -> str:

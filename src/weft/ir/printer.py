@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.nodes import Box, Call, Input, Location, Node, Output, Update, Value
-from weft.ir.text import call_text, layout_text, quoted, tensor_text
+from weft.ir.text import call_text, layout_text, phase_text, quoted, tensor_text
 from weft.layout import Placement
 
 
@@ -17,9 +17,8 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
         case Call(op=op, args=args, kwargs=kwargs, outputs=outputs, location=location):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if v is None else _type_text(v, placements) for v in outputs)
-            return (
-                f"{names} = call {call_text(op, args, kwargs)} : {types}{_location_text(location)}"
-            )
+            after = phase_text(node.phase) + _location_text(location)
+            return f"{names} = call {call_text(op, args, kwargs)} : {types}{after}"
         case Box(input=ref, output=output, cause=cause):
             because = f" for {quoted(cause)}" if cause else ""
             return f"%{output.name} = box %{ref.name} : {_type_text(output, placements)}{because}"
@@ -46,5 +45,6 @@ def _location_text(location: Location | None) -> str:
     if location is None:
         return ""
     module = f" in {quoted(location.module)}" if location.module else ""
+    stage = "" if location.stage is None else f" stage {location.stage}"
     backward = " backward" if location.backward else ""
-    return f" at {quoted(location.file)}:{location.line}{module}{backward}"
+    return f" at {quoted(location.file)}:{location.line}{module}{stage}{backward}"

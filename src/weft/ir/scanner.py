@@ -6,10 +6,10 @@ import ast
 import json
 import math
 import re
-from typing import Any
+from typing import Any, get_args
 
 from weft.errors import UserError
-from weft.ir.nodes import Ref
+from weft.ir.nodes import FORWARD, Phase, PhaseKind, Ref, Varying
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.reduction import REDUCTIONS
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     | (?P<complex>\([-+.\deEjinfa]+j\))
     | (?P<number>-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|Infinity|NaN)(?![A-Za-z_]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-    | (?P<sign>->|[()\[\],:=])
+    | (?P<sign>->|[()\[\]{},:=])
     )""",
     re.VERBOSE,
 )
@@ -116,6 +116,9 @@ class Scanner:
         kind, text = self.kind(), self.peek()
         if self.accept("["):
             return self._items("]", self.argument)
+        if self.accept("vary"):
+            self.expect("(")
+            return Varying(self._items(")", self.argument))
         if kind not in ("value", "constant", "string", "complex", "number", "word"):
             raise self.error(f"expected an argument, found {text or 'the end'!r}")
         self.tokens.pop()
@@ -175,6 +178,21 @@ class Scanner:
             raise self.error("expected S(dim), B or P(reduction)")
         self.expect(")")
         return sbp
+
+    def phase(self) -> Phase:
+        """`{1 backward}`, or nothing: the forward of stage 0."""
+        if not self.accept("{"):
+            return FORWARD
+        stage, word = self.integer(), self.take("word")
+        kind = next((kind for kind in get_args(PhaseKind) if kind == word), None)
+        if kind is None:
+            raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, found {word!r}")
+        self.expect("}")
+        return Phase(stage, kind)
+
+    def micro(self) -> int:
+        """`micro 4`, or nothing: one micro-batch."""
+        return self.integer() if self.accept("micro") else 1
 
     def placement(self, index: int) -> Placement:
         """`@0 = cpu [[0, 1], [2, 3]]`"""

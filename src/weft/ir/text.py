@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ir.nodes import Ref
+from weft.ir.nodes import FORWARD, Phase, Ref, Varying
 from weft.layout import Layout, Placement
 from weft.ops.call import Token
 
@@ -29,6 +29,8 @@ def argument_text(arg: Any) -> str:
             return f"%{name}"
         case Token(kind=kind, name=name):
             return f"!{kind}:{name}"
+        case Varying(values=values):
+            return f"vary({', '.join(map(argument_text, values))})"
         case str():
             return quoted(arg)
         case tuple():
@@ -44,6 +46,16 @@ def call_text(op: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]) -
     shown = [argument_text(arg) for arg in args]
     shown += [f"{key}={argument_text(arg)}" for key, arg in kwargs]
     return f"{op}({', '.join(shown)})"
+
+
+def phase_text(phase: Phase) -> str:
+    """` {1 backward}`; nothing for the forward of stage 0."""
+    return "" if phase == FORWARD else f" {phase}"
+
+
+def micro_text(micro_batches: int) -> str:
+    """` micro 4` in the header of a graph or a rank's plan; nothing for one micro-batch."""
+    return "" if micro_batches == 1 else f" micro {micro_batches}"
 
 
 def tensor_text(shape: Sequence[int], dtype: str) -> str:

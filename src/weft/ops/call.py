@@ -27,10 +27,17 @@ class Operand:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """An argument that differs between micro-batches: `values[m]` in micro-batch `m`; holds no tensors."""
+
+    values: tuple[Argument, ...]
+
+
 # A node of an argument tree: an operand, a scalar, a constant of torch, or a tuple of arguments
 # (lists become tuples).
 Argument: TypeAlias = (
-    "Operand | Token | bool | int | float | complex | str | None | tuple[Argument, ...]"
+    "Operand | Token | Varying | bool | int | float | complex | str | None | tuple[Argument, ...]"
 )
 
 
