@@ -9,7 +9,9 @@ from weft.layout import placement as placement
 from weft.layout import split as split
 from weft.ops import rule as rule
 from weft.program import Program as Program
+from weft.program import Stage as Stage
 from weft.program import Strategy as Strategy
+from weft.program import Zero as Zero
 from weft.program import compile as compile
 from weft.program import data_parallel as data_parallel
 from weft.program import hybrid_parallel as hybrid_parallel

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.assignment import Assignment
 from weft.compiler.box import box
-from weft.compiler.bucket import BUCKET_BYTES, bucket
+from weft.compiler.bucket import bucket
 from weft.compiler.class_split import split_classes
 from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.localize import localize
+from weft.compiler.options import Options, check_supported
 from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
-from weft.hardware import CostModel
 from weft.ir import LogicalGraph, Plan, RankPlan, verify
 from weft.ir.plan import Communicator, LocalProgram
 from weft.ir.verify_plan import verify_communicators
 from weft.layout import Placement
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the passes may be told."""
-
-    cost_model: CostModel = field(default_factory=CostModel)
-    bucket_bytes: int = BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,7 @@ def compile_graph(
     same plan.
     """
     options = options or Options()
+    check_supported(options)
     verify(graph)
     assignment: Assignment = deduce(graph, hints, placement, options.cost_model)
     boxed = check_signatures(verify(box(*split_classes(graph, assignment)), with_layouts=True))

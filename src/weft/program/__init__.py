@@ -1,5 +1,7 @@
 """What users call: compile, Program, strategies."""
 
+from weft.compiler.options import Stage as Stage
+from weft.compiler.options import Zero as Zero
 from weft.program.compile import compile as compile
 from weft.program.program import Program as Program
 from weft.program.strategy import Strategy as Strategy

@@ -67,7 +67,7 @@ def compile(
     training = optimizer is not None
     captured = capture(model, loss_fn, optimizer, batch, device_type, training=training)
     hints = strategy_hints(strategy, captured.graph, placement)
-    compiled = compile_graph(captured.graph, hints, placement, ranks)
+    compiled = compile_graph(captured.graph, hints, placement, ranks, strategy.options())
     variables = initial_variables(model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
     setting = Setting(model, world, placement, variables, seed)

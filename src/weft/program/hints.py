@@ -10,7 +10,8 @@ from weft.compiler.deduce import Hints
 from weft.errors import LayoutError, StrategyError
 from weft.ir.logical import Input, LogicalGraph
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
-from weft.program.strategy import SBPs, Strategy
+from weft.program.strategy import Strategy
+from weft.program.strategy_text import SBPs
 
 
 def strategy_hints(strategy: Strategy, graph: LogicalGraph, placement: Placement) -> Hints:

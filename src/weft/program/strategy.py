@@ -2,55 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import yaml
 
+from weft.compiler.options import Options, Precision, Schedule, Stage, Zero
 from weft.errors import LayoutError, StrategyError
-from weft.layout import SBP, Broadcast, Partial, Split, broadcast, parse_sbp, split
-
-# One SBP for every axis of the grid, or one for each.
-SBPs: TypeAlias = SBP | tuple[SBP, ...]
+from weft.layout import SBP, broadcast, split
+from weft.program.strategy_checks import checked
+from weft.program.strategy_text import SBPs, parsed, plain
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """Name patterns and the layouts that they fix. What no pattern names is deduced.
+    """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
     Patterns are shell-like (`*`, `?`, `[0-3]`) and match the whole name; the first that matches
     counts. One SBP stands for every axis of the placement; a tuple gives one SBP for each axis.
+    Patterns of modules match what lies below as well: "blocks.0" also stands for "blocks.0.fc".
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
             "batch").
         parameters: patterns of parameter and buffer names ("blocks.0.fc.weight").
+        stages: the parts of a pipeline with their modules and placements, or into how many parts
+            of equal cost the model is cut.
+        micro_batches: into how many parts the batch is cut in time.
+        schedule: order of the pipeline's work, "gpipe", "1f1b", "interleaved" or "zero_bubble";
+            None for the one that weft computes.
+        zero: how optimizer states, gradients and parameters are sharded.
+        recompute: patterns of modules whose forward runs once more in the backward.
+        offload: patterns of modules whose results wait in host memory for the backward.
+        precision: "bf16" or "fp16" for mixed precision; None for the model's own.
+        clip_norm: the largest norm of all gradients together.
+        memory_limit: bytes of memory on each rank.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
     parameters: Mapping[str, SBPs] = field(default_factory=dict)
+    stages: Sequence[Stage] | int = ()
+    micro_batches: int = 1
+    schedule: Schedule | None = None
+    zero: Zero | None = None
+    recompute: Sequence[str] = ()
+    offload: Sequence[str] = ()
+    precision: Precision | None = None
+    clip_norm: float | None = None
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "parameters"):
-            patterns = getattr(self, name)
-            if not isinstance(patterns, Mapping):
-                raise StrategyError(
-                    f"{name}= takes a mapping from name patterns to SBPs, found {patterns!r}"
-                )
-            checked = {pattern: _checked(name, pattern, sbp) for pattern, sbp in patterns.items()}
-            object.__setattr__(self, name, checked)
+        for each in fields(self):
+            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name)))
+
+    def options(self) -> Options:
+        """What the compiler's passes need to know of it."""
+        names = (each.name for each in fields(self) if each.name not in ("batch", "parameters"))
+        return Options(**{name: getattr(self, name) for name in names})
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy as YAML."""
-        content = {
-            "weft_strategy": FORMAT,
-            "batch": _plain(self.batch),
-            "parameters": _plain(self.parameters),
-        }
+        """Write the strategy as YAML: the layouts, and every other field that is set."""
+        content = {"weft_strategy": FORMAT}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("batch", "parameters") or value != each.default:
+                content[each.name] = plain(each.name, value)
         Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
 
     @staticmethod
@@ -64,18 +83,17 @@ class Strategy:
             content = yaml.safe_load(Path(path).read_text())
         except (OSError, yaml.YAMLError) as error:
             raise StrategyError(f"cannot read the strategy {path}: {error}") from error
-        if not isinstance(content, dict) or content.get("weft_strategy") != FORMAT:
+        if not isinstance(content, dict) or content.pop("weft_strategy", None) != FORMAT:
             raise StrategyError(
                 f"{path} is no strategy: it must begin with weft_strategy: {FORMAT}"
             )
-        unknown = set(content) - {"weft_strategy", "batch", "parameters"}
+        unknown = set(content) - {each.name for each in fields(Strategy)}
         if unknown:
             raise StrategyError(f"{path} has unknown entries: {', '.join(sorted(unknown))}")
         try:
-            batch, parameters = (_parsed(content.get(key)) for key in ("batch", "parameters"))
-        except (LayoutError, TypeError, AttributeError) as error:
+            return Strategy(**{name: parsed(name, value) for name, value in content.items()})
+        except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
             raise StrategyError(f"cannot read the strategy {path}: {error}") from error
-        return Strategy(batch, parameters)
 
 
 def data_parallel() -> Strategy:
@@ -117,31 +135,3 @@ def _linears(
     for pattern in rows:
         found |= {f"{pattern}.weight": on(split(1)), f"{pattern}.bias": on(broadcast)}
     return found
-
-
-def _checked(name: str, pattern: object, sbp: object) -> SBPs:
-    if not isinstance(pattern, str):
-        raise StrategyError(f"{name}= takes names as keys, found {pattern!r}")
-    if isinstance(sbp, Split | Broadcast | Partial):
-        return sbp
-    parts = tuple(sbp) if isinstance(sbp, list | tuple) else ()
-    if not parts or not all(isinstance(part, Split | Broadcast | Partial) for part in parts):
-        raise StrategyError(
-            f"{name}={{{pattern!r}: …}} takes weft.split(dim), weft.broadcast or a tuple of them "
-            f"with one entry for each axis of the placement, found {sbp!r}"
-        )
-    return parts
-
-
-def _plain(patterns: Mapping[str, SBPs]) -> dict[str, Any]:
-    return {
-        pattern: [str(part) for part in sbp] if isinstance(sbp, tuple) else str(sbp)
-        for pattern, sbp in patterns.items()
-    }
-
-
-def _parsed(patterns: Any) -> dict[str, SBPs]:
-    return {
-        pattern: tuple(map(parse_sbp, text)) if isinstance(text, list) else parse_sbp(text)
-        for pattern, text in (patterns or {}).items()
-    }

@@ -1,0 +1,132 @@
+"""What the passes may be told: stages, time and memory, by a strategy; costs and sizes, by those who tune."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeAlias, get_args
+
+from weft.compiler.bucket import BUCKET_BYTES
+from weft.errors import StrategyError
+from weft.hardware import CostModel
+from weft.layout import Placement
+
+Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Precision: TypeAlias = Literal["bf16", "fp16"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the model and the ranks that run it.
+
+    Attributes:
+        patterns: shell-like patterns of module paths ("embed", "blocks.[0-3].*"); a module's stage
+            is also that of all modules and parameters below it. Parameters' own names may be given
+            too.
+        placement: where this part runs.
+    """
+
+    patterns: tuple[str, ...]
+    placement: Placement
+
+    def __init__(self, patterns: Iterable[str], placement: Placement) -> None:
+        object.__setattr__(self, "patterns", name_patterns("weft.Stage(…)", patterns))
+        object.__setattr__(self, "placement", placement)
+        if not isinstance(placement, Placement):
+            raise StrategyError(
+                f"weft.Stage({list(self.patterns)}, placement=…) takes a weft.placement, found {placement!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Optimizer states (level 1), gradients too (2), parameters too (3) are sharded along an axis.
+
+    The levels are those of ZeRO (Rajbhandari et al. 2020, section 5).
+
+    Attributes:
+        level: 1, 2 or 3.
+        axis: of the placement.
+    """
+
+    level: Literal[1, 2, 3]
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.level not in (1, 2, 3) or isinstance(self.level, bool):
+            raise StrategyError(f"weft.Zero(level=…) takes 1, 2 or 3, found {self.level!r}")
+        if not isinstance(self.axis, int) or isinstance(self.axis, bool) or self.axis < 0:
+            raise StrategyError(
+                f"weft.Zero(axis=…) takes the number of an axis of the placement, found {self.axis!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the passes may be told.
+
+    Attributes:
+        cost_model: what work and communication cost.
+        bucket_bytes: size up to which small collectives are joined.
+        stages: parts of the model in order, or into how many it is cut; () for one.
+        micro_batches: number of parts of the batch in time.
+        schedule: a named preset of credits and priorities; None for the computed one.
+        zero: how states, gradients and parameters are sharded.
+        recompute: patterns of modules whose forward runs again in the backward.
+        offload: patterns of modules whose results wait in host memory for the backward.
+        precision: of the work; None leaves the model's own.
+        clip_norm: largest global norm of the gradients.
+        memory_limit: bytes on each rank.
+    """
+
+    cost_model: CostModel = field(default_factory=CostModel)
+    bucket_bytes: int = BUCKET_BYTES
+    stages: tuple[Stage, ...] | int = ()
+    micro_batches: int = 1
+    schedule: Schedule | None = None
+    zero: Zero | None = None
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    precision: Precision | None = None
+    clip_norm: float | None = None
+    memory_limit: int | None = None
+
+
+# Fields whose pass does not stand in the pipeline.
+UNSUPPORTED = frozenset(
+    (
+        "stages",
+        "micro_batches",
+        "schedule",
+        "zero",
+        "recompute",
+        "offload",
+        "precision",
+        "clip_norm",
+        "memory_limit",
+    )
+)
+
+
+def check_supported(options: Options) -> None:
+    """Raise StrategyError when a field of `options` is set whose pass does not exist."""
+    for each in fields(options):
+        found = getattr(options, each.name)
+        if each.name in UNSUPPORTED and found != each.default:
+            raise StrategyError(f"{each.name}={found!r} is not supported yet; leave it out")
+
+
+def name_patterns(where: str, patterns: object) -> tuple[str, ...]:
+    """A list of name patterns as a tuple.
+
+    Raises:
+        StrategyError: when it is anything else.
+    """
+    every = tuple(patterns) if isinstance(patterns, list | tuple) else ()
+    if not isinstance(patterns, list | tuple) or not all(isinstance(one, str) for one in every):
+        raise StrategyError(
+            f'{where} takes a list of name patterns such as ["blocks.*"], found {patterns!r}'
+        )
+    return every

@@ -1,0 +1,93 @@
+"""The fields of a strategy: what they take, and that files keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.compiler.options import Options
+from weft.errors import StrategyError
+
+FULL = weft.Strategy(
+    batch={"x": weft.split(0), "y": (weft.split(0), weft.broadcast)},
+    parameters={"*.weight": weft.split(1)},
+    stages=[
+        weft.Stage(["embed", "blocks.[0-3]"], placement=weft.placement("cpu", [[0, 1], [2, 3]])),
+        weft.Stage(["blocks.*", "head"], placement=weft.placement("cpu", [4])),
+    ],
+    micro_batches=8,
+    schedule="1f1b",
+    zero=weft.Zero(level=3, axis=1),
+    recompute=["blocks.*"],
+    offload=["blocks.0"],
+    precision="bf16",
+    clip_norm=1,
+    memory_limit=4 * 2**30,
+)
+
+
+@pytest.mark.parametrize("strategy", [FULL, weft.Strategy(stages=2), weft.data_parallel()])
+def test_a_file_keeps_every_field(strategy: weft.Strategy, tmp_path: Path) -> None:
+    strategy.save(tmp_path / "strategy.yaml")
+    assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
+
+
+def test_a_file_holds_only_what_is_set(tmp_path: Path) -> None:
+    weft.data_parallel().save(tmp_path / "strategy.yaml")
+    text = (tmp_path / "strategy.yaml").read_text()
+    assert text == "weft_strategy: 1\nbatch:\n  '*': S(0)\nparameters:\n  '*': B\n"
+
+
+def test_the_compiler_is_told_everything() -> None:
+    options = FULL.options()
+    assert (options.stages, options.micro_batches, options.schedule) == (FULL.stages, 8, "1f1b")
+    assert (options.zero, options.recompute, options.offload) == (
+        weft.Zero(3, 1),
+        ("blocks.*",),
+        ("blocks.0",),
+    )
+    assert (options.precision, options.clip_norm, options.memory_limit) == ("bf16", 1.0, 2**32)
+    assert weft.Strategy().options() == Options()
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"stages": 0}, "stages= takes a number of stages, or a list of weft.Stage"),
+        ({"stages": ["blocks.*"]}, "found \\['blocks.\\*'\\]"),
+        ({"micro_batches": 0}, "micro_batches= takes a whole number from 1, found 0"),
+        ({"micro_batches": True}, "found True"),
+        ({"schedule": "2f2b"}, "takes one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"),
+        ({"zero": 3}, "zero= takes weft.Zero\\(level, axis\\), or None, found 3"),
+        ({"recompute": "blocks.*"}, "recompute= takes a list of name patterns"),
+        ({"offload": [1]}, "offload= takes a list of name patterns"),
+        ({"precision": "fp8"}, "precision= takes one of 'bf16', 'fp16', or None, found 'fp8'"),
+        ({"clip_norm": 0}, "clip_norm= takes a number above 0"),
+        ({"clip_norm": float("nan")}, "found nan"),
+        ({"memory_limit": 1.5}, "memory_limit= takes a whole number from 1, found 1.5"),
+    ],
+)
+def test_a_field_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
+    with pytest.raises(StrategyError, match=found):
+        weft.Strategy(**fields)
+
+
+def test_stages_and_zero_say_what_they_take() -> None:
+    with pytest.raises(StrategyError, match="takes a list of name patterns"):
+        weft.Stage("embed.*", placement=weft.placement("cpu", [0]))  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match=r"takes a weft.placement, found \[0, 1\]"):
+        weft.Stage(["embed"], placement=[0, 1])  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="takes 1, 2 or 3, found 4"):
+        weft.Zero(level=4)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="number of an axis of the placement, found -1"):
+        weft.Zero(level=1, axis=-1)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.yaml"
+    path.write_text("weft_strategy: 1\nstages: [{patterns: [a]}]\n")
+    with pytest.raises(StrategyError, match="cannot read the strategy .*: 'device'"):
+        weft.Strategy.load(path)
