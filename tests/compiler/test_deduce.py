@@ -17,6 +17,7 @@ from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
 from weft.compiler.deduce_options import WorkOptions
+from weft.compiler.deduce_problem import Work
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph
@@ -343,9 +344,10 @@ def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
     )
     rows, whole = Signature((S0,), (S0,)), Signature((B,), (B,))
     options = WorkOptions((2, 2), PLAIN)
-    assert options.of(view, 0, (whole, whole)).signatures[:2] == (whole, rows)
-    assert rows not in options.of(view, 0, (whole, rows)).signatures
-    assert rows not in options.of(view, 1, (rows, whole)).signatures
+    work = Work(view, Call(view.op, (), (), ()))
+    assert options.of(work, 0, (whole, whole)).signatures[:2] == (whole, rows)
+    assert rows not in options.of(work, 0, (whole, rows)).signatures
+    assert rows not in options.of(work, 1, (rows, whole)).signatures
 
 
 @pytest.mark.parametrize("grid", [(4,), (2, 2), (2, 3), (2, 2, 2)])
@@ -441,9 +443,18 @@ def test_a_hint_that_cannot_hold_names_its_key(
         deduce(hinted("B"), Hints(inputs), PAIR)
 
 
-def test_more_pieces_than_elements_are_refused() -> None:
-    with pytest.raises(LayoutError, match=r"'x': \(S\(1\), S\(1\)\) cuts a dimension"):
-        deduce(hinted("B"), Hints({"x": (S1, S1)}), placement("cpu", [[0, 1, 2], [3, 4, 5]]))
+def test_more_pieces_than_elements_are_kept_along_their_dimension() -> None:
+    """4 columns on 2 x 3 ranks; without the hint, no axis splits what another has used up."""
+    where = placement("cpu", [[0, 1, 2], [3, 4, 5]])
+    b = Build()
+    b.input("x", (8, 4))
+    b.call("aten.relu.default", "y", (8, 4), "x")
+    b.call("aten.mul.Tensor", "z", (8, 4), "x", "y")
+    graph = b.graph()
+    found = deduce(graph, Hints({"x": (S1, S1)}), where)
+    assert sbp(found, "x", "y", "z") == ["S(1), S(1)"] * 3
+    found = deduce(graph, Hints({"x": (S1, B)}), where)
+    assert "S(1), S(1)" not in sbp(found, "x", "y", "z")
 
 
 def test_a_hint_that_no_signature_satisfies_is_reached_by_boxing() -> None:

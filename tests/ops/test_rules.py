@@ -62,3 +62,11 @@ def test_most_samples_can_be_split() -> None:
     split = {s.op for family in FAMILIES for s in family() if len(check_call(s, 2).checked) > 1}
     sampled = {sample.op for family in FAMILIES for sample in family()}
     assert {op.split(".")[1] for op in sampled - split} <= whole_only
+
+
+@pytest.mark.timeout(60)
+@by_family
+def test_ranks_may_have_empty_shards(family: Family) -> None:
+    """More ranks than most dimensions have elements."""
+    reports = [check_call(sample, 7, empty=True) for sample in family()]
+    assert [line for report in reports for line in report.mismatches] == []

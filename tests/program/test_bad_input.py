@@ -51,12 +51,6 @@ def test_strategies_that_do_not_fit(strategy: Any, error: type[Exception], messa
         compiled(strategy=strategy)
 
 
-def test_a_split_finer_than_its_dimension() -> None:
-    strategy = weft.Strategy(parameters={"head.bias": S(0)})
-    with weft.local_world(6), pytest.raises(LayoutError, match=r"head.bias.*4"):
-        compiled(placement=weft.placement("cpu", list(range(6))), strategy=strategy)
-
-
 def test_a_placement_larger_than_the_world() -> None:
     with weft.local_world(2), pytest.raises(LayoutError, match=r"names ranks \[2, 3\].* has 2"):
         compiled(placement=weft.placement("cpu", [0, 1, 2, 3]))

@@ -20,7 +20,6 @@ from weft.compiler.calls import op_call, operand_names
 from weft.compiler.class_split import split_classes
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints, deduce
-from weft.compiler.deduce_hints import enough_elements
 from weft.compiler.localize import localize
 from weft.compiler.signatures import check_signatures
 from weft.errors import CaptureError, LayoutError, RuleError
@@ -171,9 +170,9 @@ def signature_problems(graph: LogicalGraph, values: Mapping[str, Tensor]) -> Ite
         tensors = [values[name] for name in operand_names(node)]
         kwargs = tuple((name, to_torch(value, tensors)) for name, value in call.kwargs)
         sample = TorchCall(call.op, to_torch(call.args, tensors), kwargs)
-        yield from check_call(sample, 4).mismatches
+        yield from check_call(sample, 4, empty=True).mismatches
         for inner in split_again(sample, 2):
-            yield from check_call(inner, 2).mismatches
+            yield from check_call(inner, 2, empty=True).mismatches
 
 
 # ---------------------------------------------------------------------------------------- layouts
@@ -189,10 +188,10 @@ def run(
     placement = placement_of(trial.grid)
     laid = {node.key: Layout(placement, trial.layouts[node.key]) for node in graph.of_kind(Input)}
     graph = _with_partials(graph, laid)
-    hints = Hints({key: _admissible(graph, key, layout) for key, layout in laid.items()})
+    hints = Hints({key: _admissible(layout) for key, layout in laid.items()})
     graph, assignment = split_classes(graph, deduce(graph, hints, placement))
     by_name = {node.value.name: laid[node.key] for node in graph.of_kind(Input)}
-    # Inputs in layouts that hints do not admit (sums, empty shards) are boxed to what was deduced.
+    # Inputs in layouts that hints do not admit (sums) are boxed to what was deduced.
     assignment = replace(assignment, values={**assignment.values, **by_name})
     boxed = check_signatures(verify(box(graph, assignment), with_layouts=True))
     groups = communicators(boxed)
@@ -213,13 +212,9 @@ def _local_inputs(
     return [{key: shards[rank] for key, shards in parts.items()} for rank in placement.ranks]
 
 
-def _admissible(graph: LogicalGraph, key: str, layout: Layout) -> tuple[SBP, ...]:
-    """The layout as a hint for an input: Partial and splits that leave ranks empty stand as Broadcast."""
-    node = next(node for node in graph.of_kind(Input) if node.key == key)
-    whole = tuple(Broadcast() if isinstance(sbp, Partial) else sbp for sbp in layout.sbp)
-    if enough_elements(node.value.shape, whole, layout.placement.shape):
-        return whole
-    return (Broadcast(),) * layout.placement.axes
+def _admissible(layout: Layout) -> tuple[SBP, ...]:
+    """The layout as a hint for an input: Partial stands as Broadcast."""
+    return tuple(Broadcast() if isinstance(sbp, Partial) else sbp for sbp in layout.sbp)
 
 
 def _with_partials(graph: LogicalGraph, laid: Mapping[str, Layout]) -> LogicalGraph:
@@ -242,8 +237,6 @@ def _with_partials(graph: LogicalGraph, laid: Mapping[str, Layout]) -> LogicalGr
 
 def _hint(node: Input, layout: Layout) -> Call | None:
     if not any(isinstance(sbp, Partial) for sbp in layout.sbp):
-        return None
-    if not enough_elements(node.value.shape, layout.sbp, layout.placement.shape):
         return None
     value = Value(f"{node.value.name}.hinted", node.value.shape, node.value.dtype)
     text = ", ".join(map(str, layout.sbp))

@@ -28,11 +28,11 @@ _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
 _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
 
 
-def legal_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
+def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
     """The signatures of one call's rule, and that of a log-softmax split along its dimension."""
-    declared = signatures_with_windows(call, parts)
+    declared = signatures_with_windows(call, parts, empty)
     split = _split_by_classes(call)
-    fits = split is not None and call.operands[0].shape[split.dim] >= parts
+    fits = split is not None and (empty or call.operands[0].shape[split.dim] >= parts)
     return (*declared, _everywhere(call, split)) if split and fits else declared
 
 

@@ -100,12 +100,12 @@ class _Descent:
         for number, variable in enumerate(variables):
             if isinstance(variable, Share):
                 sbps = frozenset(seen[number])
-                found[number] = self.given.shared(variable.spec, sbps, axis, chosen[number])
+                found[number] = self.given.shared(variable, sbps, axis, chosen[number])
         return found
 
     def _work(self, work: Work, axis: int, signatures: PerAxis) -> Options:
         try:
-            return self.work.of(work.call, axis, signatures)
+            return self.work.of(work, axis, signatures)
         except RuleError as error:
             raise RuleError(f"{work.node.op} at {work.node.location}: {error}") from error
 

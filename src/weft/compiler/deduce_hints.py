@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
 from weft.layout import SBP, Broadcast, Partial, Placement, Split, partial, reductions_of
+
+# (axis of the grid, dimension of a tensor): where a split may leave ranks without elements.
+Thin: TypeAlias = frozenset[tuple[int, int]]
 
 _SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
 
@@ -50,14 +54,29 @@ def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP, ...]:
 
 
 def enough_elements(
-    shape: tuple[int, ...], sbps: Sequence[SBP | None], grid: tuple[int, ...]
+    shape: tuple[int, ...],
+    sbps: Sequence[SBP | None],
+    grid: tuple[int, ...],
+    thin: Thin = frozenset(),
 ) -> bool:
-    """Whether every rank gets at least one element along each dimension that is split."""
+    """Whether every rank gets at least one element along each dimension that is split.
+
+    Args:
+        shape: of the whole tensor.
+        sbps: one for each axis of the grid; None is no split.
+        grid: number of ranks along each axis.
+        thin: where it does not matter: see `weft.compiler.deduce_thin`.
+    """
     pieces: dict[int, int] = {}
     for sbp, parts in zip(sbps, grid, strict=True):
         if isinstance(sbp, Split):
             pieces[sbp.dim] = pieces.get(sbp.dim, 1) * parts
-    return all(dim < len(shape) and shape[dim] >= count for dim, count in pieces.items())
+    short = {dim for dim, count in pieces.items() if dim >= len(shape) or shape[dim] < count}
+    return all(
+        (axis, sbp.dim) in thin
+        for axis, sbp in enumerate(sbps)
+        if isinstance(sbp, Split) and sbp.dim in short
+    )
 
 
 def _parse(text: str, where: str, value: Value) -> SBP:
@@ -90,9 +109,3 @@ def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Pl
                 f"{where}: {sbp} has no meaning for {value.dtype}, which takes "
                 f"{', '.join(reductions_of(value.dtype))}"
             )
-    if not enough_elements(value.shape, sbps, placement.shape):
-        found = ", ".join("free" if sbp is None else str(sbp) for sbp in sbps)
-        raise LayoutError(
-            f"{where}: ({found}) cuts a dimension of the tensor of shape {shape} into more pieces than it has "
-            f"elements on {placement}; split another dimension or broadcast it"
-        )

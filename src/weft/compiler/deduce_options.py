@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from weft.compiler.class_split import legal_signatures, reduction_cost
 from weft.compiler.deduce_boxing import Table, idle_bytes, sbp_numbers
-from weft.compiler.deduce_hints import enough_elements
+from weft.compiler.deduce_hints import Thin, enough_elements
 from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Split
-from weft.ops import OpCall, Signature, TensorSpec, flops, localize, traffic
+from weft.ops import OpCall, Signature, flops, localize, traffic
 from weft.units import Bytes, Flops
 
 # One signature for each axis of the grid.
@@ -36,46 +36,47 @@ class WorkOptions:
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    _known: dict[tuple[OpCall, int, PerAxis], Options] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], Options] = field(default_factory=dict)
 
-    def of(self, call: OpCall, axis: int, chosen: PerAxis) -> Options:
-        """The options of `call` along `axis` while the other axes keep their `chosen` signatures.
+    def of(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+        """The options of a call along `axis` while the other axes keep their `chosen` signatures.
 
         Only signatures under which those of the later axes stay legal, and that leave no rank
-        without elements. The chosen one is always among them.
+        without elements, except where that is allowed. The chosen one is always among them.
 
         Raises:
             RuleError: when the op has no rule.
         """
-        key = (call, axis, chosen[:axis] + chosen[axis + 1 :])
+        key = (work.call, work.thin, axis, chosen[:axis] + chosen[axis + 1 :])
         if key not in self._known:
-            self._known[key] = self._options(call, axis, chosen)
+            self._known[key] = self._options(work, axis, chosen)
         return self._known[key]
 
-    def _options(self, call: OpCall, axis: int, chosen: PerAxis) -> Options:
-        outer = call
+    def _options(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+        outer, empty = work.call, bool(work.thin)
         for before in range(axis):
             outer = localize(outer, chosen[before], self.grid[before], 0)
         found: dict[Signature, float] = {}
-        for signature in self._candidates(outer, axis):
+        for signature in self._candidates(outer, axis, empty):
             every = chosen[:axis] + (signature,) + chosen[axis + 1 :]
-            if all_have_elements(call, every, self.grid):
-                local = self._inner(localize(outer, signature, self.grid[axis], 0), axis, chosen)
+            if all_have_elements(work.call, every, self.grid, work.thin):
+                mine = localize(outer, signature, self.grid[axis], 0)
+                local = self._inner(mine, axis, chosen, empty)
                 if local is not None:
                     inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
                     halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
                     found[signature] = self._cost(local) + inside + halo
         return Options(tuple(found), np.array(list(found.values())))
 
-    def _candidates(self, call: OpCall, axis: int) -> Sequence[Signature]:
-        every = legal_signatures(call, self.grid[axis])
+    def _candidates(self, call: OpCall, axis: int, empty: bool) -> Sequence[Signature]:
+        every = legal_signatures(call, self.grid[axis], empty)
         # Along an axis of one rank all signatures mean the same.
         return every if self.grid[axis] > 1 else every[:1]
 
-    def _inner(self, call: OpCall, axis: int, chosen: PerAxis) -> OpCall | None:
+    def _inner(self, call: OpCall, axis: int, chosen: PerAxis, empty: bool) -> OpCall | None:
         """The call localized along the axes after `axis` too; None when their signatures do not fit it."""
         for after in range(axis + 1, len(self.grid)):
-            if chosen[after] not in legal_signatures(call, self.grid[after]):
+            if chosen[after] not in legal_signatures(call, self.grid[after], empty):
                 return None
             call = localize(call, chosen[after], self.grid[after], 0)
         return call
@@ -97,7 +98,7 @@ class GivenOptions:
         """The options of an input, a hint or an output along `axis` while the other axes keep theirs."""
         key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
         if key not in self._known:
-            fit = self._fitting(given.spec, given.choices[axis], axis, chosen)
+            fit = self._fitting(given, given.choices[axis], axis, chosen)
             dear = self._split_charge(given, axis, chosen)
             costs = [dear * isinstance(one.operands[0], Split) for one in fit]
             self._known[key] = Options(fit, np.array(costs))
@@ -112,28 +113,29 @@ class GivenOptions:
         # The collective decides ties.
         return self.cost_model.whole_parameter * unused + self.cost_model.bytes_per_collective
 
-    def shared(self, spec: TensorSpec, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
+    def shared(self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
         """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""
-        key = (spec, seen, axis, chosen)
+        key = (share.spec, share.thin, seen, axis, chosen)
         if key not in self._known:
-            numbers = sbp_numbers(len(spec.shape))
+            numbers = sbp_numbers(len(share.spec.shape))
             sbps = sorted(seen | set(chosen[axis].results), key=lambda sbp: numbers[sbp])
             every = tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
-            fit = self._fitting(spec, every, axis, chosen)
+            fit = self._fitting(share, every, axis, chosen)
             self._known[key] = Options(fit, np.zeros(len(fit)))
         return self._known[key]
 
     def _fitting(
-        self, spec: TensorSpec, every: tuple[Signature, ...], axis: int, chosen: PerAxis
+        self, port: Given | Share, every: tuple[Signature, ...], axis: int, chosen: PerAxis
     ) -> tuple[Signature, ...]:
-        """Those that leave no rank without elements; all of them where the user left no other choice."""
+        """Those that leave no rank without elements where it must have some; all where none does so."""
         fit = tuple(
             one
             for one in every
             if enough_elements(
-                spec.shape,
+                port.spec.shape,
                 [other.operands[0] for other in (*chosen[:axis], one, *chosen[axis + 1 :])],
                 self.grid,
+                port.thin,
             )
         )
         return fit or every
@@ -151,16 +153,15 @@ def start(variable: Variable, axes: int) -> PerAxis:
     return (Signature((Broadcast(),) * operands, (Broadcast(),) * results),) * axes
 
 
-def all_have_elements(call: OpCall, chosen: PerAxis, grid: tuple[int, ...]) -> bool:
-    """Whether no operand or result is split into more pieces than it has elements."""
-    ports: Iterable[tuple[TensorSpec | None, int, bool]] = (
-        *((spec, slot, True) for slot, spec in enumerate(call.operands)),
-        *((spec, slot, False) for slot, spec in enumerate(call.results)),
-    )
+def all_have_elements(
+    call: OpCall, chosen: PerAxis, grid: tuple[int, ...], thin: Sequence[Thin] = ()
+) -> bool:
+    """Whether no operand or result is split into more pieces than it has elements, except where `thin` says so."""
+    specs = (*call.operands, *call.results)
+    by_axis = ((*signature.operands, *signature.results) for signature in chosen)
+    sbps = tuple(zip(*by_axis, strict=True)) if chosen else ((),) * len(specs)
+    allowed = thin or (frozenset(),) * len(specs)
     return all(
-        spec is None
-        or enough_elements(
-            spec.shape, [(s.operands if reads else s.results)[slot] for s in chosen], grid
-        )
-        for spec, slot, reads in ports
+        spec is None or enough_elements(spec.shape, every, grid, free)
+        for spec, every, free in zip(specs, sbps, allowed, strict=True)
     )

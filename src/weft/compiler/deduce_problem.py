@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.deduce_hints import Hints, hinted_sbps
+from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps
 from weft.compiler.deduce_intent import Intents, intents
+from weft.compiler.deduce_thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import SBP, Broadcast, Placement, Split
@@ -17,10 +18,14 @@ from weft.ops import OpCall, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class Work:
-    """A call of an op: chooses among the signatures of its rule."""
+    """A call of an op: chooses among the signatures of its rule.
+
+    `thin` says of each operand, then of each result, where its splits may leave ranks empty.
+    """
 
     call: OpCall
     node: Call
+    thin: tuple[Thin, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,15 @@ class Given:
     Attributes:
         spec: the tensor.
         choices: for each axis, the signatures to choose from; those that leave ranks empty are
-            passed over, except where there is no other.
+            passed over, except where `thin` allows them.
         prefer_broadcast: whether a Split needs a better reason than a tie.
+        thin: where splits of the tensor may leave ranks empty.
     """
 
     spec: TensorSpec
     choices: tuple[tuple[Signature, ...], ...]
     prefer_broadcast: bool = False
+    thin: Thin = frozenset()
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Share:
 
     spec: TensorSpec
     value: str
+    thin: Thin = frozenset()
 
 
 Variable: TypeAlias = Work | Given | Share
@@ -79,6 +87,7 @@ class Problem:
         share_of: for each value with several readers, its Share.
         intents: for each value that carries a parameter or a gradient, what its edges are charged
             for.
+        thin: for each value where its splits may leave ranks empty.
     """
 
     variables: list[Variable] = field(default_factory=list)
@@ -87,6 +96,7 @@ class Problem:
     variable_of: dict[int, int] = field(default_factory=dict)
     share_of: dict[str, int] = field(default_factory=dict)
     intents: dict[str, Intents] = field(default_factory=dict)
+    thin: ThinSplits = field(default_factory=dict)
 
     def add(self, variable: Variable) -> int:
         self.variables.append(variable)
@@ -106,7 +116,8 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
         LayoutError: when a hint does not fit the value, or the update of a variable.
     """
     owners, whole = _owners(graph), _whole_targets(graph)
-    problem = Problem(intents=intents(graph, hints, placement.axes))
+    thin = thin_splits(graph, hints, placement)
+    problem = Problem(intents=intents(graph, hints, placement.axes), thin=thin)
     readers = _readers(graph)
     for number, node in _inputs_first(graph, owners):
         if isinstance(node, Input):
@@ -114,9 +125,9 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
             if owner is not None:
                 problem.made[node.value.name] = problem.made[owner]
                 continue
-            variable: Variable = _input(node, hints, placement, whole)
+            variable: Variable = _input(node, hints, placement, whole, thin)
         elif isinstance(node, Call):
-            variable = _call(graph, node, placement)
+            variable = _call(graph, node, placement, thin)
         elif isinstance(node, Output):
             variable = _output(graph.values[node.value.name], placement)
         else:
@@ -140,7 +151,7 @@ def _connect(
         if value is not None:
             problem.made[value.name] = (here, result)
             if readers[value.name] > 1:
-                share = problem.add(Share(_spec(value), value.name))
+                share = problem.add(_share(value, problem.thin))
                 problem.read(value.name, share, 0, _spec(value))
                 problem.share_of[value.name] = share
 
@@ -196,19 +207,31 @@ def _results(node: Node) -> tuple[Value | None, ...]:
     return node.outputs if isinstance(node, Call) else ()
 
 
-def _call(graph: LogicalGraph, node: Call, placement: Placement) -> Variable:
+def _call(graph: LogicalGraph, node: Call, placement: Placement, thin: ThinSplits) -> Variable:
     call = op_call(graph, node)
+    made = (value.name if value else "" for value in node.outputs)
+    ports = tuple(thin.get(name, frozenset()) for name in (*operand_names(node), *made))
     if node.op != "weft.hint":
-        return Work(call, node)
+        return Work(call, node, ports if any(ports) else ())
     fixed = hinted_sbps(node, placement)
-    return Given(call.operands[0], tuple((_same(sbp),) for sbp in fixed))
+    return Given(call.operands[0], tuple((_same(sbp),) for sbp in fixed), thin=ports[0])
+
+
+def _share(value: Value, thin: ThinSplits) -> Share:
+    return Share(_spec(value), value.name, thin.get(value.name, frozenset()))
 
 
 def _output(value: Value, placement: Placement) -> Given:
     return Given(_spec(value), ((Signature((Broadcast(),), ()),),) * placement.axes)
 
 
-def _input(node: Input, hints: Hints, placement: Placement, whole: Mapping[str, str]) -> Given:
+def _input(
+    node: Input,
+    hints: Hints,
+    placement: Placement,
+    whole: Mapping[str, str],
+    thin: ThinSplits,
+) -> Given:
     free = _free(node, placement)
     rule = whole.get(node.value.name)
     hinted = hints.inputs.get(node.key, (None,) * placement.axes)
@@ -223,7 +246,8 @@ def _input(node: Input, hints: Hints, placement: Placement, whole: Mapping[str, 
             f"the hint for {node.key!r} splits it, but its update by {rule} needs the whole tensor; broadcast it"
         )
     prefer = node.role in ("parameter", "buffer")
-    return Given(_spec(node.value), tuple(choices), prefer)
+    allowed = thin.get(node.value.name, frozenset())
+    return Given(_spec(node.value), tuple(choices), prefer, allowed)
 
 
 def _free(node: Input, placement: Placement) -> tuple[SBP, ...]:

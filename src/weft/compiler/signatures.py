@@ -33,7 +33,7 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
             continue
         call = op_call(graph, node)
         for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
-            if signature not in signatures_with_windows(call, parts):
+            if signature not in signatures_with_windows(call, parts, empty=True):
                 raise InternalError(
                     f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"
                 )

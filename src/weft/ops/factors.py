@@ -42,6 +42,7 @@ class Factors:
         whole: factors that are never split.
         hidden: (factor, size) of sizes that stand in no shape but must be split with the factor,
             such as the number of groups of a convolution.
+        filled: factors of which every rank needs an element.
     """
 
     operands: tuple[Dims, ...]
@@ -49,6 +50,7 @@ class Factors:
     contracted: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     hidden: tuple[tuple[str, int], ...] = ()
+    filled: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> tuple[str, ...]:

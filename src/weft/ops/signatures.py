@@ -15,24 +15,30 @@ from weft.ops.factors import factor_sizes
 from weft.ops.rule import Groups, Rule, rule_of
 
 
-def signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
+def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
     """All legal signatures of `call` along one grid axis of `parts` ranks; the all-Broadcast one first.
 
     A factor may be split when it has at least `parts` elements; where a view merges or splits
     dimensions, the split dimensions must be divisible by `parts`, so that the shards agree.
 
+    Args:
+        call: on tensors that are whole along the axis.
+        parts: number of ranks.
+        empty: whether a factor may also be split that has fewer elements than there are ranks, so
+            that some ranks run the op on empty tensors.
+
     Raises:
         RuleError: when the op has no rule.
     """
-    return _signatures(rule_of(call), call, parts)
+    return _signatures(rule_of(call), call, parts, empty)
 
 
 @cache
-def _signatures(rule: Rule, call: OpCall, parts: int) -> tuple[Signature, ...]:
+def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
     groups = _existing(rule.linear_groups(call), call)
     found: Iterable[Signature | None] = chain(
         (_uniform(call, Broadcast()),),
-        _splits(rule, call, parts),
+        _splits(rule, call, parts, empty),
         (_partial(call, group, "sum") for group in groups if _sums(call, group)),
         (
             _partial(call, group, reduction)
@@ -56,11 +62,13 @@ def _freed(call: OpCall, signature: Signature, ignored: frozenset[int]) -> Signa
     return Signature(tuple(operands), signature.results)
 
 
-def _splits(rule: Rule, call: OpCall, parts: int) -> Iterator[Signature | None]:
+def _splits(rule: Rule, call: OpCall, parts: int, empty: bool) -> Iterator[Signature | None]:
     factors = rule.bind(call)
     added = _at(call, rule.added)
     for name, sizes in factor_sizes(call, factors).items():
-        if name in factors.whole or not _divides(sizes, parts):
+        if name in factors.whole or not _divides(
+            sizes, parts, empty and name not in factors.filled
+        ):
             continue
         partial: SBP = Partial(rule.reduction) if name in factors.contracted else Broadcast()
         operands = [
@@ -71,16 +79,25 @@ def _splits(rule: Rule, call: OpCall, parts: int) -> Iterator[Signature | None]:
             _split(dims, name, partial) if spec else Broadcast()
             for dims, spec in zip(factors.results, call.results, strict=True)
         ]
-        yield _merge(call, operands, results)
+        # A rank that holds nothing of the factor cannot make a result that does not depend on it.
+        if max(sizes) >= parts or not _any_whole(call, results):
+            yield _merge(call, operands, results)
+
+
+def _any_whole(call: OpCall, results: list[SBP]) -> bool:
+    return any(
+        spec and 0 not in spec.shape and sbp == Broadcast()
+        for spec, sbp in zip(call.results, results, strict=True)
+    )
 
 
 def _split(dims: tuple[str, ...], name: str, otherwise: SBP) -> SBP:
     return Split(dims.index(name)) if name in dims else otherwise
 
 
-def _divides(sizes: tuple[int, ...], parts: int) -> bool:
+def _divides(sizes: tuple[int, ...], parts: int, empty: bool) -> bool:
     if len(sizes) == 1:
-        return sizes[0] >= parts
+        return empty or sizes[0] >= parts
     return all(size % parts == 0 for size in sizes)
 
 

@@ -143,13 +143,13 @@ def slides_at(op: str) -> bool:
     return op in _SLIDING
 
 
-def signatures_with_windows(call: OpCall, parts: int) -> tuple[Signature, ...]:
+def signatures_with_windows(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
     """`signatures`, and those that split a dimension along which the op slides.
 
     Raises:
         RuleError: when the op has no rule.
     """
-    return (*signatures(call, parts), *window_signatures(call, parts))
+    return (*signatures(call, parts, empty), *window_signatures(call, parts))
 
 
 @cache

@@ -22,6 +22,7 @@ from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.check_losses import nll_gradient_shard, nll_shard
+from weft.runtime.local_ops import blank
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.
@@ -79,7 +80,9 @@ def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
         raise UserError(f"{op} does not run on these arguments: {error}") from None
 
 
-def check_call(call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool = False) -> Report:
+def check_call(
+    call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool = False, empty: bool = False
+) -> Report:
     """Run every declared signature of a call on the shards of an axis of `parts` ranks.
 
     Args:
@@ -88,6 +91,7 @@ def check_call(call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool
         parts: number of ranks.
         seed: of the random summands of Partial operands.
         search: also look for legal signatures that the rule misses.
+        empty: also run the signatures that leave ranks with empty tensors.
 
     Raises:
         RuleError: when the op has no rule.
@@ -95,7 +99,7 @@ def check_call(call: OpCall | TorchCall, parts: int, seed: int = 0, search: bool
     generator = torch.Generator().manual_seed(seed)
     sample = random_call(call, generator) if isinstance(call, OpCall) else call
     whole, tensors, expected = describe(sample)
-    declared = signatures(whole, parts)
+    declared = signatures(whole, parts, empty)
     case = _Case(whole, tensors, expected, parts, generator)
     found = [(one, case.difference(one)) for one in declared]
     return Report(
@@ -399,6 +403,7 @@ def _embedding_gradient_shard(
 # What weft's own ops mean, written for clarity; the kernels that run them stand elsewhere.
 _WEFT_OPS: dict[str, Any] = {
     "weft.hint": lambda x, sbp: x,
+    "weft.blank": blank,
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,

@@ -41,6 +41,19 @@ def hint(x: Tensor, sbp: Any = None) -> Tensor:
     return x
 
 
+def blank(like: Sequence[Tensor], made: Sequence[Any]) -> Any:
+    """`weft.blank`: what a rank without elements makes, on the device of `like[0]`.
+
+    Args:
+        like: the operands that the op would have had.
+        made: (shape, dtype, value) of each result; None for one that is no tensor.
+    """
+    results = tuple(
+        one and torch.full(one[0], one[2], dtype=one[1], device=like[0].device) for one in made
+    )
+    return results if len(results) > 1 else results[0]
+
+
 def embedding_shard(weight: Tensor, indices: Tensor, offset: int) -> Tensor:
     """`weft.embedding_shard`: rows of a row-split embedding; zeros for indices outside the shard.
 
@@ -157,6 +170,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.pad": pad,
     "weft.keep": keep,
     "weft.hint": hint,
+    "weft.blank": blank,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,

@@ -23,7 +23,10 @@ def _weight(rank: int, groups: int, transposed: bool) -> Dims:
 
 
 def _convolution(call: OpCall) -> Factors:
-    """Channels of groups are split group by group; without groups, input channels are contracted."""
+    """Channels of groups are split group by group; without groups, input channels are contracted.
+
+    The kernel takes no empty input channels, and a rank without any has a summand of the bias.
+    """
     transposed, groups = bool(argument(call, 6)), argument(call, 8)
     x, weight = call.operands[0].shape, call.operands[1].shape
     inner, outer = ("g", "g") if groups > 1 else ("i", "o")
@@ -35,6 +38,7 @@ def _convolution(call: OpCall) -> Factors:
         (_image(len(x), outer),),
         contracted=frozenset("i"),
         hidden=(("g", groups),) if groups > 1 else (),
+        filled=frozenset("i") if len(operands) > 2 else frozenset(),
     )
 
 

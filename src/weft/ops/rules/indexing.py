@@ -110,7 +110,8 @@ def _index_add(call: OpCall) -> Factors:
     rank = len(slot_specs(call)[0].shape)
     dim = normal_dim(argument(call, 1, "dim"), rank)
     x = except_dims(rank, {dim})
-    index = ("j",) * len(slot_specs(call)[1].shape)
+    # A scalar takes one index, which no rank may lack.
+    index = ("j" if rank else WHOLE,) * len(slot_specs(call)[1].shape)
     source = tuple("j" if i == dim else name for i, name in enumerate(x))
     return Factors((x, index, source), (x,), contracted=frozenset("j"))
 
