@@ -2,6 +2,7 @@
 
 from weft import errors as errors
 from weft.capture import hint as hint
+from weft.capture import stage as stage
 from weft.layout import Placement as Placement
 from weft.layout import broadcast as broadcast
 from weft.layout import partial as partial

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import weft
 from weft.capture import capture
-from weft.errors import CaptureError
+from weft.errors import CaptureError, StrategyError
 from weft.ir.logical import Call
 
 
@@ -95,7 +96,7 @@ class FailsInBackward(torch.autograd.Function):
 
 
 def test_a_step_that_raises_leaves_no_notes_behind() -> None:
-    def failing(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def failing(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return FailsInBackward.apply(model(batch)).sum()
 
     model, batch = torch.nn.Linear(3, 2), torch.zeros(4, 3)
@@ -108,3 +109,72 @@ def test_a_step_that_raises_leaves_no_notes_behind() -> None:
     calls = captured.graph.of_kind(Call)
     assert [call for call in calls if call.location is None] == []
     assert not calls[0].location.backward
+
+
+class Staged(nn.Module):
+    """Stage 1 runs inside of a module, a nested stage 2 in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).tanh()
+        with weft.stage(1):
+            x = self.second(x)
+            with weft.stage(2):
+                x = x.sigmoid()
+            return x.exp()
+
+
+def test_stages_in_the_code_reach_forward_and_backward() -> None:
+    model = Staged()
+    batch = {"x": torch.ones(2, 4)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture(model, lambda m, b: m(b["x"]).sum(), optimizer, batch).graph
+    found = {
+        (node.op, node.phase.kind, node.location.stage)
+        for node in graph.of_kind(Call)
+        if node.location and node.op.split(".")[1] in ("tanh", "addmm", "sigmoid", "exp", "sum")
+    }
+    assert {(op, stage) for op, kind, stage in found if kind == "forward"} == {
+        ("aten.addmm.default", None),
+        ("aten.tanh.default", None),
+        ("aten.addmm.default", 1),
+        ("aten.sigmoid.default", 2),
+        ("aten.exp.default", 1),
+        ("aten.sum.default", None),
+    }
+    backward = [node for node in graph.of_kind(Call) if node.phase.kind == "backward"]
+    stages = {node.op: node.location.stage for node in backward if node.location}
+    assert (stages["aten.sigmoid_backward.default"], stages["aten.tanh_backward.default"]) == (
+        2,
+        None,
+    )
+
+
+def test_backward_calls_know_the_forward_calls_that_they_belong_to() -> None:
+    """One line that runs twice: only the sequence tells the two apart."""
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = batch["x"] * model.weight
+        for _ in range(2):
+            x = x.tanh()
+        return x.sum()
+
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture(model, loss, optimizer, {"x": torch.ones(4, 4)}).graph
+    forward = [node for node in graph.of_kind(Call) if node.op == "aten.tanh.default"]
+    backward = [node for node in graph.of_kind(Call) if node.op == "aten.tanh_backward.default"]
+    sequences = [node.location.sequence for node in forward]
+    assert None not in sequences
+    assert len(set(sequences)) == 2
+    assert [node.location.sequence for node in backward] == sequences[::-1]
+
+
+def test_a_stage_outside_of_a_capture_does_nothing() -> None:
+    with weft.stage(3):
+        pass
+    with pytest.raises(StrategyError, match="number of a stage, from 0, found -1"):
+        weft.stage(-1)

@@ -6,3 +6,4 @@ from weft.capture.capture import Captured as Captured
 from weft.capture.capture import capture as capture
 from weft.capture.hint import hint as hint
 from weft.capture.outputs import OutputSpec as OutputSpec
+from weft.capture.stage import stage as stage

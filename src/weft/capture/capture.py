@@ -69,10 +69,10 @@ def capture(
         BatchError: when a leaf of the example batch is neither tensor nor constant.
     """
     _check_device(device_type)
-    variables = read_variables(model)
     batch = describe_batch(example_batch)
-    groups = groups_of(optimizer, variables.parameters) if optimizer and training else {}
     with _lock:
+        variables = read_variables(model)
+        groups = groups_of(optimizer, variables.parameters) if optimizer and training else {}
         traced = trace_step(
             model,
             loss_fn,

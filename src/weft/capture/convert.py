@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from weft.capture.batch import dtype_name
-from weft.capture.locations import location_of
+from weft.capture.locations import in_backward, location_of
 from weft.capture.optimizer import UpdateRule
 from weft.capture.refusals import refuse_op
 from weft.errors import CaptureError
@@ -22,6 +22,7 @@ from weft.ir.logical import (
     LogicalGraph,
     Node,
     Output,
+    Phase,
     Ref,
     Role,
     Update,
@@ -173,6 +174,7 @@ class _Reader:
             ),
             self._outputs(node),
             location_of(node),
+            Phase(0, "backward" if in_backward(node) else "forward"),
         )
         self.calls.append(call)
         refs = tuple(value and Ref(value.name) for value in call.outputs)

@@ -28,10 +28,15 @@ def hint(x: torch.Tensor, sbp: SBP | tuple[SBP, ...]) -> torch.Tensor:
         raise LayoutError(
             f"hint: expected an SBP such as weft.split(0), or one for each axis of the grid, found {sbp!r}"
         )
-    if not _capturing.get():
+    if not capturing():
         return x
     marked: torch.Tensor = torch.ops.weft.hint(x, ",".join(map(str, parts)))
     return marked
+
+
+def capturing() -> bool:
+    """Whether a step is being captured, by this thread."""
+    return _capturing.get()
 
 
 @contextmanager

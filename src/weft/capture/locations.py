@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
 # The frame that calls the user's function: frames around it are not the model's.
 _TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
-_FRAME, _MODULE = "weft.frame", "weft.module"
+_FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
 _BACKWARD, _LOCATION = "weft.backward", "weft.location"
 
 
@@ -75,18 +76,23 @@ def module_paths_noted(model: torch.nn.Module) -> Iterator[None]:
         after.remove()
 
 
+def stage_noted(index: int) -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded as part of a stage."""
+    return note(**{_STAGE: index})
+
+
 def backward_noted() -> Any:
     """While this lasts, nodes are recorded as part of the backward pass."""
     return note(**{_BACKWARD: True})
 
 
 def in_backward(node: torch.fx.Node) -> bool:
-    """Whether a node of the first trace belongs to the backward pass."""
+    """Whether a node belongs to the backward pass; `locate` keeps that."""
     return bool(notes_of(node).get(_BACKWARD))
 
 
 def locate(graph: torch.fx.Graph) -> None:
-    """Write the location of every node as its only note, to be read with `location_of`."""
+    """Write the location of every node as a note, to be read with `location_of`; only `in_backward` stays."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward: dict[int, Location] = {}
     found: dict[torch.fx.Node, Location | None] = {}
@@ -99,7 +105,7 @@ def locate(graph: torch.fx.Graph) -> None:
         if sequence is not None and location is not None:
             forward.setdefault(sequence, location)
     for node in graph.nodes:
-        set_notes(node, {_LOCATION: found.get(node)})
+        set_notes(node, {_LOCATION: found.get(node), _BACKWARD: in_backward(node)})
 
 
 def location_of(node: torch.fx.Node) -> Location | None:
@@ -112,7 +118,9 @@ def _forward_location(node: torch.fx.Node) -> Location | None:
     if frame is None:
         return None
     file, line = frame
-    return Location(file, line, module=notes_of(node).get(_MODULE, ""))
+    notes = notes_of(node)
+    module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
+    return Location(file, line, module, stage=stage, sequence=sequence_of(node))
 
 
 def _backward_location(
@@ -129,7 +137,7 @@ def _backward_location(
         operands = [found.get(operand) for operand in node.all_input_nodes]
         places = operands or list(forward.values())[-1:]
         origin = next((place for place in places if place is not None), None)
-    return origin and Location(origin.file, origin.line, origin.module, backward=True)
+    return origin and replace(origin, backward=True, sequence=sequence)
 
 
 def _user_frame() -> tuple[str, int] | None:

@@ -6,7 +6,7 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from weft.layout import Layout
@@ -58,6 +58,8 @@ class Location:
             model.
         backward: whether the node belongs to the backward pass of that line.
         stage: what `with weft.stage(i)` around the line says; None outside of one.
+        sequence: number of the autograd node that a forward node made, and in whose backward a
+            backward node ran; None where there is none. Neither printed nor compared.
     """
 
     file: str
@@ -65,6 +67,7 @@ class Location:
     module: str = ""
     backward: bool = False
     stage: int | None = None
+    sequence: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
