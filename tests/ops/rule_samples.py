@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from ops import samples_layers, samples_math, samples_tensor
+from ops import samples_layers, samples_math, samples_passes, samples_tensor
 
-FAMILIES = [*samples_tensor.FAMILIES, *samples_layers.FAMILIES, *samples_math.FAMILIES]
+FAMILIES = [
+    *samples_tensor.FAMILIES,
+    *samples_layers.FAMILIES,
+    *samples_math.FAMILIES,
+    *samples_passes.FAMILIES,
+]
 
 # Rules that cannot run here, with the reason.
 NOT_RUN = {"aten._fused_rms_norm_backward.default": "runs on CUDA only"}

@@ -18,7 +18,7 @@ from weft.compiler.calls import operand_names
 from weft.compiler.deduce_boxing import Table
 from weft.compiler.deduce_hints import Hints
 from weft.hardware import CostModel
-from weft.ir.logical import Call, Input, LogicalGraph, Update
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.layout import SBP, Broadcast, Split
 
 # What an edge is charged for along one axis:
@@ -80,14 +80,24 @@ def _gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[st
         if update.target.name in parameters
     }
     for node in reversed(graph.of_kind(Call)):
-        names, made = operand_names(node), [value.name for value in node.outputs if value]
-        if len(made) != 1 or made[0] not in found or not _passes(node, names):
+        made = [value.name for value in node.outputs if value]
+        if len(made) != 1 or made[0] not in found:
             continue
-        for name in names:
-            if len(graph.users[name]) == 1:
+        for name in _passed(node):
+            if sum(not _measures(reader) for reader in graph.users[name]) == 1:
                 found[name] = found[made[0]]
     return found
 
 
-def _passes(node: Call, names: tuple[str, ...]) -> bool:
-    return node.op != "weft.hint" and (len(names) == 1 or node.op == "aten.add.Tensor")
+def _passed(node: Call) -> tuple[str, ...]:
+    """The operands that are gradients when the result is one."""
+    names = operand_names(node)
+    if node.op == "weft.scale":
+        return names[:1]
+    passes = node.op != "weft.hint" and (len(names) == 1 or node.op == "aten.add.Tensor")
+    return names if passes else ()
+
+
+def _measures(node: Node) -> bool:
+    """Whether a node only takes a number from a gradient."""
+    return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")

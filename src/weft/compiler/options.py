@@ -104,7 +104,6 @@ UNSUPPORTED = frozenset(
         "recompute",
         "offload",
         "precision",
-        "clip_norm",
         "memory_limit",
     )
 )

@@ -11,6 +11,7 @@ from weft.compiler.assignment import Assignment
 from weft.compiler.box import box
 from weft.compiler.bucket import bucket
 from weft.compiler.class_split import split_classes
+from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints, deduce
@@ -55,7 +56,7 @@ def compile_graph(
     """
     options = options or Options()
     check_supported(options)
-    verify(graph)
+    graph = verify(clip_norm(verify(graph), options.clip_norm))
     assignment: Assignment = deduce(graph, hints, placement, options.cost_model)
     boxed = check_signatures(verify(box(*split_classes(graph, assignment)), with_layouts=True))
     groups = communicators(boxed)

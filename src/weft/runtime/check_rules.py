@@ -409,4 +409,8 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
     "weft.nll_loss_shard": nll_shard,
     "weft.nll_loss_backward_shard": nll_gradient_shard,
+    "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
+    "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
+    "weft.scale": lambda x, factor: x * factor,
+    "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),
 }

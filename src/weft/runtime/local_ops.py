@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.pass_ops import PASS_OPS
 from weft.runtime.window_ops import WINDOW_OPS
 
 
@@ -176,6 +177,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
     **WINDOW_OPS,
+    **PASS_OPS,
 }
 
 # Local ops whose result may share memory with their first operand.

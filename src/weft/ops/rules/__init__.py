@@ -10,6 +10,7 @@ from weft.ops.rules import linalg as linalg
 from weft.ops.rules import loss as loss
 from weft.ops.rules import matmul as matmul
 from weft.ops.rules import normalization as normalization
+from weft.ops.rules import passes as passes
 from weft.ops.rules import pointwise as pointwise
 from weft.ops.rules import pooling as pooling
 from weft.ops.rules import reduction as reduction

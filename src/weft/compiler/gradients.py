@@ -1,0 +1,111 @@
+"""The gradients that optimizers read, for the passes that put something between them and the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Phase, Ref, Update, Value
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The source of an optimizer's update.
+
+    Attributes:
+        value: the gradient.
+        target: the name of the parameter.
+        phase: of the call that makes it.
+    """
+
+    value: Value
+    target: str
+    phase: Phase
+
+
+def gradients(graph: LogicalGraph) -> tuple[Gradient, ...]:
+    """The gradients of all parameters that an optimizer updates, in the order of the updates."""
+    return tuple(
+        Gradient(
+            graph.values[update.source.name],
+            update.target.name,
+            _phase(graph.producers[update.source.name]),
+        )
+        for update in graph.of_kind(Update)
+        if by_optimizer(update)
+    )
+
+
+def by_optimizer(update: Update) -> bool:
+    """Whether an optimizer runs this update; others copy a new version of a buffer."""
+    return update.rule != "copy"
+
+
+def with_sources(
+    graph: LogicalGraph, calls: Sequence[Call], sources: Mapping[str, str]
+) -> LogicalGraph:
+    """The graph with `calls` after all others, and the updates of some targets reading other sources."""
+
+    def read(node: Node) -> Node:
+        if isinstance(node, Update) and node.target.name in sources:
+            return replace(node, source=Ref(sources[node.target.name]))
+        return node
+
+    place = next(
+        (number for number, node in enumerate(graph.nodes) if isinstance(node, Update)),
+        len(graph.nodes),
+    )
+    nodes = (*graph.nodes[:place], *calls, *map(read, graph.nodes[place:]))
+    return replace(graph, nodes=nodes)
+
+
+def _phase(maker: Node) -> Phase:
+    return Phase(maker.phase.stage if isinstance(maker, Call) else 0, "backward")
+
+
+@dataclass
+class Scalars:
+    """Calls on numbers of the step, such as norms, and on gradients, that a pass adds at the end of the backward.
+
+    Attributes:
+        prefix: of the names of what they make.
+        dtype: of the numbers.
+        calls: those so far.
+    """
+
+    prefix: str
+    dtype: str = "float32"
+    calls: list[Call] = field(default_factory=list)
+
+    def call(self, op: str, args: tuple[Arg, ...], name: str, phase: Phase) -> Ref:
+        """One more number: `op(*args)`."""
+        return self._add(op, args, Value(f"{self.prefix}.{name}", (), self.dtype), phase)
+
+    def scaled(self, gradient: Gradient, factor: Ref) -> str:
+        """The gradient times a number; the name of the product."""
+        made = replace(gradient.value, name=f"{gradient.value.name}.{self.prefix}")
+        args = (Ref(gradient.value.name), factor)
+        return self._add("weft.scale", args, made, gradient.phase).name
+
+    def total(self, reduce: str, numbers: Sequence[tuple[Ref, Phase]], name: str) -> Ref:
+        """All numbers as one: first those of each stage, where they are, then these in the first of the stages."""
+        stages = {phase.stage: phase for _, phase in numbers}
+        parts = [
+            self._joined(
+                reduce, [number for number, at in numbers if at.stage == stage], name, phase
+            )
+            for stage, phase in stages.items()
+        ]
+        return self._joined(reduce, parts, f"{name}.all", stages[min(stages)])
+
+    def _joined(self, reduce: str, numbers: Sequence[Ref], name: str, phase: Phase) -> Ref:
+        if len(numbers) == 1:
+            return numbers[0]
+        name = f"{self.prefix}.{name}{phase.stage}"
+        stacked = Value(f"{name}.each", (len(numbers),), self.dtype)
+        every = self._add("aten.stack.default", (tuple(numbers),), stacked, phase)
+        return self._add(reduce, (every,), Value(name, (), self.dtype), phase)
+
+    def _add(self, op: str, args: tuple[Arg, ...], made: Value, phase: Phase) -> Ref:
+        self.calls.append(Call(op, args, (), (made,), phase=phase))
+        return Ref(made.name)

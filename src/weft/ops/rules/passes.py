@@ -1,0 +1,23 @@
+"""Ops that passes put into the graph: gradient clipping, loss scaling, sharded parameters, recompute."""
+
+from __future__ import annotations
+
+from weft.ops.call import OpCall
+from weft.ops.factors import whole_factors
+from weft.ops.rule import rule
+from weft.ops.rules.common import FIRST, pointwise
+
+
+def _no_work(call: OpCall) -> int:
+    return 0
+
+
+# The sum of the squares of all elements; whether an element is no finite number, 0.0 or 1.0. They
+# count as no work, so that they look at a gradient where it lies: cutting it would save little and
+# cost a collective.
+rule("weft.square_sum", "...+ -> ", flops=_no_work, traffic=_no_work)
+rule("weft.nonfinite", "...+ -> ", reduction="max", flops=_no_work, traffic=_no_work)
+# A tensor times a number that is a tensor: what becomes of a gradient stays a gradient.
+rule("weft.scale", pointwise, linear=FIRST)
+# Numbers of the step, the same on all ranks.
+rule("weft.clip_factor", whole_factors)

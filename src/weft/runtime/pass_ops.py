@@ -1,0 +1,45 @@
+"""What passes put into the graph, on local tensors: gradient clipping and loss scaling (`weft.ops.rules.passes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def square_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weft.square_sum`: the sum of the squares of all elements in `dtype`, shape `[]`."""
+    # Torch's norm makes no tensor of squares, and sums halves in float32.
+    exact = torch.float32 if x.dtype in _HALF else None
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=exact)
+    return norm.square().to(dtype)
+
+
+def nonfinite(x: Tensor) -> Tensor:
+    """`weft.nonfinite`: 1.0 when an element of `x` is infinite or not a number, else 0.0; float32, shape `[]`."""
+    return (~torch.isfinite(x).all()).float()
+
+
+def scale(x: Tensor, factor: Tensor) -> Tensor:
+    """`weft.scale`: `x` times the number `factor`, in the dtype of `x`."""
+    return x * factor.to(x.dtype)
+
+
+def clip_factor(square: Tensor, max_norm: float) -> Tensor:
+    """`weft.clip_factor`: what gradients with `square` as sum of squares are multiplied by.
+
+    The formula of `torch.nn.utils.clip_grad_norm_`.
+    """
+    return torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
+
+
+PASS_OPS: dict[str, Callable[..., Any]] = {
+    "weft.square_sum": square_sum,
+    "weft.nonfinite": nonfinite,
+    "weft.scale": scale,
+    "weft.clip_factor": clip_factor,
+}

@@ -1,0 +1,21 @@
+"""Sample calls of the ops that passes put into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ops.draw import f
+from weft.runtime.check_rules import TorchCall, torch_call
+
+
+def of_gradients() -> Iterator[TorchCall]:
+    yield torch_call("weft.square_sum", f(5, 4), torch.float64)
+    yield torch_call("weft.nonfinite", f(5, 4))
+    yield torch_call("weft.nonfinite", f(5, 4) / 0.0)
+    yield torch_call("weft.scale", f(5, 4), f())
+    yield torch_call("weft.clip_factor", f().abs(), 0.5)
+
+
+FAMILIES = (of_gradients,)

@@ -1,0 +1,79 @@
+"""Plain PyTorch training on one device, and the same by weft, for tests that compare the two."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+
+# Runs between backward and the optimizer's step.
+Clip = Callable[[list[torch.Tensor]], Any]
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """With a large eps: some gradients are zero but for rounding, and Adam would divide it by itself."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
+
+
+def plain_training(
+    model: nn.Module, loss_fn: Any, batches: list[Any], clip: Clip | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and the final state of ordinary training."""
+    model = copy.deepcopy(model)
+    optimizer = adamw(model)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_fn(model, batch)
+        loss.backward()
+        if clip is not None:
+            clip([p for group in optimizer.param_groups for p in group["params"]])
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+@contextmanager
+def compiled(
+    model: nn.Module, loss_fn: Any, batch: Any, grid: Any, strategy: weft.Strategy, seed: int = 0
+) -> Iterator[weft.Program]:
+    """The program of one step in a local world."""
+    with weft.local_world(torch.tensor(grid).numel()):
+        program = weft.compile(
+            model,
+            loss_fn,
+            adamw(model),
+            batch,
+            placement=weft.placement("cpu", grid),
+            strategy=strategy,
+            seed=seed,
+        )
+        yield program
+        program.close()
+
+
+def assert_same_training(
+    program: weft.Program, batches: list[Any], expected: tuple[list[float], Any]
+) -> None:
+    """Losses and state agree to 1e-10."""
+    losses, state = expected
+    assert [program.step(batch).item() for batch in batches] == pytest.approx(losses, rel=1e-10)
+    assert_same_state(program.full_state_dict(), state)
+
+
+def assert_same_state(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-10
+) -> None:
+    """Every tensor agrees, relative to its largest element."""
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        scale = value.abs().max().clamp(min=1e-30)
+        difference = ((found[name] - value).abs().max() / scale).item()
+        assert difference <= tolerance, f"{name} differs by {difference:.1e}"
