@@ -25,8 +25,14 @@ _KEPT = ("as_strided", "empty", "resize", "_fft")
 
 def fallback() -> Decompositions:
     """Decompositions of the ops that no rule knows; rules that users declare are looked up anew each time."""
-    found = {op: function for op, function in _core().items() if not has_rule(str(op))}
+    found = {op: function for op, function in _core().items() if not _has_rule(str(op))}
     return {**found, aten._efficientzerotensor.default: _zeros}
+
+
+def _has_rule(op: str) -> bool:
+    """Whether the op has a rule, or the one that returns what it writes: writes become functions."""
+    name, _, overload = op.rpartition(".")
+    return has_rule(op) or (name.endswith("_") and has_rule(f"{name[:-1]}.{overload}"))
 
 
 @cache

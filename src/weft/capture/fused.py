@@ -1,0 +1,134 @@
+"""Fused optimizer ops inside a step that the user wrote, taken apart parameter by parameter.
+
+They are element-wise, but name lists of parameters, gradients and states, each with a layout of its
+own. The formulas are those of torch's kernels (`aten/src/ATen/native/cpu/Fused*Kernel.cpp`). An
+optimizer that is given to `weft.compile` does not come here: it runs its own kernels on the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaling:
+    """What a gradient scaler adds: gradients are divided by `scale`; nothing is written where `found` is 1."""
+
+    scale: Tensor | None
+    found: Tensor | None
+
+    def gradient(self, gradient: Tensor, maximize: bool) -> Tensor:
+        if self.scale is not None:
+            self.write(gradient, gradient / self.scale)
+        return -gradient if maximize else gradient
+
+    def write(self, old: Tensor, new: Tensor) -> None:
+        old.copy_(new if self.found is None else torch.where(self.found == 1, old, new))
+
+
+def _adam(decoupled: bool) -> Callable[..., None]:
+    """Adam, whose decay of weights goes by the gradient, or AdamW, where it is `decoupled` from it."""
+
+    def run(
+        self: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        max_exp_avg_sqs: Tensors,
+        state_steps: Tensors,
+        *,
+        lr: float | Tensor,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        scaling = _Scaling(grad_scale, found_inf)
+        for i, (parameter, first, second) in enumerate(
+            zip(self, exp_avgs, exp_avg_sqs, strict=True)
+        ):
+            gradient = scaling.gradient(grads[i], maximize)
+            decayed = parameter * (1 - lr * weight_decay) if decoupled else parameter
+            gradient = gradient if decoupled else gradient + weight_decay * parameter
+            scaling.write(first, beta1 * first + (1 - beta1) * gradient)
+            scaling.write(second, beta2 * second + (1 - beta2) * gradient * gradient)
+            if amsgrad:
+                scaling.write(max_exp_avg_sqs[i], torch.maximum(max_exp_avg_sqs[i], second))
+            largest = max_exp_avg_sqs[i] if amsgrad else second
+            step = state_steps[i]
+            root = (largest / (1 - beta2**step)).sqrt() + eps
+            scaling.write(parameter, decayed - lr / (1 - beta1**step) * first / root)
+
+    return run
+
+
+def _sgd(
+    self: Tensors,
+    grads: Tensors,
+    momentum_buffer_list: Tensors,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float | Tensor,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    scaling = _Scaling(grad_scale, found_inf)
+    for i, parameter in enumerate(self):
+        gradient = scaling.gradient(grads[i], maximize) + weight_decay * parameter
+        if momentum:
+            buffer = momentum_buffer_list[i]
+            moved = momentum * buffer + (1 - dampening) * gradient
+            scaling.write(buffer, gradient if is_first_step else moved)
+            gradient = gradient + momentum * buffer if nesterov else buffer
+        scaling.write(parameter, parameter - lr * gradient)
+
+
+def _adagrad(
+    self: Tensors,
+    grads: Tensors,
+    state_sums: Tensors,
+    state_steps: Tensors,
+    *,
+    lr: float | Tensor,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    scaling = _Scaling(grad_scale, found_inf)
+    for parameter, grad, total, step in zip(self, grads, state_sums, state_steps, strict=True):
+        gradient = scaling.gradient(grad, maximize) + weight_decay * parameter
+        scaling.write(total, total + gradient * gradient)
+        rate = lr / (1 + (step - 1) * lr_decay)
+        scaling.write(parameter, parameter - rate * gradient / (total.sqrt() + eps))
+
+
+_RUNS: dict[str, Callable[..., Any]] = {
+    "adam": _adam(False),
+    "adamw": _adam(True),
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+}
+TABLE: dict[str, Callable[..., Any]] = {
+    f"_fused_{name}_.{overload}": run
+    for name, run in _RUNS.items()
+    for overload in ("default", "tensor_lr")
+}
