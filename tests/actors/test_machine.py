@@ -15,6 +15,7 @@ from weft.actors import (
     Released,
     Send,
     Waiting,
+    machines,
 )
 from weft.errors import InternalError
 from weft.ir.plan import Compute, Feed, Fetch, Hold, LocalValue, RankPlan, Register
@@ -209,4 +210,4 @@ def test_an_event_that_cannot_be_is_an_error(event):
 def test_a_plan_whose_actors_and_registers_differ_is_refused(registers, message):
     plan = RankPlan(0, (), chain().actors, registers)
     with pytest.raises(InternalError, match=message):
-        QueueMachine(plan, "compute", in_order=False)
+        machines(plan)

@@ -31,6 +31,9 @@ BROKEN = {
     "keys_unique": HEAD + PARAMETER + PARAMETER.replace("%w", "%v"),
     "updates_write_variables": HEAD + PARAMETER + GRADIENT + 'update "SGD" group 0 %g from %w\n',
     "boxing_keeps_the_tensor": HEAD + PARAMETER + "%b = box %w : float32[5] @0(B)\n",
+    "varying_arguments_complete": HEAD.replace('"g"', '"g" micro 3')
+    + PARAMETER
+    + "%s = call aten.select.int(%w, 0, vary(0, 1)) : float32[] @0(B)\n",
     "layouts_given": HEAD + '%w = parameter "w" : float32[4]\n',
     "updates_in_place": HEAD
     + PARAMETER
@@ -52,6 +55,13 @@ def test_each_rule_fires(rule: str) -> None:
 
 def test_every_rule_has_a_case() -> None:
     assert {rule.__name__ for rule in RULES + LAYOUT_RULES} == set(BROKEN)
+
+
+def test_varying_arguments_hold_no_values() -> None:
+    text = HEAD.replace('"g"', '"g" micro 2') + PARAMETER
+    text += "%s = call aten.add.Tensor(%w, vary(%w, 1)) : float32[4] @0(B)\n"
+    with pytest.raises(InternalError, match="holds values of the graph"):
+        verify(parse_graph(text))
 
 
 def test_a_layout_that_does_not_fit_the_shape_is_illegal() -> None:

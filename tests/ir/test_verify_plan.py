@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from weft.errors import InternalError
@@ -18,7 +20,28 @@ NEGATE = (
 FETCH = 'actor 2 on "host" fetch "loss" %y\n'
 LEGAL = HEAD + X + Y + FEED + NEGATE + FETCH
 
+# The batch is read by both micro-batches; their sum is read once.
+LOOP = (
+    HEAD.replace("rank 0", "rank 0 micro 2")
+    + X
+    + "register %y : float32[] activation credits 1 rate 2 from 1 to [2]\n"
+    + "register %go : bool[0] control credits 1 from 2 to [1] full\n"
+    + "register %z : float32[] gradient credits 1 from 2 to [3]\n"
+    + FEED
+    + 'actor 1 on "compute" compute [%x, %go] -> [%y] acts 2\n'
+    + "  %y = call aten.select.int(%x, 0, vary(0, 1)) : float32[]\n"
+    + 'actor 2 on "compute" compute [%y] -> [%z, %go] acts 2 priority 1\n'
+    + '  %z = call weft.accumulate(%y, "sum") : float32[]\n'
+    + 'actor 3 on "host" fetch "loss" %z\n'
+)
+ORDER = 'rank 0 micro 2\norder "compute" [[1, 0], [2, 0], [1, 1], [2, 1]]\n'
+
 BROKEN = {
+    "rates_fit": LOOP.replace("from 0 to [1]", "rate 2 from 0 to [1]"),
+    "versions_complete": LOOP.replace("weft.accumulate", "aten.add.Tensor"),
+    "varying_arguments_complete": LOOP.replace("vary(0, 1)", "vary(0, 1, 2)"),
+    "control_registers_empty": LOOP.replace("call aten.select.int(%x", "call aten.select.int(%go"),
+    "orders_complete": LOOP.replace("rank 0 micro 2\n", ORDER.replace("[2, 1]", "[2, 0]")),
     "actors_numbered": LEGAL.replace("actor 2 on", "actor 3 on"),
     "registers_unique": LEGAL.replace(X, X + X),
     "registers_know_their_actors": LEGAL.replace("from 1 to [2]", "from 1 to []"),
@@ -31,9 +54,51 @@ BROKEN = {
 }
 
 
-def test_a_legal_plan_passes() -> None:
-    (rank,) = parse_plan(LEGAL).ranks
+@pytest.mark.parametrize("text", [LEGAL, LOOP, LOOP.replace("rank 0 micro 2\n", ORDER)])
+def test_a_legal_plan_passes(text: str) -> None:
+    (rank,) = parse_plan(text).ranks
     assert verify_plan(rank) is rank
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("acts 2\n", "acts 3\n", "actor 1 acts 3 times in 2 micro-batches"),
+        ("rate 2", "rate 3", "y has 3 versions"),
+        ("gradient credits 1", "gradient credits 1 rate 2", "actor 3 acts 1 times, z has 2"),
+        ("weft.accumulate(%y", "weft.accumulate(%z", "reads z before"),
+        ("bool[0]", "bool[1]", "go is a control register, but not"),
+        ("control", "activation", "makes go in each act"),
+    ],
+)
+def test_what_a_loop_may_not_do(old: str, new: str, message: str) -> None:
+    assert old in LOOP
+    (rank,) = parse_plan(LOOP.replace(old, new)).ranks
+    with pytest.raises(InternalError, match=re.escape(message)):
+        verify_plan(rank)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[2, 1]]", "[2, 1], [1, 0]]"),  # an act stands twice
+        (", [2, 1]]", "]"),  # an act is missing
+        ("[1, 0], [2, 0], [1, 1]", "[1, 1], [2, 0], [1, 0]"),  # micro-batches the wrong way round
+        ("order", 'order "compute" []\norder'),
+    ],
+)
+def test_an_order_holds_every_act_once(old: str, new: str) -> None:
+    text = LOOP.replace("rank 0 micro 2\n", ORDER.replace(old, new))
+    with pytest.raises(InternalError, match="breaks the rule orders_complete"):
+        verify_plan(parse_plan(text).ranks[0])
+
+
+def test_only_control_registers_are_waited_for() -> None:
+    node = COLLECTIVES["all_reduce"].format(4)
+    head = 'actor 1 on "comm:0" communicate waits [%x]\n'
+    text = HEAD + X + Y + FEED + head + f"  {node}\n" + FETCH
+    with pytest.raises(InternalError, match="waits for or signals x"):
+        verify_plan(parse_plan(text).ranks[0])
 
 
 @pytest.mark.parametrize("rule", BROKEN)

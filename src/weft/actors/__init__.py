@@ -11,6 +11,7 @@ from weft.actors.messages import Free as Free
 from weft.actors.messages import Ready as Ready
 from weft.actors.messages import Released as Released
 from weft.actors.messages import Send as Send
+from weft.actors.messages import Start as Start
 from weft.actors.rehearse import machines as machines
 from weft.actors.rehearse import queues_of as queues_of
 from weft.actors.rehearse import rehearse as rehearse

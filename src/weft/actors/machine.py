@@ -4,6 +4,9 @@ An actor acts iff every register that it consumes has an unread version and ever
 produces has a free copy (OneFlow, arXiv 2110.15032, section 4). The runtime drives the machine with
 threads, the simulator with a heap of virtual times.
 
+An actor acts once a step, or once for each micro-batch; between such actors a register of rate 1 is
+made or read by all acts of a step together (`weft.actors.messages` counts versions).
+
 Messages are counted by queue, not by actor: a version goes to another queue once, whatever the
 number of its readers there, and is acknowledged once, after the last of them.
 """
@@ -25,9 +28,10 @@ from weft.actors.messages import (
     Ready,
     Released,
     Send,
+    Start,
 )
 from weft.actors.statistics import QueueStatistics, Waiting
-from weft.actors.wiring import Port, Task, wire
+from weft.actors.wiring import Port, Task, turns, wire
 from weft.errors import InternalError
 from weft.ir.plan import RankPlan
 
@@ -38,34 +42,42 @@ class QueueMachine:
     Args:
         plan: the plan of the rank.
         queue: the queue's name.
-        in_order: whether the actors act strictly in the order of the plan (communicators);
-            otherwise, among those that may act, the one of the earliest step with the lowest id
-            does.
+        in_order: whether the actors act strictly in the order that the plan gives (communicators);
+            otherwise, of those that may act, the first by step, priority, micro-batch and id does.
+        told: whether nothing acts before a `Start` names it, for a rehearsal that looks for an
+            order; `ready` lists who may.
     """
 
-    def __init__(self, plan: RankPlan, queue: str, in_order: bool) -> None:
+    def __init__(
+        self, plan: RankPlan, queue: str, in_order: bool = False, told: bool = False
+    ) -> None:
         self.queue = queue
         self.in_order = in_order
+        self.told = told
         # Actors of this queue in plan order, and the registers they touch. Fixed after
         # construction.
         self._tasks, self._ports = wire(plan, queue)
         self._by_id = {task.id: task for task in self._tasks}
+        # In order: whose turn each act of a step is.
+        self._turns = turns(plan, queue, self._tasks) if in_order else ()
         # Steps begun so far; no task has acted for step >= begun.
         self._begun = 0
         # What runs now; at most one act at a time, and nothing acts while it is set.
         self._running: Act | None = None
-        # (step, id) of every task that may act, each task at most once; unused when `in_order`.
-        self._ready: list[tuple[int, int]] = []
-        # Acts started so far. In order, the next one is task `started % len(tasks)`.
+        # (step, priority, micro-batch, id) of every task that may act, each task at most once;
+        # unused when `in_order`.
+        self._ready: list[tuple[int, int, int, int]] = []
+        # Acts started so far. In order, the next one is that of `turns[started % len(turns)]`.
         self.started = 0
-        # For every step begun and not ended: how many tasks have not finished it. Never zero or
-        # negative.
+        # For every step begun and not ended: how many tasks have not finished all their acts of it.
+        # Never zero or negative.
         self._left: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
             Begin: self._begin,
             Ready: self._arrive,
             Released: self._acknowledge,
             Finished: self._finish,
+            Start: self._obey,
         }
 
     def handle(self, event: Event) -> tuple[Action, ...]:
@@ -77,16 +89,24 @@ class QueueMachine:
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)
-        if self._running is None:
-            self._start(actions)
+        if self._running is None and not self.told:
+            task = self._next()
+            if task is not None:
+                self._start(task, actions)
         return tuple(actions)
+
+    def ready(self) -> tuple[Act, ...]:
+        """The acts that may start now, in the order in which they would; empty while one runs or when in order."""
+        if self._running is not None:
+            return ()
+        return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
 
     def statistics(self) -> QueueStatistics:
         """A snapshot: what runs, and what every actor that has steps left waits for."""
         waiting = tuple(
             _waiting(task)
             for task in self._tasks
-            if task.acted < self._begun
+            if task.acted < self._begun * task.acts
             and (self._running is None or task.id != self._running.actor)
         )
         return QueueStatistics(self.queue, self._begun, self.started, self._running, waiting)
@@ -100,7 +120,7 @@ class QueueMachine:
             return
         self._left[event.step] = len(self._tasks)
         for task in self._tasks:
-            if task.acted == event.step:
+            if task.acted == event.step * task.acts:
                 self._met(task)
 
     def _arrive(self, event: Ready, actions: list[Action]) -> None:
@@ -117,65 +137,104 @@ class QueueMachine:
         self._settle(port, event.version)
 
     def _finish(self, event: Finished, actions: list[Action]) -> None:
-        if self._running is None or tuple(self._running) != tuple(event):
+        running: tuple[int, ...] | None = self._running
+        if running != event:  # named tuples are equal when their fields are
             raise InternalError(f"{self.queue}: {event} while {self._running} runs")
         self._running = None
         task, step = self._by_id[event.actor], event.step
+        act = task.acted - 1
         for port in task.produces:
-            self._publish(port, step + port.full, actions)
-        for port in task.consumes:
-            port.local[step] -= 1
-            if not port.local[step]:
-                self._release(port, step, actions)
+            self._publish(port, act + port.full, actions)
+        self._read(task.consumes, act, actions)
+        if task.acts > 1:
+            if event.micro + 1 < task.acts:
+                return
+            for port in task.fills:
+                self._publish(port, step + port.full, actions)
+            self._read(task.holds, step, actions)
         self._left[step] -= 1
         if not self._left[step]:
             del self._left[step]
             actions.append(EndStep(step))
 
-    def _start(self, actions: list[Action]) -> None:
-        """Choose the next act, if there is one, and take its inputs and copies."""
-        task = self._next()
-        if task is None:
-            return
-        step = task.acted
+    def _obey(self, event: Start, actions: list[Action]) -> None:
+        entry = next((entry for entry in self._ready if entry[-1] == event.actor), None)
+        if entry is None or self._running is not None or not self.told:
+            raise InternalError(f"{self.queue}: {event}, but it may not act now")
+        self._ready.remove(entry)
+        self._start(self._by_id[event.actor], actions)
+
+    def _start(self, task: Task, actions: list[Action]) -> None:
+        """Take the inputs and copies of an act, and count what the task's next one lacks."""
         self.started += 1
-        task.acted = step + 1
-        task.waits = int(task.acted == self._begun)
+        step, micro = task.acted, 0
+        following = task.acted = step + 1
+        if task.acts == 1:
+            waits = int(following == self._begun)
+        else:
+            step, micro = divmod(step, task.acts)
+            waits = self._start_part(task, step, micro)
         for port in task.consumes:
-            task.waits += port.arrived == task.acted
-        for port in task.produces:
-            port.taken += 1
-            if port.taken > port.credits:
-                raise InternalError(f"{self.queue}: no copy of {port.register} for {task.id}")
-            task.waits += port.taken == port.credits
-        if not task.waits and not self.in_order:
-            heappush(self._ready, (task.acted, task.id))
-        self._running = Act(task.id, step)
+            waits += port.arrived == following
+        waits += self._take(task.produces)
+        task.waits = waits
+        if not waits:
+            self._may_act(task)
+        self._running = Act(task.id, step, micro)
         actions.append(self._running)
+
+    def _start_part(self, task: Task, step: int, micro: int) -> int:
+        """Take the copies that the first act of a step takes, and count what the next step lacks after the last."""
+        if not micro:
+            self._take(task.fills)
+        if micro + 1 < task.acts:
+            return 0
+        late = sum(port.arrived == step + 1 for port in task.holds)
+        full = sum(port.taken == port.credits for port in task.fills)
+        return late + full + (step + 1 == self._begun)
+
+    def _take(self, ports: tuple[Port, ...]) -> int:
+        """Take a copy of each register; how many of them have none left."""
+        exhausted = 0
+        for port in ports:
+            port.taken += 1
+            if port.taken >= port.credits:
+                exhausted += 1
+                if port.taken > port.credits:
+                    raise InternalError(f"{self.queue}: no copy of {port.register} is free")
+        return exhausted
 
     def _next(self) -> Task | None:
         if not self.in_order:
-            return self._by_id[heappop(self._ready)[1]] if self._ready else None
-        if not self._tasks:
+            return self._by_id[heappop(self._ready)[-1]] if self._ready else None
+        if not self._turns:
             return None
-        task = self._tasks[self.started % len(self._tasks)]
+        task = self._turns[self.started % len(self._turns)]
         return None if task.waits else task
 
     def _met(self, task: Task) -> None:
         """One of the conditions that `task` waited for holds now."""
         task.waits -= 1
-        if not task.waits and not self.in_order:
-            heappush(self._ready, (task.acted, task.id))
+        if not task.waits:
+            self._may_act(task)
+
+    def _may_act(self, task: Task) -> None:
+        if not self.in_order:
+            step, micro = (task.acted, 0) if task.acts == 1 else divmod(task.acted, task.acts)
+            heappush(self._ready, (step, task.priority, micro, task.id))
 
     def _put(self, port: Port) -> None:
         """A version is there: readers that waited for just this one wait no more for it."""
         version = port.arrived
         port.arrived = version + 1
-        if port.readers:
-            port.local[version] = len(port.readers)
-            for task in port.readers:
-                if task.acted == version:
-                    self._met(task)
+        if port.count:
+            port.local[version] = port.count
+        for task in port.readers:
+            if task.acted == version:
+                self._met(task)
+        for task in port.holders:
+            if task.acted == version * task.acts:
+                self._met(task)
 
     def _publish(self, port: Port, version: int, actions: list[Action]) -> None:
         """A version made on this queue goes to its readers, here and on other queues."""
@@ -188,9 +247,16 @@ class QueueMachine:
             port.remote[version] = len(port.queues)
             event = Ready(port.register, version)
             actions.extend([Send(queue, event) for queue in port.queues])
-        if not port.readers:
+        if not port.count:
             actions.append(Free(port.register, version))
             self._settle(port, version)
+
+    def _read(self, ports: tuple[Port, ...], version: int, actions: list[Action]) -> None:
+        """A reader is done with a version of each register; the last one of this queue gives it back."""
+        for port in ports:
+            port.local[version] -= 1
+            if not port.local[version]:
+                self._release(port, version, actions)
 
     def _release(self, port: Port, version: int, actions: list[Action]) -> None:
         """The last reader of this queue is done with a version."""
@@ -210,12 +276,16 @@ class QueueMachine:
         task = port.producer
         if port.taken < 0 or task is None:
             raise InternalError(f"{self.queue}: {port.register} released more often than made")
-        if port.taken == port.credits - 1:
+        # In the middle of a version the producer does not wait for a copy of the next one.
+        if port.taken == port.credits - 1 and not task.acted % port.span:
             self._met(task)
 
 
 def _waiting(task: Task) -> Waiting:
     """What the next act of a task lacks."""
-    versions = tuple(port.register for port in task.consumes if port.arrived <= task.acted)
-    copies = tuple(port.register for port in task.produces if port.taken >= port.credits)
-    return Waiting(task.id, task.acted, versions, copies)
+    step, micro = divmod(task.acted, task.acts)
+    versions = [port.register for port in task.consumes if port.arrived <= task.acted]
+    versions += [port.register for port in task.holds if port.arrived <= step]
+    produces = task.produces if micro else (*task.produces, *task.fills)
+    copies = tuple(port.register for port in produces if port.taken >= port.credits)
+    return Waiting(task.id, step, tuple(versions), copies, micro)

@@ -1,9 +1,10 @@
 """What goes into a queue's state machine (events) and what comes out (actions).
 
 Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a
-frozen dataclass. Versions count from 0 for each register: an actor's act in step `s` reads version
-`s` of what it consumes; it makes version `s` of an ordinary register and version `s + 1` of one
-that was full before the first step.
+frozen dataclass. Versions count from 0 for each register, `rate` of them a step. An actor that acts
+once a step reads version `s` in step `s`; one that acts for each of `M` micro-batches reads version
+`s * M + m` of a register of rate `M`, and version `s` of one of rate 1 in all acts of step `s`. What
+it makes is numbered likewise, plus one in a register that was full before the first step.
 """
 
 from __future__ import annotations
@@ -36,13 +37,21 @@ class Finished(NamedTuple):
 
     actor: int
     step: int
+    micro: int = 0
+
+
+class Start(NamedTuple):
+    """Event, for a queue that is told what to do: let `actor`, which may act, act now."""
+
+    actor: int
 
 
 class Act(NamedTuple):
-    """Action: run actor `actor` for step `step`, then report `Finished`."""
+    """Action: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
 
     actor: int
     step: int
+    micro: int = 0
 
 
 class Send(NamedTuple):
@@ -65,5 +74,5 @@ class EndStep(NamedTuple):
     step: int
 
 
-Event: TypeAlias = Begin | Ready | Released | Finished
+Event: TypeAlias = Begin | Ready | Released | Finished | Start
 Action: TypeAlias = Act | Send | Free | EndStep

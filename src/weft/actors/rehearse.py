@@ -9,6 +9,7 @@ from weft.actors.messages import Act, Action, Begin, Event, Finished, Send
 from weft.actors.statistics import waiting_text
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Hold, RankPlan
+from weft.ir.verify_plan import verify_plan
 
 
 def queues_of(plan: RankPlan) -> tuple[str, ...]:
@@ -17,14 +18,22 @@ def queues_of(plan: RankPlan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(acting))
 
 
-def machines(plan: RankPlan) -> dict[str, QueueMachine]:
-    """One machine for each queue; those of communicators keep the order of the plan.
+def machines(plan: RankPlan, told: bool = False) -> dict[str, QueueMachine]:
+    """One machine for each queue; those of communicators keep the order that the plan gives.
+
+    Args:
+        plan: the plan of the rank.
+        told: whether those of communicators act only on `Start`, in any order (see `QueueMachine`).
 
     Raises:
         InternalError: when actors and registers of the plan do not fit each other.
     """
-    free = (COMPUTE, HOST)
-    return {queue: QueueMachine(plan, queue, queue not in free) for queue in queues_of(plan)}
+    verify_plan(plan)
+    found = {}
+    for queue in queues_of(plan):
+        ordered = queue not in (COMPUTE, HOST)
+        found[queue] = QueueMachine(plan, queue, ordered and not told, ordered and told)
+    return found
 
 
 def rehearse(plan: RankPlan, steps: int = 2) -> tuple[Act, ...]:
@@ -54,6 +63,6 @@ def rehearse(plan: RankPlan, steps: int = 2) -> tuple[Act, ...]:
 def _deliver(queue: str, action: Action, mail: deque[tuple[str, Event]], acts: list[Act]) -> None:
     if isinstance(action, Act):
         acts.append(action)
-        mail.append((queue, Finished(action.actor, action.step)))
+        mail.append((queue, Finished(*action)))
     elif isinstance(action, Send):
         mail.append((action.queue, action.event))

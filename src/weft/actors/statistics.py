@@ -16,6 +16,7 @@ class Waiting:
     Attributes:
         actor: id of the actor.
         step: the step that it would act for.
+        micro: the micro-batch of that step.
         versions: consumed registers that have no unread version.
         copies: produced registers that have no free copy.
     """
@@ -24,6 +25,7 @@ class Waiting:
     step: int
     versions: tuple[str, ...]
     copies: tuple[str, ...]
+    micro: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def waiting_text(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> str:
     for queue in statistics:
         if queue.running is not None:
             actor = plan.actors[queue.running.actor]
-            lines.append(f"{actor_text(actor)} acts for step {queue.running.step}")
+            when = _when(actor, queue.running.step, queue.running.micro)
+            lines.append(f"{actor_text(actor)} acts for {when}")
         lines += [_waiting_line(plan, waiting) for waiting in queue.waiting]
     return "\n".join(f"  rank {plan.rank}: {line}" for line in lines)
 
@@ -84,4 +87,9 @@ def _waiting_line(plan: RankPlan, waiting: Waiting) -> str:
         readers = ", ".join(actor_text(plan.actors[id]) for id in registers[name].consumers)
         needs.append(f"a free copy of {name}, read by {readers}")
     text = "; ".join(needs) or "its turn"
-    return f"{actor_text(plan.actors[waiting.actor])} waits in step {waiting.step} for {text}"
+    actor = plan.actors[waiting.actor]
+    return f"{actor_text(actor)} waits in {_when(actor, waiting.step, waiting.micro)} for {text}"
+
+
+def _when(actor: Actor, step: int, micro: int) -> str:
+    return f"step {step}, micro-batch {micro}" if actor.acts > 1 else f"step {step}"

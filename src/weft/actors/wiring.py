@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.errors import InternalError
 from weft.ir.plan import Actor, Hold, RankPlan, Register
-from weft.ir.verify_plan import verify_plan
 
 
 @dataclass(slots=True, eq=False)
@@ -14,17 +14,26 @@ class Task:
 
     Attributes:
         id: the actor's id.
-        acted: acts started so far, which is the step of the next one.
+        acts: acts per step.
+        priority: lower numbers go first within a step.
+        acted: acts started so far; the next one belongs to step `acted // acts`.
         waits: conditions that the next act still lacks: its step begun, an unread version of every
             consumed register, a free copy of every produced one. The task may act iff it is 0.
-        consumes, produces: ports of its registers, without those of constants.
+        consumes, produces: ports of which every act reads or makes a version, without those of
+            constants.
+        holds, fills: ports of which all acts of a step together read or make one version; it is
+            taken by the first of them and given on by the last.
     """
 
     id: int
+    acts: int = 1
+    priority: int = 0
     acted: int = 0
     waits: int = 1
     consumes: tuple[Port, ...] = ()
     produces: tuple[Port, ...] = ()
+    holds: tuple[Port, ...] = ()
+    fills: tuple[Port, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +46,12 @@ class Port:
         credits: copies that may exist.
         source: the producer's queue.
         producer: the producer, when it is on this queue.
-        readers: tasks of this queue that read it.
+        span: how many acts of the producer make one version.
+        readers: tasks of this queue of which every act reads a version.
+        holders: tasks of this queue that read one version in all acts of a step.
+        count: how many readers and holders there are.
         queues: other queues with readers; empty unless the producer is here.
-        arrived: versions that have been there so far; a reader may act for step `s` iff `arrived >
-            s`.
+        arrived: versions that have been there so far; version `v` may be read iff `arrived > v`.
         local: for every version that this queue still reads: readers that have not finished with
             it, at least one.
         remote: for every version sent to other queues: how many of those have not released it.
@@ -53,7 +64,10 @@ class Port:
     credits: int
     source: str
     producer: Task | None = None
+    span: int = 1
     readers: list[Task] = field(default_factory=list)
+    holders: list[Task] = field(default_factory=list)
+    count: int = 0
     queues: tuple[str, ...] = ()
     arrived: int = 0
     local: dict[int, int] = field(default_factory=dict)
@@ -62,12 +76,7 @@ class Port:
 
 
 def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]:
-    """Tasks (in plan order) and ports (by register) of one queue, in the state before the first step.
-
-    Raises:
-        InternalError: when actors and registers of the plan do not fit each other.
-    """
-    verify_plan(plan)
+    """Tasks (in plan order) and ports (by register) of one queue, in the state before the first step."""
     registers = {register.value.name: register for register in plan.registers}
     ports: dict[str, Port] = {}
     tasks = []
@@ -77,15 +86,26 @@ def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]
     for port in ports.values():
         _fill(port)
     for task in tasks:
-        task.waits += sum(not port.arrived for port in task.consumes)
-        task.waits += sum(port.taken == port.credits for port in task.produces)
+        task.waits += sum(not port.arrived for port in (*task.consumes, *task.holds))
+        task.waits += sum(port.taken == port.credits for port in (*task.produces, *task.fills))
     return tuple(tasks), ports
+
+
+def turns(plan: RankPlan, queue: str, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The tasks of one step's acts on an in-order queue, one after the other."""
+    for order in plan.orders:
+        if order.queue == queue:
+            by_id = {task.id: task for task in tasks}
+            return tuple(by_id[actor] for actor, _ in order.acts)
+    if any(task.acts > 1 for task in tasks):
+        raise InternalError(f"rank {plan.rank}: no order is given for the micro-batches of {queue}")
+    return tasks
 
 
 def _task(
     actor: Actor, plan: RankPlan, registers: dict[str, Register], ports: dict[str, Port]
 ) -> Task:
-    task = Task(actor.id)
+    task = Task(actor.id, actor.acts, actor.priority)
     # A variable that only its producer touches needs no tokens: optimizer states, above all.
     produced = [
         name for name in actor.produces if registers[name].consumers or not registers[name].full
@@ -93,13 +113,19 @@ def _task(
     for name in produced:
         port = _port(registers[name], plan, ports)
         port.producer = task
+        port.span = actor.acts // registers[name].rate
         queues = (plan.actors[id].queue for id in registers[name].consumers)
         port.queues = tuple(dict.fromkeys(other for other in queues if other != actor.queue))
     consumed = [name for name in actor.consumes if not _is_constant(registers[name], plan)]
     for name in consumed:
-        _port(registers[name], plan, ports).readers.append(task)
-    task.consumes = tuple(ports[name] for name in consumed)
-    task.produces = tuple(ports[name] for name in produced)
+        port = _port(registers[name], plan, ports)
+        (port.readers if actor.acts == registers[name].rate else port.holders).append(task)
+        port.count += 1
+    each = {name for name in (*consumed, *produced) if registers[name].rate == actor.acts}
+    task.consumes = tuple(ports[name] for name in consumed if name in each)
+    task.produces = tuple(ports[name] for name in produced if name in each)
+    task.holds = tuple(ports[name] for name in consumed if name not in each)
+    task.fills = tuple(ports[name] for name in produced if name not in each)
     return task
 
 
@@ -120,8 +146,8 @@ def _fill(port: Port) -> None:
     if not port.full:
         return
     port.arrived = 1
-    if port.readers:
-        port.local[0] = len(port.readers)
+    if port.count:
+        port.local[0] = port.count
     if port.queues:
         port.remote[0] = len(port.queues)
-    port.taken = int(port.producer is not None and bool(port.readers or port.queues))
+    port.taken = int(port.producer is not None and bool(port.count or port.queues))

@@ -27,6 +27,7 @@ from weft.ir.nodes import (
     node_outputs,
     node_uses,
     refs,
+    varyings,
 )
 from weft.ir.printer import node_text
 from weft.ir.text import micro_text, placement_lines, quoted
@@ -54,6 +55,7 @@ __all__ = [
     "node_outputs",
     "node_uses",
     "refs",
+    "varyings",
 ]
 
 

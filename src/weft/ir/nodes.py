@@ -17,6 +17,8 @@ Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
 # Roles whose values live on from one step to the next.
 VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
+# Ops that make one value of all micro-batches of a step.
+OVER_STEP: frozenset[str] = frozenset(("weft.accumulate", "weft.pack"))
 
 # What a call is part of, for schedules; "weight" is the part of backward that makes the gradients
 # of parameters, which nothing waits for.
@@ -176,6 +178,15 @@ def node_uses(node: Node) -> tuple[str, ...]:
             return (target.name, source.name, *(ref.name for ref in states))
         case _:
             return ()
+
+
+def varyings(arg: Any) -> Iterator[Varying]:
+    """The arguments in a tree that differ between micro-batches, in order."""
+    if isinstance(arg, Varying):
+        yield arg
+    elif isinstance(arg, tuple):
+        for part in arg:
+            yield from varyings(part)
 
 
 def refs(arg: Any) -> Iterator[str]:

@@ -249,6 +249,14 @@ class Feed:
     def consumes(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def acts(self) -> int:
+        return 1
+
+    @property
+    def priority(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -315,6 +323,14 @@ class Fetch:
     def produces(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def acts(self) -> int:
+        return 1
+
+    @property
+    def priority(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -327,6 +343,14 @@ class Hold:
     @property
     def consumes(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def acts(self) -> int:
+        return 1
+
+    @property
+    def priority(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from weft.ir.logical import (
     Value,
     node_outputs,
     node_uses,
+    refs,
+    varyings,
 )
 from weft.ir.printer import node_text
 from weft.units import ITEM_SIZE
@@ -123,6 +125,21 @@ def boxing_keeps_the_tensor(graph: LogicalGraph) -> Iterator[Finding]:
             yield node, "shape or dtype changes"
 
 
+def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
+    """An argument that varies has a value for each micro-batch, and no value of the graph in it."""
+    if graph.micro_batches < 1:
+        yield graph.nodes[0], f"the graph has {graph.micro_batches} micro-batches"
+    for node in graph.of_kind(Call):
+        for varying in varyings((node.args, *(arg for _, arg in node.kwargs))):
+            if len(varying.values) != graph.micro_batches:
+                yield (
+                    node,
+                    f"{varying} has no value for each of {graph.micro_batches} micro-batches",
+                )
+            if any(refs(varying.values)):
+                yield node, f"{varying} holds values of the graph"
+
+
 def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
     """Every value has a layout that fits its shape and dtype."""
     for node, value in _made(graph):
@@ -155,5 +172,6 @@ RULES: tuple[Rule, ...] = (
     keys_unique,
     updates_write_variables,
     boxing_keeps_the_tensor,
+    varying_arguments_complete,
 )
 LAYOUT_RULES: tuple[Rule, ...] = (layouts_given, updates_in_place)

@@ -19,6 +19,13 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
+from weft.ir.verify_time import (
+    control_registers_empty,
+    orders_complete,
+    rates_fit,
+    varying_arguments_complete,
+    versions_complete,
+)
 from weft.layout import Region, region_shape, region_size
 
 # A rule yields what is wrong for each place where it does not hold.
@@ -203,4 +210,9 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     credits_given,
     held_registers_full,
     segments_read_what_is_there,
+    rates_fit,
+    versions_complete,
+    varying_arguments_complete,
+    control_registers_empty,
+    orders_complete,
 )

@@ -79,7 +79,7 @@ class Queue:
             # this one is not finished.
             while not self.mailbox.empty():
                 self._handle(self.mailbox.get())
-            act = self._handle(Finished(act.actor, act.step))
+            act = self._handle(Finished(*act))
 
     def _handle(self, message: Event | Control) -> Act | None:
         if isinstance(message, (Ended, Stop)):
