@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ops import samples_layers, samples_math, samples_passes, samples_tensor
+from ops import samples_layers, samples_math, samples_passes, samples_tensor, samples_time
 
 FAMILIES = [
     *samples_tensor.FAMILIES,
     *samples_layers.FAMILIES,
     *samples_math.FAMILIES,
     *samples_passes.FAMILIES,
+    *samples_time.FAMILIES,
 ]
 
 # Rules that cannot run here, with the reason.

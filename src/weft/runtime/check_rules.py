@@ -23,6 +23,7 @@ from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.check_losses import nll_gradient_shard, nll_shard
 from weft.runtime.local_ops import blank
+from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.
@@ -404,6 +405,7 @@ def _embedding_gradient_shard(
 _WEFT_OPS: dict[str, Any] = {
     "weft.hint": lambda x, sbp: x,
     "weft.blank": blank,
+    "weft.checked": lambda x, info, name, matrix: x,
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
@@ -412,5 +414,6 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
+    **TIME_OPS,
     "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),
 }

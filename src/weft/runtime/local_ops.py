@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.pass_ops import PASS_OPS
+from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.window_ops import WINDOW_OPS
 
 
@@ -39,6 +40,23 @@ def keep(x: Tensor, kept: bool, instead: float = 0) -> Tensor:
 
 def hint(x: Tensor, sbp: Any = None) -> Tensor:
     """`weft.hint`: the identity; its SBP was for the compiler."""
+    return x
+
+
+def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
+    """`weft.checked`: `x`, unless a factorization failed.
+
+    Args:
+        x: a result of the factorization.
+        info: its error codes, int32, one for each matrix; 0 is success.
+        name: of the function that the user called, such as "torch.linalg.inv".
+        matrix: whether `x` belongs to one matrix; else elements of the batch count from the first
+            that this rank holds.
+
+    Raises:
+        torch.linalg.LinAlgError: with torch's own message.
+    """
+    torch.ops.aten._linalg_check_errors.default(info, name, is_matrix=matrix)
     return x
 
 
@@ -172,13 +190,15 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.keep": keep,
     "weft.hint": hint,
     "weft.blank": blank,
+    "weft.checked": checked,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
     **WINDOW_OPS,
     **PASS_OPS,
+    **TIME_OPS,
 }
 
 # Local ops whose result may share memory with their first operand.
-VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint")
+VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint", "weft.checked")

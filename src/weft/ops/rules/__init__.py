@@ -15,4 +15,5 @@ from weft.ops.rules import pointwise as pointwise
 from weft.ops.rules import pooling as pooling
 from weft.ops.rules import reduction as reduction
 from weft.ops.rules import special as special
+from weft.ops.rules import time as time
 from weft.ops.rules import views as views

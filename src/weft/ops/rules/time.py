@@ -1,0 +1,30 @@
+"""Ops between a micro-batch and the step: values made once per micro-batch, and values made once a step."""
+
+from __future__ import annotations
+
+from weft.ops.arguments import argument, normal_dim
+from weft.ops.call import OpCall
+from weft.ops.factors import Factors
+from weft.ops.rule import Groups, rule
+from weft.ops.rules.common import FIRST, except_dims, pointwise
+
+
+def _sums(call: OpCall) -> Groups:
+    """A sum over micro-batches may come before the sum over ranks."""
+    return FIRST if argument(call, 1, "reduction") == "sum" else ()
+
+
+def _pack(call: OpCall) -> Factors:
+    """The packed dimension is whole: balanced shards of the result are not those of its parts."""
+    rank = len(call.operands[0].shape)
+    names = except_dims(rank, {normal_dim(argument(call, 1, "dim"), rank)})
+    return Factors((names,), (names,))
+
+
+# The reduction of a value over all micro-batches; their concatenation along a dimension.
+rule("weft.accumulate", pointwise, linear=_sums)
+rule("weft.pack", _pack, linear=FIRST, monotone=FIRST)
+# A value of the step as every micro-batch reads it (the second argument varies).
+rule("weft.use", pointwise, linear=FIRST, monotone=FIRST, view=True)
+# A total over the batch divided by (its count less a correction): what BatchNorm normalizes with.
+rule("weft.statistic", pointwise, linear=FIRST)
