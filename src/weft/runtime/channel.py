@@ -154,20 +154,20 @@ class Channel(ABC):
 def reduce_in_order(tensors: Sequence[Tensor], reduction: str) -> Tensor:
     """Reduce tensors of one shape from first to last into a fresh tensor."""
     dtype = tensors[0].dtype
-    if dtype in _SIGNED:
+    if dtype in SIGNED:
         # With its first bit turned, an unsigned integer has its place in the order of the signed
         # ones.
-        turned = torch.iinfo(_SIGNED[dtype]).min if reduction in ("max", "min") else 0
-        signed = [tensor.view(_SIGNED[dtype]) ^ turned for tensor in tensors]
+        turned = torch.iinfo(SIGNED[dtype]).min if reduction in ("max", "min") else 0
+        signed = [tensor.view(SIGNED[dtype]) ^ turned for tensor in tensors]
         return (reduce_in_order(signed, reduction) ^ turned).view(dtype)
-    combine = _COMBINE[reduction]
+    combine = COMBINE[reduction]
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         combine(total, tensor, out=total)
     return total
 
 
-_COMBINE: dict[str, Callable[..., Tensor]] = {
+COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
@@ -178,7 +178,7 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
 }
 
 # What torch has no sums and extrema for, and the dtype of as many bits that has them.
-_SIGNED: dict[torch.dtype, torch.dtype] = {
+SIGNED: dict[torch.dtype, torch.dtype] = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,17 @@ from weft.errors import UserError
 from weft.ir.plan import Communicator
 from weft.runtime.board import FailureBoard
 from weft.runtime.channel import Channel, check_same
-from weft.runtime.process_channel import GlooChannel, NcclChannel, ProcessChannel
+from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel
+from weft.runtime.shared_channel import SharedChannel
+from weft.runtime.shared_link import host
 from weft.runtime.world import TIMEOUT, Channels, LocalWorld, World, innermost_world
 
 T = TypeVar("T")
 
-_CHANNELS: dict[str, tuple[str, type[ProcessChannel]]] = {
+# Set to "gloo", ranks of one host do not share memory either.
+TRANSPORT = "WEFT_TRANSPORT"
+
+_CHANNELS: dict[str, tuple[str, type[GroupChannel]]] = {
     "cpu": ("gloo", GlooChannel),
     "cuda": ("nccl", NcclChannel),
 }
@@ -41,6 +46,10 @@ class DistributedWorld(World):
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
         store = dist.distributed_c10d._get_default_store()
         self._board = FailureBoard(store, self.rank, self.size)
+        self._store = store
+        self._hosts = _hosts(store, self.rank, self.size) if device_type == "cpu" else ()
+        # Communicators so far, of all ranks: they connect in the same order everywhere.
+        self._connected = 0
         everyone = Communicator(0, tuple(range(self.size)))
         self._everyone = self.connect((everyone,))[self.rank][0]
 
@@ -55,15 +64,30 @@ class DistributedWorld(World):
     def connect(self, communicators: Sequence[Communicator]) -> Channels:
         channels: dict[int, Channel] = {}
         for communicator in communicators:
-            group = dist.new_group(
-                sorted(communicator.ranks), timeout=self._timeout, backend=self._backend
-            )
-            if self.rank in communicator.ranks:
-                index = communicator.ranks.index(self.rank)
-                channels[communicator.id] = self._channel(
-                    group, communicator.ranks, index, self._device, self._board
-                )
+            self._connected += 1
+            channel = self._channel_of(communicator)
+            if channel is not None:
+                channels[communicator.id] = channel
         return {self.rank: channels}
+
+    def _channel_of(self, communicator: Communicator) -> Channel | None:
+        """This rank's end of a communicator; None when it is not in it."""
+        ranks, own = communicator.ranks, self.rank in communicator.ranks
+        if self._on_one_host(ranks):
+            if not own:
+                return None
+            number, timeout = self._connected, self._timeout.total_seconds()
+            index = ranks.index(self.rank)
+            return SharedChannel(self._store, number, ranks, index, self._board, timeout)
+        group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
+        if not own:
+            return None
+        return self._channel(group, ranks, ranks.index(self.rank), self._device, self._board)
+
+    def _on_one_host(self, ranks: Sequence[int]) -> bool:
+        """Whether processes can share memory; all ranks of the job answer alike."""
+        hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
+        return len(hosts) == 1 and hosts != {""}
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         return [function(self.rank)]
@@ -75,6 +99,13 @@ class DistributedWorld(World):
     def close(self) -> None:
         self._everyone.close()
         self._board.close()
+
+
+def _hosts(store: Any, rank: int, size: int) -> tuple[str, ...]:
+    """For every rank, its host; "" where memory is not to be shared."""
+    own = "" if os.environ.get(TRANSPORT) == "gloo" else host()
+    store.set(f"weft/host/{rank}", own)
+    return tuple(store.get(f"weft/host/{other}").decode() for other in range(size))
 
 
 def _device(device_type: str) -> torch.device:

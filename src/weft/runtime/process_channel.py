@@ -28,28 +28,18 @@ class ProcessChannel(Channel):
     """One rank's end of a communicator between processes.
 
     Args:
-        group: the process group of exactly these ranks.
-        ranks: in the communicator's order; torch orders a group by rank.
+        ranks: in the communicator's order.
         index: position of this rank among them.
         device: the rank's device.
         board: where failures are made known to all ranks.
     """
 
     def __init__(
-        self,
-        group: Any,
-        ranks: Sequence[int],
-        index: int,
-        device: torch.device,
-        board: FailureBoard,
+        self, ranks: Sequence[int], index: int, device: torch.device, board: FailureBoard
     ) -> None:
         super().__init__(ranks, index, device)
-        self._group = group
         self._board = board
         self._watchers: list[Callable[[BaseException], object]] = []
-        by_rank = sorted(self.ranks)
-        # For every peer, its number in the process group.
-        self._members = [by_rank.index(rank) for rank in self.ranks]
 
     def watch(self, fail: Callable[[BaseException], object]) -> None:
         self._board.watch(fail)
@@ -61,17 +51,6 @@ class ProcessChannel(Channel):
     def close(self) -> None:
         for fail in self._watchers:
             self._board.forget(fail)
-        if not self._board.failed:
-            dist.destroy_process_group(self._group)
-
-    def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
-        """(peer's number, tag, bytes) of every piece that is not empty and not this rank's own."""
-        for peer, parts in enumerate(tensors):
-            if peer == self.index:
-                continue
-            for tag, part in enumerate(parts):
-                if part.numel():
-                    yield self._members[peer], tag, part.detach().view(-1).view(torch.uint8)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -89,7 +68,43 @@ class ProcessChannel(Channel):
             ) from error
 
 
-class GlooChannel(ProcessChannel):
+class GroupChannel(ProcessChannel):
+    """A communicator over a process group of `torch.distributed`.
+
+    Args:
+        group: the process group of exactly these ranks; torch orders a group by rank.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        ranks: Sequence[int],
+        index: int,
+        device: torch.device,
+        board: FailureBoard,
+    ) -> None:
+        super().__init__(ranks, index, device, board)
+        self._group = group
+        by_rank = sorted(self.ranks)
+        # For every peer, its number in the process group.
+        self._members = [by_rank.index(rank) for rank in self.ranks]
+
+    def close(self) -> None:
+        super().close()
+        if not self._board.failed:
+            dist.destroy_process_group(self._group)
+
+    def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
+        """(peer's number, tag, bytes) of every piece that is not empty and not this rank's own."""
+        for peer, parts in enumerate(tensors):
+            if peer == self.index:
+                continue
+            for tag, part in enumerate(parts):
+                if part.numel():
+                    yield self._members[peer], tag, part.detach().view(-1).view(torch.uint8)
+
+
+class GlooChannel(GroupChannel):
     """A communicator between CPU processes."""
 
     def _exchange(
@@ -109,7 +124,7 @@ class GlooChannel(ProcessChannel):
                     work.wait()
 
 
-class NcclChannel(ProcessChannel):
+class NcclChannel(GroupChannel):
     """A communicator between CUDA devices. What NCCL does itself is left to it."""
 
     def _exchange(

@@ -1,0 +1,127 @@
+"""Communicators between the processes of one host, through memory that they share."""
+
+from __future__ import annotations
+
+import select
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.runtime.board import FailureBoard
+from weft.runtime.channel import COMBINE, SIGNED
+from weft.runtime.process_channel import ProcessChannel
+from weft.runtime.shared_link import SharedLink, connect, listener, offer
+
+# Addresses that begin with a zero byte are no files.
+_ADDRESS = "\0weft-{}"
+
+
+class SharedChannel(ProcessChannel):
+    """One rank's end of a communicator whose ranks are processes of one host.
+
+    Args:
+        store: the job's store, to find the other ranks.
+        number: of the communicator in the job; the same on all its ranks.
+        ranks: in the communicator's order.
+        index: position of this rank among them.
+        board: where failures are made known to all ranks.
+        timeout: seconds to wait for a peer.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        number: int,
+        ranks: Sequence[int],
+        index: int,
+        board: FailureBoard,
+        timeout: float,
+    ) -> None:
+        super().__init__(ranks, index, torch.device("cpu"), board)
+        self._timeout = timeout
+        self._links = _links(store, f"weft/link/{number}", self.size, index, timeout)
+        self._poll = select.poll()
+        self._by_descriptor = {link.socket.fileno(): link for link in self._links.values()}
+        for descriptor in self._by_descriptor:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def abort(self, error: BaseException) -> None:
+        super().abort(error)
+        for link in self._links.values():
+            link.shut()
+
+    def close(self) -> None:
+        super().close()
+        for link in self._links.values():
+            link.close()
+
+    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        if self.size != 2 or tensor.dtype in SIGNED:
+            return super().all_reduce(tensor, reduction)
+        combine, dtype = COMBINE[reduction], tensor.dtype
+
+        def take(place: Tensor, came: Tensor) -> None:
+            own = place.view(dtype)
+            combine(own, came.view(dtype), out=own)
+
+        # Both ends combine the same two numbers: these operations give the same bits either way.
+        with self.counting("all_reduce"):
+            self.sent[self.running] += tensor.nbytes
+            with self._explained("an all_reduce"):
+                self._links[1 - self.index].begin([tensor], [tensor], take, in_place=True)
+                self._run()
+        return tensor
+
+    def _exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        with self._explained("an exchange"):
+            for peer, link in self._links.items():
+                link.begin(sends[peer], receives[peer])
+            self._run()
+
+    def _run(self) -> None:
+        """Until all links are done with the exchange that began."""
+        waiting = [link for link in self._links.values() if link.busy]
+        for link in waiting:
+            link.advance()
+        end = time.monotonic() + self._timeout
+        while waiting := [link for link in waiting if link.busy]:
+            found = self._poll.poll(max(0.0, end - time.monotonic()) * 1000)
+            if not found:
+                raise TimeoutError(f"no answer within {self._timeout:g} s")
+            for descriptor, _ in found:
+                self._hear(descriptor)
+
+    def _hear(self, descriptor: int) -> None:
+        link = self._by_descriptor[descriptor]
+        link.listen()
+        if link.closed:
+            self._poll.unregister(descriptor)
+        link.advance()
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        with super()._explained(what):
+            try:
+                yield
+            except OSError as error:
+                raise RuntimeError(str(error)) from error
+
+
+def _links(store: Any, key: str, size: int, index: int, timeout: float) -> dict[int, SharedLink]:
+    """A link to every other rank of a communicator, by its position there."""
+    address = _ADDRESS.format(uuid.uuid4().hex)
+    with listener(address) as listening:
+        store.set(f"{key}/{index}", address[1:])
+        links = {
+            lower: connect(_ADDRESS[0] + store.get(f"{key}/{lower}").decode(), index, timeout)
+            for lower in range(index)
+        }
+        links.update(offer(listening, timeout) for _ in range(index + 1, size))
+    return links
