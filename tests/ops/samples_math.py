@@ -8,7 +8,7 @@ import torch
 
 from ops.draw import aten, b, f, i
 from weft.ops.rules.special import BINARY, UNARY
-from weft.runtime.check_rules import TorchCall
+from weft.runtime.check_rules import TorchCall, torch_call
 
 
 def linear_algebra() -> Iterator[TorchCall]:
@@ -26,6 +26,8 @@ def linear_algebra() -> Iterator[TorchCall]:
     yield aten("lu_unpack", *torch.linalg.lu_factor(matrix))
     yield aten("linalg_cholesky_ex", symmetric)
     yield aten("linalg_inv_ex", symmetric)
+    codes = torch.zeros(symmetric.shape[:-2], dtype=torch.int32)
+    yield torch_call("weft.checked", symmetric, codes, "linalg.inv", False)
     yield aten("linalg_matrix_exp", matrix)
     yield aten("cholesky_inverse", lower)
     yield aten("cholesky_solve", right, lower)

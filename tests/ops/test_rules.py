@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from ops.draw import GENERATOR
 from ops.rule_samples import FAMILIES, NOT_RUN
 from ops.samples_tensor import pointwise_backward, products, views
 from weft.ops import localize, registered_ops, signatures
@@ -16,6 +17,12 @@ from weft.runtime.torch_ops import to_torch
 Family = Callable[[], Iterator[TorchCall]]
 by_exact_family = pytest.mark.parametrize("family", [products, views, pointwise_backward])
 by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Whatever ran before, a family draws the same numbers."""
+    GENERATOR.manual_seed(7)
 
 
 @pytest.mark.timeout(60)

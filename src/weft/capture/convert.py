@@ -49,9 +49,7 @@ _SAME_IF_UNCHANGED = frozenset(
         aten.contiguous.default,
     )
 )
-_CHECKS = frozenset(
-    ("_assert_tensor_metadata", "_assert_async", "_assert_scalar", "_linalg_check_errors")
-)
+_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,8 @@ class _Reader:
             self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
         elif _is_double_transpose(node):
             self._refs[node] = self._refs[node.args[0].args[0]]  # type: ignore[index, union-attr]
+        elif node.target is aten._linalg_check_errors.default:
+            self._read_linalg_check(node)
         elif not _is_check(node):
             self._read_call(node)
 
@@ -179,6 +179,25 @@ class _Reader:
         self.calls.append(call)
         refs = tuple(value and Ref(value.name) for value in call.outputs)
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
+
+    def _read_linalg_check(self, node: torch.fx.Node) -> None:
+        """The check that follows a factorization: what was computed goes through it, to be raised on the ranks."""
+        info: Any = node.args[0]
+        if info.target is not operator.getitem:
+            reason = "checks error codes that no factorization of the step made"
+            raise refuse_op(node.target, location_of(node), reason)
+        source = info.args[0]
+        before, *others = self._refs[source]
+        value = _value(self.names.new(f"{before.name}.checked"), source.meta["val"][0])
+        name, matrix = self._arg(node.args[1]), self._arg(node.kwargs.get("is_matrix", False))
+        arguments = (before, self._refs[info], name, matrix)
+        phase = Phase(0, "backward" if in_backward(node) else "forward")
+        location = location_of(node)
+        self.calls.append(Call("weft.checked", arguments, (), (value,), location, phase))
+        self._refs[source] = (Ref(value.name), *others)
+        for user in source.users:
+            if user in self._refs and user.target is operator.getitem and user.args[1] == 0:
+                self._refs[user] = Ref(value.name)
 
     def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
         made = node.meta.get("val")

@@ -6,7 +6,7 @@ from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
 from weft.ops.rule import aten, rule
-from weft.ops.rules.common import aligned, numbered
+from weft.ops.rules.common import FIRST, aligned, numbered
 
 SECOND = ((1,),)
 
@@ -47,6 +47,13 @@ def _triangular(call: OpCall) -> Factors:
     return Factors((_batch(matrix, 2, batch), (*outer, *free)), ((*numbered(len(batch)), *free),))
 
 
+def _checked(call: OpCall) -> Factors:
+    """A result by all of its dimensions; the error codes by those of the batch."""
+    result, codes = call.operands
+    names = numbered(len(result.shape))
+    return Factors((names, names[: len(codes.shape)]), (names,))
+
+
 rule(aten("_linalg_eigh linalg_eig"), "... 1 1 -> ... 1, ... 1 1")
 rule(aten("_linalg_svd"), "... 1 1 -> ... 1 1, ... 1, ... 1 1")
 rule(aten("linalg_qr"), "... 1 1 -> ... 1 1, ... 1 1")
@@ -61,3 +68,4 @@ rule(aten("cholesky_solve"), "... 1 n, ... 1 1 -> ... 1 n", linear=((0,),))
 rule(aten("linalg_householder_product"), "... 1 1, ... 1 -> ... 1 1")
 rule(aten("linalg_solve_triangular"), _triangular, linear=SECOND)
 rule(aten("_linalg_solve_ex"), _solve)
+rule("weft.checked", _checked, linear=FIRST, monotone=FIRST, view=True)
