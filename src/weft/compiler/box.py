@@ -7,7 +7,7 @@ layout share one boxing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class _Boxings:
             for name, layout in self._operands(index, node)
             if layout in self.wanted.get(name, {})
         }
-        return _renamed(self._with_layouts(node), names)
+        return renamed(self._with_layouts(node), names)
 
     def before(self, index: int) -> Iterable[Node]:
         """Boxings of inputs whose first reader is node number `index`."""
@@ -107,7 +107,7 @@ class _Boxings:
             self._want(index, node, name, source)
         start = name if source is None else boxings[source].output.name
         output = Value(f"{name}.box{len(boxings)}", value.shape, value.dtype, layout)
-        boxings[layout] = Box(Ref(start), output, _describe(node, self.graph))
+        boxings[layout] = Box(Ref(start), output, describe(node, self.graph))
         if isinstance(self.graph.producers[name], Input):
             self.due.setdefault(index, []).append(boxings[layout])
 
@@ -137,7 +137,7 @@ def _moved(value: Value, source: Layout, target: Layout) -> int:
     return sum(step.bytes for step in steps(source, target, value.shape, ITEM_SIZE[value.dtype]))
 
 
-def _describe(node: Node, graph: LogicalGraph) -> str:
+def describe(node: Node, graph: LogicalGraph) -> str:
     """The reader that causes a boxing, in words."""
     match node:
         case Call(op=op, location=location):
@@ -152,7 +152,9 @@ def _describe(node: Node, graph: LogicalGraph) -> str:
     return ""
 
 
-def _renamed(node: Node, names: dict[str, str]) -> Node:
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """`node` reading other values: new names by old ones. An update's target and states stay."""
+
     def ref(old: Ref) -> Ref:
         return Ref(names.get(old.name, old.name))
 
@@ -168,7 +170,7 @@ def _renamed(node: Node, names: dict[str, str]) -> Node:
             return node
 
 
-def _renamed_arg(arg: Any, names: dict[str, str]) -> Any:
+def _renamed_arg(arg: Any, names: Mapping[str, str]) -> Any:
     if isinstance(arg, Ref):
         return Ref(names.get(arg.name, arg.name))
     if isinstance(arg, tuple):

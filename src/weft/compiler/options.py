@@ -97,7 +97,6 @@ class Options:
 # Fields whose pass does not stand in the pipeline.
 UNSUPPORTED = frozenset(
     (
-        "stages",
         "micro_batches",
         "schedule",
         "zero",

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.compiler.aliases import copy_escaping_views
-from weft.compiler.assignment import Assignment
-from weft.compiler.box import box
 from weft.compiler.bucket import bucket
-from weft.compiler.class_split import split_classes
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
-from weft.compiler.deduce import Hints, deduce
+from weft.compiler.deduce import Hints
 from weft.compiler.localize import localize
 from weft.compiler.options import Options, check_supported
 from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
+from weft.compiler.stages import Stages
+from weft.compiler.stages_assign import assign_stages
+from weft.compiler.stages_join import GridHints, lay_out
 from weft.ir import LogicalGraph, Plan, RankPlan, verify
 from weft.ir.plan import Communicator, LocalProgram
 from weft.ir.verify_plan import verify_communicators
@@ -31,12 +31,14 @@ class Compiled:
 
     Attributes:
         graph: the logical graph with layouts and boxing.
+        stages: where its stages run, and where its variables live.
         programs: the local programs of the ranks that were asked for.
         plan: their plans.
         fingerprint: equal on all ranks that compiled the same program.
     """
 
     graph: LogicalGraph
+    stages: Stages
     programs: tuple[LocalProgram, ...]
     plan: Plan
     fingerprint: str
@@ -44,27 +46,37 @@ class Compiled:
 
 def compile_graph(
     graph: LogicalGraph,
-    hints: Hints,
+    hints: Hints | GridHints,
     placement: Placement,
     ranks: Sequence[int],
     options: Options | None = None,
+    homes: Mapping[str, int] | None = None,
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
-    Every rank that calls this with the same graph, hints, placement and options gets a part of the
-    same plan.
+    Every rank that calls this with the same arguments gets a part of the same plan.
+
+    Args:
+        graph: the step, as captured.
+        hints: what the user fixed; where stages have grids of several numbers of axes, for each.
+        placement: all ranks.
+        ranks: those to make plans for.
+        options: what the passes are told.
+        homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
     check_supported(options)
-    graph = verify(clip_norm(verify(graph), options.clip_norm))
-    assignment: Assignment = deduce(graph, hints, placement, options.cost_model)
-    boxed = check_signatures(verify(box(*split_classes(graph, assignment)), with_layouts=True))
+    graph, stages = assign_stages(verify(graph), options, placement, homes)
+    graph = verify(clip_norm(graph, options.clip_norm))
+    on_grids = {placement.axes: hints} if isinstance(hints, Hints) else hints
+    laid = lay_out(graph, on_grids, stages, options.cost_model)
+    boxed = check_signatures(verify(laid, with_layouts=True))
     groups = communicators(boxed)
     programs = tuple(copy_escaping_views(localize(boxed, rank, groups)) for rank in ranks)
     plans = tuple(_rank_plan(program, groups, options) for program in programs)
     plan = Plan(graph.name, groups, plans)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
-    return Compiled(boxed, programs, plan, fingerprint)
+    return Compiled(boxed, stages, programs, plan, fingerprint)
 
 
 def _rank_plan(

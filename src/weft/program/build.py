@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.compiler.deduce import Hints
+from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.errors import LayoutError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
-from weft.layout import Placement
-from weft.program.shards import local_part
+from weft.layout import SBP, Placement
+from weft.program.shards import layouts_on, local_part
 from weft.runtime.executor import Executor
 from weft.runtime.state import Variables
 from weft.runtime.world import World
@@ -29,7 +30,8 @@ class Setting:
     Attributes:
         model: the user's model; never changed.
         world: the ranks of this process.
-        placement: where everything lies.
+        placement: all ranks.
+        options: what the training step was compiled with.
         variables: the variables of each rank of this process that is in the placement.
         seed: of the random ops.
     """
@@ -37,6 +39,7 @@ class Setting:
     model: nn.Module
     world: World
     placement: Placement
+    options: Options
     variables: Mapping[int, Variables]
     seed: int
 
@@ -72,18 +75,13 @@ def build(
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
-    layouts = {
-        node.key: node.value.layout
-        for node in compiled.graph.of_kind(Input)
-        if node.role == "constant"
-    }
     executors = {}
     for plan in compiled.plan.ranks:
         device = world.device(plan.rank)
+        layouts = layouts_on(compiled.graph, plan.rank, "constant")
         own = {
-            key: local_part(tensor, layouts[key], plan.rank).to(device)
-            for key, tensor in constants.items()
-            if key in layouts
+            key: local_part(constants[key], layout, plan.rank).to(device)
+            for key, layout in layouts.items()
         }
         executors[plan.rank] = Executor(
             plan,
@@ -98,31 +96,36 @@ def build(
 
 
 def evaluation(
-    setting: Setting, graph: LogicalGraph, function: Callable[[nn.Module, Any], Any], batch: Any
+    setting: Setting, trained: Compiled, function: Callable[[nn.Module, Any], Any], batch: Any
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `graph` as they lie."""
+    """A step without updates that reads the variables of `trained` as they lie."""
     device_type = setting.placement.device_type
     captured = capture(setting.model, function, None, batch, device_type, training=False)
-    ranks = tuple(setting.variables)
-    compiled = compile_graph(captured.graph, as_they_lie(graph), setting.placement, ranks)
-    return captured, compiled
+    return captured, _compiled(setting, trained, captured.graph)
 
 
-def gathering(setting: Setting, graph: LogicalGraph) -> Compiled:
-    """A step that returns all parameters and buffers of `graph` whole."""
-    inputs = [node for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+def gathering(setting: Setting, trained: Compiled) -> Compiled:
+    """A step that returns all parameters and buffers of `trained` whole."""
+    inputs = [n for n in trained.graph.of_kind(Input) if n.role in ("parameter", "buffer")]
     bare = [Input(Value(n.value.name, n.value.shape, n.value.dtype), n.role, n.key) for n in inputs]
     outputs = [Output(Ref(node.value.name), node.key) for node in inputs]
     gather = LogicalGraph("full state", (*bare, *outputs))
-    return compile_graph(gather, as_they_lie(graph), setting.placement, tuple(setting.variables))
+    return _compiled(setting, trained, gather)
 
 
-def as_they_lie(graph: LogicalGraph) -> Hints:
-    """Hints that fix parameters and buffers to the layouts that they have in a compiled graph."""
-    return Hints(
-        {
-            node.key: node.value.layout.sbp
-            for node in graph.of_kind(Input)
-            if node.role in ("parameter", "buffer") and node.value.layout is not None
-        }
-    )
+def _compiled(setting: Setting, trained: Compiled, graph: LogicalGraph) -> Compiled:
+    """`graph` on the stages of a training step, reading its variables as they lie."""
+    options = Options(cost_model=setting.options.cost_model, stages=setting.options.stages)
+    hints, stages = as_they_lie(trained), trained.stages
+    ranks = tuple(setting.variables)
+    return compile_graph(graph, hints, setting.placement, ranks, options, stages.homes)
+
+
+def as_they_lie(trained: Compiled) -> dict[int, Hints]:
+    """Hints that fix parameters and buffers to their layouts, by the number of axes of their placements."""
+    found: dict[int, dict[str, tuple[SBP | None, ...]]]
+    found = {placement.axes: {} for placement in trained.stages.placements}
+    for node in trained.graph.of_kind(Input):
+        if node.role in ("parameter", "buffer") and node.value.layout is not None:
+            found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
+    return {axes: Hints(inputs) for axes, inputs in found.items()}

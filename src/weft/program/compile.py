@@ -10,6 +10,7 @@ from torch import nn
 
 from weft.capture import capture
 from weft.compiler.pipeline import compile_graph
+from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError
 from weft.layout import Placement
 from weft.program.build import Setting, local_ranks
@@ -47,13 +48,14 @@ def compile(
             compiles an evaluation step: no backward, the model in eval mode.
         example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not
             used.
-        placement: the ranks to run on; inside `weft.local_world` or under torchrun.
+        placement: the ranks to run on, those of all stages; inside `weft.local_world` or under
+            torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel.
         seed: of the random ops; by default torch's initial seed on the first rank.
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line.
-        StrategyError: a name pattern of the strategy matches nothing.
+        StrategyError: a name pattern of the strategy matches nothing, or stages do not fit.
         LayoutError: a layout does not fit a tensor, or the placement does not fit the world.
         RuleError: an op has no sharding rule.
     """
@@ -66,10 +68,11 @@ def compile(
     device_type = placement.device_type
     training = optimizer is not None
     captured = capture(model, loss_fn, optimizer, batch, device_type, training=training)
-    hints = strategy_hints(strategy, captured.graph, placement)
-    compiled = compile_graph(captured.graph, hints, placement, ranks, strategy.options())
+    options = strategy.options()
+    hints = strategy_hints(strategy, captured.graph, stage_placements(options.stages, placement))
+    compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
-    setting = Setting(model, world, placement, variables, seed)
+    setting = Setting(model, world, placement, options, variables, seed)
     add_optimizer_states(setting, compiled.graph, optimizer)
     return Program(setting, captured, compiled, optimizer)

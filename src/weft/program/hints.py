@@ -14,8 +14,17 @@ from weft.program.strategy import Strategy
 from weft.program.strategy_text import SBPs
 
 
-def strategy_hints(strategy: Strategy, graph: LogicalGraph, placement: Placement) -> Hints:
-    """The hints that `strategy` gives for the inputs of `graph`.
+def strategy_hints(
+    strategy: Strategy, graph: LogicalGraph, placements: Sequence[Placement]
+) -> dict[int, Hints]:
+    """The hints that `strategy` gives for the inputs of `graph`, by the number of axes of a stage's placement.
+
+    One SBP stands for all axes, of any number; a tuple counts on placements with as many axes.
+
+    Args:
+        strategy: the user's.
+        graph: the captured step.
+        placements: of the stages.
 
     Raises:
         StrategyError: when a pattern names nothing, or gives a wrong number of SBPs.
@@ -24,23 +33,52 @@ def strategy_hints(strategy: Strategy, graph: LogicalGraph, placement: Placement
     inputs = graph.of_kind(Input)
     batch = [node for node in inputs if node.role == "batch"]
     variables = [node for node in inputs if node.role in ("parameter", "buffer")]
-    found = _matched("batch", strategy.batch, batch, placement)
-    found |= _matched("parameters", strategy.parameters, variables, placement)
-    return Hints(found)
+    _check("batch", strategy.batch, batch, placements)
+    _check("parameters", strategy.parameters, variables, placements)
+    return {
+        axes: Hints(
+            _matched("batch", strategy.batch, batch, axes)
+            | _matched("parameters", strategy.parameters, variables, axes)
+        )
+        for axes in {placement.axes for placement in placements}
+    }
+
+
+def _check(
+    field: str,
+    patterns: Mapping[str, SBPs],
+    inputs: Sequence[Input],
+    placements: Sequence[Placement],
+) -> None:
+    """Every pattern must match an input, and every tuple of SBPs a placement."""
+    keys = [node.key for node in inputs]
+    for pattern, sbp in patterns.items():
+        matching = [node for node in inputs if _matches(node.key, pattern)]
+        if not matching and not _optional(pattern, patterns):
+            raise StrategyError(_unknown(field, pattern, keys))
+        axes = {placement.axes for placement in placements}
+        if matching and isinstance(sbp, tuple) and len(sbp) not in axes:
+            where = " or ".join(dict.fromkeys(f"{p.axes} axes of {p}" for p in placements))
+            raise StrategyError(
+                f"{_where(field, pattern, matching[0])}: one SBP for each of the {where} expected, "
+                f"found {len(sbp)}"
+            )
 
 
 def _matched(
-    field: str, patterns: Mapping[str, SBPs], inputs: Sequence[Input], placement: Placement
+    field: str, patterns: Mapping[str, SBPs], inputs: Sequence[Input], axes: int
 ) -> dict[str, tuple[SBP | None, ...]]:
-    keys = [node.key for node in inputs]
-    for pattern in patterns:
-        if not any(fnmatchcase(key, pattern) for key in keys) and not _optional(pattern, patterns):
-            raise StrategyError(_unknown(field, pattern, keys))
+    """The hints of one field for placements of some number of axes."""
+    fitting = {
+        pattern: sbp
+        for pattern, sbp in patterns.items()
+        if not isinstance(sbp, tuple) or len(sbp) == axes
+    }
     found: dict[str, tuple[SBP | None, ...]] = {}
     for node in inputs:
-        chosen = next((p for p in patterns if _matches(node.key, p)), None)
+        chosen = next((p for p in fitting if _matches(node.key, p)), None)
         if chosen is not None:
-            found[node.key] = _axes(field, chosen, patterns[chosen], node, placement)
+            found[node.key] = _axes(field, chosen, fitting[chosen], node, axes)
     return found
 
 
@@ -54,17 +92,10 @@ def _matches(key: str, pattern: str) -> bool:
     return key == pattern or fnmatchcase(key, pattern)
 
 
-def _axes(
-    field: str, pattern: str, sbp: SBPs, node: Input, placement: Placement
-) -> tuple[SBP | None, ...]:
-    """One SBP for each axis of the placement, with dimensions counted from the front."""
-    every = sbp if isinstance(sbp, tuple) else (sbp,) * placement.axes
-    where = f"{field}={{{pattern!r}: …}} for {node.key} of shape {list(node.value.shape)}"
-    if len(every) != placement.axes:
-        raise StrategyError(
-            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, "
-            f"found {len(every)}"
-        )
+def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[SBP | None, ...]:
+    """One SBP for each axis of a placement, with dimensions counted from the front."""
+    every = sbp if isinstance(sbp, tuple) else (sbp,) * axes
+    where = _where(field, pattern, node)
     if not node.value.shape and pattern != node.key:
         # A pattern for many tensors passes over scalars: they have no dimension to split.
         return tuple(Broadcast() for _ in every)
@@ -80,6 +111,10 @@ def _from_front(where: str, sbp: SBP, node: Input) -> SBP:
     if not -rank <= sbp.dim < rank:
         raise LayoutError(f"{where}: there is no dimension {sbp.dim} to split")
     return Split(sbp.dim % rank)
+
+
+def _where(field: str, pattern: str, node: Input) -> str:
+    return f"{field}={{{pattern!r}: …}} for {node.key} of shape {list(node.value.shape)}"
 
 
 def _unknown(field: str, pattern: str, keys: Sequence[str]) -> str:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph, Plan
-from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
-from weft.program.shards import own_part, without_shards
+from weft.program.shards import layouts_on, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
 from weft.tensor import GlobalTensor
@@ -38,9 +37,7 @@ class Program:
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, _close_all, tuple(self._executors.values()))
         self._batch_layouts = {
-            node.key: node.value.layout
-            for node in compiled.graph.of_kind(Input)
-            if node.role == "batch" and node.value.layout is not None
+            rank: layouts_on(compiled.graph, rank, "batch") for rank in self._executors
         }
 
     @property
@@ -81,7 +78,7 @@ class Program:
         whole tensors.
         """
         batch, _ = without_shards(example_batch)
-        captured, compiled = evaluation(self._setting, self.graph, function, batch)
+        captured, compiled = evaluation(self._setting, self._compiled, function, batch)
         return Program(self._setting, captured, compiled, None)
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -90,7 +87,7 @@ class Program:
         Every process must call it. The tensors are on the placement's device, the same on every
         rank.
         """
-        compiled = gathering(self._setting, self.graph)
+        compiled = gathering(self._setting, self._compiled)
         executors = build(self._setting, {}, compiled, None)
         whole = self._setting.run(lambda rank: executors[rank].step({}))
         for executor in executors.values():
@@ -120,8 +117,8 @@ class Program:
         """The parts of all leaves of a batch that `rank` takes, on its device."""
         device = self._setting.world.device(rank)
         parts = {
-            key: own_part(key, leaf, shards.get(id(leaf)), self._batch_layouts[key], rank)
-            for key, leaf in leaves.items()
+            key: own_part(key, leaves[key], shards.get(id(leaves[key])), layout, rank)
+            for key, layout in self._batch_layouts[rank].items()
         }
         return {key: part.to(device).contiguous() for key, part in parts.items()}
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from weft.errors import BatchError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, Role
 from weft.layout import Layout
 from weft.tensor import GlobalTensor
 
@@ -25,6 +27,17 @@ def without_shards(batch: Any) -> tuple[Any, dict[int, GlobalTensor]]:
         return stand_in
 
     return pytree.tree_map(replaced, batch), shards
+
+
+def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout]:
+    """The layouts of the inputs of some roles that `rank` holds a part of, by key."""
+    return {
+        node.key: node.value.layout
+        for node in graph.of_kind(Input)
+        if node.role in roles
+        and node.value.layout is not None
+        and rank in node.value.layout.placement.coordinates
+    }
 
 
 def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:

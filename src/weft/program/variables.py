@@ -15,7 +15,7 @@ from weft.ir.plan import Communicator
 from weft.layout import Layout
 from weft.program.build import Setting
 from weft.program.initial import check_initial_values, initial_values
-from weft.program.shards import local_part
+from weft.program.shards import layouts_on, local_part
 from weft.runtime.channel import Channel
 from weft.runtime.state import Variables
 from weft.runtime.world import World
@@ -29,12 +29,13 @@ def initial_variables(
     One tensor is whole at a time, beside the model's own.
     """
     check_initial_values(model)
-    layouts = variable_layouts(graph)
+    layouts = {rank: variable_layouts(graph, rank) for rank in ranks}
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     for key, whole in _agreed(initial_values(model, world.device(ranks[0])), world, ranks):
         for rank in ranks:
-            part = local_part(whole, layouts[key], rank)
-            parts[rank][key] = part.to(world.device(rank), copy=True).contiguous()
+            if key in layouts[rank]:
+                part = local_part(whole, layouts[rank][key], rank)
+                parts[rank][key] = part.to(world.device(rank), copy=True).contiguous()
     return {rank: Variables(own) for rank, own in parts.items()}
 
 
@@ -79,8 +80,9 @@ def _add_state(setting: Setting, key: str, whole: Tensor, value: Value | None) -
     if whole.is_meta:
         raise UserError(f"the optimizer brings the state {key} without values, on the meta device")
     for rank, variables in setting.variables.items():
-        part = local_part(whole.detach(), value.layout, rank)
-        variables.add(key, part.to(setting.world.device(rank), copy=True).contiguous())
+        if rank in value.layout.placement.coordinates:
+            part = local_part(whole.detach(), value.layout, rank)
+            variables.add(key, part.to(setting.world.device(rank), copy=True).contiguous())
 
 
 def agreed_seed(seed: int, world: World) -> int:
@@ -103,13 +105,9 @@ def everyone(world: World) -> Iterator[Channel | None]:
         channel.close()
 
 
-def variable_layouts(graph: LogicalGraph) -> dict[str, Layout]:
-    """The layout of every parameter and buffer of a compiled graph."""
-    return {
-        node.key: node.value.layout
-        for node in graph.of_kind(Input)
-        if node.role in ("parameter", "buffer") and node.value.layout is not None
-    }
+def variable_layouts(graph: LogicalGraph, rank: int) -> dict[str, Layout]:
+    """The layout of every parameter and buffer of a compiled graph that `rank` holds a part of."""
+    return layouts_on(graph, rank, "parameter", "buffer")
 
 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
@@ -136,8 +134,9 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
             raise UserError(
                 f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}"
             )
-    layouts = variable_layouts(graph)
     with torch.no_grad():
-        for name, key in names.items():
-            for rank, variables in setting.variables.items():
-                variables.write(key, local_part(state[name], layouts[key], rank))
+        for rank, variables in setting.variables.items():
+            layouts = variable_layouts(graph, rank)
+            for name, key in names.items():
+                if key in layouts:
+                    variables.write(key, local_part(state[name], layouts[key], rank))

@@ -1,0 +1,98 @@
+"""Stages: the parts of a pipeline, each on a placement of its own.
+
+Every call of a graph has a stage in its phase; every variable has a home, the stage where it lives
+and is updated. `assign_stages` decides both. The graph is then cut (`stages_cut.py`), each part is
+deduced and boxed on its own placement as if it were alone, and the parts are joined again by boxing
+between placements (`stages_join.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from weft.compiler.options import Stage
+from weft.errors import StrategyError
+from weft.layout import Layout, Placement, broadcast_layout, shard_range
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where each stage runs, and where variables live.
+
+    Attributes:
+        placements: of stage 0, 1, ….
+        homes: the stage of each parameter and buffer, by key; missing ones live in stage 0.
+    """
+
+    placements: tuple[Placement, ...]
+    homes: Mapping[str, int] = field(default_factory=dict)
+
+    def everywhere(self) -> Layout:
+        """Whole on every rank of every stage: how the results of a step are handed out."""
+        ranks = tuple(sorted({rank for each in self.placements for rank in each.ranks}))
+        return broadcast_layout(Placement(self.placements[0].device_type, (len(ranks),), ranks))
+
+
+def stage_placements(
+    stages: tuple[Stage, ...] | int, placement: Placement
+) -> tuple[Placement, ...]:
+    """Where each stage runs; one stage without `stages`.
+
+    A number of stages cuts the first axis of `placement` evenly; when it has fewer rows than there
+    are stages, they go round robin.
+
+    Raises:
+        StrategyError: when the stages' own placements do not fit `placement` or one another.
+    """
+    if isinstance(stages, int):
+        return tuple(_rows(placement, index, stages) for index in range(stages))
+    if not stages:
+        return (placement,)
+    found = tuple(stage.placement for stage in stages)
+    _check_ranks(found, placement)
+    for (one, a), (other, b) in combinations(enumerate(found), 2):
+        common = set(a.ranks) & set(b.ranks)
+        if common and not (common == set(a.ranks) or common == set(b.ranks)):
+            raise StrategyError(
+                f"stages {one} and {other} share {_ranks(common)} but run on {a} and {b}: give them the "
+                "same ranks (interleaved stages), ranks of their own, or one all ranks of the other"
+            )
+    return found
+
+
+def _rows(placement: Placement, index: int, stages: int) -> Placement:
+    """The rows of the grid that stage number `index` runs on."""
+    rows = placement.shape[0]
+    parts = min(rows, stages)
+    offset, length = shard_range(rows, parts, index % parts)
+    width = len(placement.ranks) // rows
+    ranks = placement.ranks[offset * width : (offset + length) * width]
+    return Placement(placement.device_type, (length, *placement.shape[1:]), ranks)
+
+
+def _check_ranks(found: tuple[Placement, ...], placement: Placement) -> None:
+    """All stages together run on the ranks and the device type of `placement`."""
+    ranks = {rank for each in found for rank in each.ranks}
+    unknown, idle = ranks - set(placement.ranks), set(placement.ranks) - ranks
+    if unknown:
+        raise StrategyError(
+            f"a stage runs on {_ranks(unknown)}, the placement is {placement}; compile with a placement "
+            "that holds the ranks of all stages"
+        )
+    if idle:
+        raise StrategyError(
+            f"{_ranks(idle)} of the placement {placement} runs no stage; name it in the placement of a "
+            "stage, or leave it out"
+        )
+    for index, each in enumerate(found):
+        if each.device_type != placement.device_type:
+            raise StrategyError(
+                f"stage {index} runs on {each}, expected the placement's device type {placement.device_type!r}"
+            )
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    every = sorted(ranks)
+    return f"rank{'s' if len(every) > 1 else ''} {', '.join(map(str, every))}"

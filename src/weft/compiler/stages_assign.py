@@ -1,0 +1,183 @@
+"""Which stage each call belongs to, and where each variable lives.
+
+Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its
+phases. A forward call goes where a pattern of the strategy puts its module, else where
+`weft.stage` in the code puts it, else, for `stages=n` without either, where the even split puts it;
+what nothing puts anywhere follows its operands, into the last of their stages. A backward call goes
+to the stage of the forward call that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft.compiler.options import Options
+from weft.compiler.stages import Stages, stage_placements
+from weft.compiler.stages_even import even_stages
+from weft.compiler.stages_patterns import check_homes, check_patterns, pattern_stage
+from weft.errors import StrategyError
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Phase,
+    node_uses,
+)
+from weft.layout import Placement
+
+
+def assign_stages(
+    graph: LogicalGraph,
+    options: Options,
+    placement: Placement,
+    homes: Mapping[str, int] | None = None,
+) -> tuple[LogicalGraph, Stages]:
+    """The graph with a stage for every call, and the stages' placements and variables.
+
+    Args:
+        graph: as captured; phases say what is backward.
+        options: with the stages and the cost model.
+        placement: all ranks.
+        homes: the stages of variables by key, where another program has decided them; what reads
+            them follows.
+
+    Raises:
+        StrategyError: when stages, patterns or notes in the code do not fit the graph.
+    """
+    placements = stage_placements(options.stages, placement)
+    if len(placements) == 1:
+        return graph, Stages(placements)
+    fixed, given = _fixed(graph, options, len(placements), homes)
+    forward = _forward(graph, fixed, given)
+    stages = forward | _backward(graph, forward)
+    found = _homes(graph, given, forward)
+    if homes is None:
+        _check_used(forward, len(placements))
+    nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
+    return replace(graph, nodes=nodes), Stages(placements, found)
+
+
+def _fixed(
+    graph: LogicalGraph, options: Options, count: int, homes: Mapping[str, int] | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
+    calls = _forward_calls(graph)
+    noted = {name: _note(call, count) for name, call in calls.items()}
+    found = {name: stage for name, stage in noted.items() if stage is not None}
+    variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    if isinstance(options.stages, int):
+        if not found and homes is None:
+            found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
+        return found, dict(homes or {})
+    modules = {call.location.module if call.location else "" for call in calls.values()}
+    if homes is None:
+        check_patterns(options.stages, modules, variables)
+    for name, call in calls.items():
+        stage = pattern_stage(options.stages, call.location.module if call.location else "")
+        found |= {} if stage is None else {name: stage}
+    of_keys = {key: pattern_stage(options.stages, key) for key in variables}
+    given = {key: stage for key, stage in of_keys.items() if stage is not None}
+    if homes is None:
+        check_homes(graph, options.stages, given, found)
+    return found, {**given, **(homes or {})}
+
+
+def _note(call: Call, count: int) -> int | None:
+    """What `weft.stage` in the code says."""
+    stage = call.location.stage if call.location else None
+    if stage is not None and stage >= count:
+        raise StrategyError(
+            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}"
+        )
+    return stage
+
+
+def _forward(
+    graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every forward call, by the name of its first result."""
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
+    calls = _forward_calls(graph)
+    for name, call in calls.items():
+        operands = [made.get(used) for used in node_uses(call)]
+        known = [stage for stage in operands if stage is not None]
+        stage = fixed.get(name, max(known, default=None))
+        made.update((value.name, stage) for value in call.outputs if value is not None)
+    # What reads nothing of any stage, such as positions and masks, is made where it is read first.
+    for call in reversed(calls.values()):
+        names = [value.name for value in call.outputs if value is not None]
+        if made[names[0]] is None:
+            readers = (node for name in names for node in graph.users[name])
+            wanted = (made.get(_name(node)) for node in readers if isinstance(node, Call))
+            stage = min((stage for stage in wanted if stage is not None), default=0)
+            made.update(dict.fromkeys(names, stage))
+    return {name: made[name] or 0 for name in calls}
+
+
+def _backward(graph: LogicalGraph, forward: Mapping[str, int]) -> dict[str, int]:
+    """The stage of every backward call, by the name of its first result.
+
+    Sums of gradients belong to no forward call: they stand with the earliest of their operands,
+    where the value is made that they are the gradient of. What reads nothing is the seed.
+    """
+    of_sequence: dict[int, int] = {}
+    made: dict[str, int] = {}
+    for name, call in _forward_calls(graph).items():
+        made.update((value.name, forward[name]) for value in call.outputs if value is not None)
+        if call.location is not None and call.location.sequence is not None:
+            of_sequence.setdefault(call.location.sequence, forward[name])
+    loss = next((made[o.value.name] for o in graph.of_kind(Output) if o.value.name in made), 0)
+    found: dict[str, int] = {}
+    for call in graph.of_kind(Call):
+        if call.phase.kind == "forward":
+            continue
+        sequence = call.location.sequence if call.location else None
+        known = [made[name] for name in node_uses(call) if name in made]
+        stage = min(known, default=loss)
+        stage = stage if sequence is None else of_sequence.get(sequence, stage)
+        found[_name(call)] = stage
+        made.update((value.name, stage) for value in call.outputs if value is not None)
+    return found
+
+
+def _homes(
+    graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every parameter and buffer: the given one, else that of its first reader."""
+    found = {}
+    for node in graph.of_kind(Input):
+        if node.role in ("parameter", "buffer"):
+            readers = (_name(user) for user in graph.users[node.value.name])
+            read = (forward[name] for name in readers if name in forward)
+            found[node.key] = given.get(node.key, next(read, 0))
+    return found
+
+
+def _check_used(forward: Mapping[str, int], count: int) -> None:
+    idle = sorted(set(range(count)) - set(forward.values()))
+    if idle:
+        raise StrategyError(
+            f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
+            "modules in its patterns, use weft.stage in the model, or take fewer stages"
+        )
+
+
+def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
+    if not isinstance(node, Call):
+        return node
+    return replace(node, phase=Phase(stages[_name(node)], node.phase.kind))
+
+
+def _forward_calls(graph: LogicalGraph) -> dict[str, Call]:
+    """The forward calls by the name of their first result, in order."""
+    return {_name(call): call for call in graph.of_kind(Call) if call.phase.kind == "forward"}
+
+
+def _name(node: Node) -> str:
+    """The name of a call's first result; empty for what is no call."""
+    made = node.outputs if isinstance(node, Call) else ()
+    return next((value.name for value in made if value is not None), "")

@@ -1,0 +1,160 @@
+"""An even split of a model into stages: equal cost, few bytes across, borders of modules where they fit.
+
+The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost.
+First the places between modules near the root are tried as cuts, then deeper ones, until the
+dearest stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
+where they can. Among the cuts whose dearest stage is near the best, those are taken that let the
+fewest bytes across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.compiler.calls import op_call
+from weft.errors import RuleError, StrategyError
+from weft.hardware import CostModel
+from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ops import flops, traffic
+from weft.units import ITEM_SIZE
+
+Floats = NDArray[np.float64]
+
+# How much dearer than an even share the dearest stage may be for the sake of a better border.
+TOLERANCE = 1.2
+# How much dearer than the least possible it may be for fewer bytes across.
+SLACK = 1.05
+
+
+def even_stages(
+    graph: LogicalGraph, calls: Sequence[Call], count: int, cost_model: CostModel
+) -> dict[str, int]:
+    """The stage of each forward call, by the name of its first result.
+
+    Args:
+        graph: the step.
+        calls: its forward calls, in order.
+        count: number of stages.
+        cost_model: what calls cost.
+
+    Raises:
+        StrategyError: when there are fewer calls than stages.
+    """
+    if len(calls) < count:
+        raise StrategyError(f"stages={count}: the step has only {len(calls)} forward ops to cut")
+    costs = _costs(graph, calls, cost_model)
+    across = _bytes_across(graph, calls)
+    depths = [_depth(before, after) for before, after in pairwise(calls)]
+    share = max(costs.sum() / count, costs.max())
+    cuts: list[int] = []
+    for depth in sorted(set(depths)):
+        places = [number for number, here in enumerate(depths, 1) if here <= depth]
+        if len(places) >= count - 1:
+            cuts, dearest = _best_cuts(places, costs, across, count)
+            if dearest <= TOLERANCE * share:
+                break
+    stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
+    return {_first(call).name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
+
+
+def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) -> Floats:
+    """What each forward call costs, with the backward calls that belong to it."""
+    number = {
+        call.location.sequence: index
+        for index, call in reversed(list(enumerate(calls)))
+        if call.location is not None
+    }
+    costs = np.array([_cost(graph, call, cost_model) for call in calls])
+    for call in graph.of_kind(Call):
+        if call.phase.kind != "forward" and call.location is not None:
+            index = number.get(call.location.sequence)
+            if index is not None and call.location.sequence is not None:
+                costs[index] += _cost(graph, call, cost_model)
+    return costs
+
+
+def _cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
+    """What one call costs; an op without a rule, which deduction will refuse, costs nothing."""
+    whole = op_call(graph, call)
+    try:
+        return cost_model.work(flops(whole), traffic(whole))
+    except RuleError:
+        return 0.0
+
+
+def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
+    """For each place before call `i`: the bytes of all values made before it and read from it on."""
+    number = {_first(call).name: index for index, call in enumerate(calls)}
+    change = np.zeros(len(calls) + 1)
+    for index, call in enumerate(calls):
+        for value in call.outputs:
+            if value is not None:
+                readers = (n for n in graph.users[value.name] if isinstance(n, Call))
+                last = max((number.get(_first(n).name, index) for n in readers), default=index)
+                change[index + 1] += _bytes(value)
+                change[last + 1] -= _bytes(value)
+    return np.cumsum(change)[:-1]
+
+
+def _best_cuts(
+    places: Sequence[int], costs: Floats, across: Floats, count: int
+) -> tuple[list[int], float]:
+    """The cuts among `places`, and what the dearest stage costs."""
+    ends = np.array([0, *places, len(costs)])
+    before = np.concatenate(([0.0], np.cumsum(costs)))[ends]
+    # work[i, j]: what a stage from end i to end j costs; none may be empty.
+    work = before[None, :] - before[:, None]
+    work[np.tril_indices(len(ends))] = np.inf
+    dearest, _ = _chain(work, np.maximum, count)
+    bound = SLACK * dearest
+    # The squares only decide between equal bytes.
+    price = (
+        across[np.minimum(ends, len(costs) - 1)][:, None] * (ends > 0)[:, None]
+        + 1e-9 * (work / max(bound, 1e-300)) ** 2
+    )
+    _, chosen = _chain(np.where(work <= bound * (1 + 1e-12), price, np.inf), np.add, count)
+    return [int(ends[index]) for index in chosen], dearest
+
+
+def _chain(step: Floats, join: np.ufunc, count: int) -> tuple[float, list[int]]:
+    """The cheapest way from the first to the last point in `count` steps: its cost, and the points between.
+
+    Args:
+        step: [points, points], what a step from one to another costs.
+        join: how costs of steps add up.
+        count: number of steps.
+    """
+    best = step[0]
+    came: list[NDArray[np.intp]] = []
+    for _ in range(count - 1):
+        every = join(best[:, None], step)
+        came.append(np.argmin(every, axis=0))
+        best = np.min(every, axis=0)
+    point, path = len(best) - 1, []
+    for back in reversed(came):
+        point = int(back[point])
+        path.append(point)
+    return float(best[-1]), path[::-1]
+
+
+def _depth(before: Call, after: Call) -> int:
+    """How many modules stand around both of two calls: a cut between them goes through these."""
+    paths = [call.location.module.split(".") if call.location else [""] for call in (before, after)]
+    depth = 0
+    for one, other in zip(*paths, strict=False):
+        if one != other or not one:
+            break
+        depth += 1
+    return depth
+
+
+def _first(call: Call) -> Value:
+    return next(value for value in call.outputs if value is not None)
+
+
+def _bytes(value: Value) -> int:
+    return int(np.prod(value.shape, dtype=np.int64)) * ITEM_SIZE.get(value.dtype, 8)
