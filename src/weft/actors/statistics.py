@@ -58,7 +58,7 @@ def waiting_text(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> str:
     for queue in statistics:
         if queue.running is not None:
             actor = plan.actors[queue.running.actor]
-            when = _when(actor, queue.running.step, queue.running.micro)
+            when = when_text(actor, queue.running.step, queue.running.micro)
             lines.append(f"{actor_text(actor)} acts for {when}")
         lines += [_waiting_line(plan, waiting) for waiting in queue.waiting]
     return "\n".join(f"  rank {plan.rank}: {line}" for line in lines)
@@ -68,7 +68,9 @@ def _content(actor: Actor) -> str:
     if isinstance(actor, Communicate):
         first = actor.collectives[0]
         more = f" +{len(actor.collectives) - 1}" if len(actor.collectives) > 1 else ""
-        return f" ({first.kind} of {', '.join(sorted(first.reads)) or 'nothing'}{more})"
+        into = f"into {', '.join(value.name for value in first.makes)}"
+        what = f"of {', '.join(first.reads)}" if first.reads else into
+        return f" ({first.kind} {what}{more})"
     if isinstance(actor, Compute) and actor.nodes:
         first_node = actor.nodes[0]
         name = getattr(first_node, "op", None) or f"{getattr(first_node, 'rule', '')} update"
@@ -88,8 +90,11 @@ def _waiting_line(plan: RankPlan, waiting: Waiting) -> str:
         needs.append(f"a free copy of {name}, read by {readers}")
     text = "; ".join(needs) or "its turn"
     actor = plan.actors[waiting.actor]
-    return f"{actor_text(actor)} waits in {_when(actor, waiting.step, waiting.micro)} for {text}"
+    return (
+        f"{actor_text(actor)} waits in {when_text(actor, waiting.step, waiting.micro)} for {text}"
+    )
 
 
-def _when(actor: Actor, step: int, micro: int) -> str:
+def when_text(actor: Actor, step: int, micro: int) -> str:
+    """When an act is: "step 3", or "step 3, micro-batch 1" of an actor that acts for each."""
     return f"step {step}, micro-batch {micro}" if actor.acts > 1 else f"step {step}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.ir.nodes import (
     FORWARD,
+    OVER_STEP,
     ROLES,
     VARIABLE_ROLES,
     Arg,
@@ -35,6 +36,7 @@ from weft.layout import Placement
 
 __all__ = [
     "FORWARD",
+    "OVER_STEP",
     "ROLES",
     "VARIABLE_ROLES",
     "Arg",

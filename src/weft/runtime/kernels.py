@@ -3,6 +3,9 @@
 The source is kept: `linecache` knows it, so that a traceback shows the failing call. Intermediate
 values are deleted after their last use. Segments with the same source, such as those of repeated
 layers, share one code object.
+
+A segment that acts for each micro-batch takes its number, `micro`: arguments that vary are tuples
+indexed with it, and ops over a step keep their running result between the acts.
 """
 
 from __future__ import annotations
@@ -11,19 +14,21 @@ import hashlib
 import linecache
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.ir.logical import Arg, Ref, refs
+from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
 from weft.ops.call import Token
 from weft.runtime.local_ops import LOCAL_OPS, VIEW_OPS
+from weft.runtime.over_step import OVER_STEP_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
 UNIFORM = "weft.uniform"
@@ -39,8 +44,10 @@ class Kernel:
             step that runs).
         outputs: names of the values that it returns.
         source: what `function` was compiled from.
-        function: `function(draw, *inputs) -> tuple of outputs`.
+        function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
+            when it is `looped`. Results of ops over a step are complete in the last micro-batch.
         draws: whether it calls `draw`.
+        looped: whether it does not do the same in each micro-batch.
     """
 
     inputs: tuple[str, ...]
@@ -48,6 +55,7 @@ class Kernel:
     source: str
     function: Callable[..., tuple[Tensor, ...]]
     draws: bool
+    looped: bool = False
 
 
 def build_kernel(
@@ -55,6 +63,7 @@ def build_kernel(
     outputs: Sequence[str],
     device: torch.device,
     copied: Collection[str] = (),
+    micro_batches: int = 1,
 ) -> Kernel:
     """Compile local calls into one function.
 
@@ -63,18 +72,22 @@ def build_kernel(
         outputs: names of the values to return; calls' results or values from outside.
         device: the rank's device; device constants of its type mean it.
         copied: outputs to return as copies.
+        micro_batches: how often it runs in a step.
     """
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
-    lines, bound = _body(calls, outputs, names, device)
+    looped = micro_batches > 1 and any(map(_differs, calls))
+    body = _Body(calls, outputs, device, micro_batches)
+    lines = body.lines(names)
     returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
-    arguments = ", ".join(["draw", *(names[name] for name in inputs)])
+    first = ["draw", "micro"] if looped else ["draw"]
+    arguments = ", ".join([*first, *(names[name] for name in inputs)])
     result = f"    return ({''.join(f'{text}, ' for text in returned)})"
     source = "\n".join([f"def segment({arguments}):", *lines, result, ""])
-    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **bound}
+    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **body.bound}
     exec(_compile(source), namespace)
     draws = any(call.op == UNIFORM for call in calls)
-    return Kernel(inputs, tuple(outputs), source, namespace["segment"], draws)
+    return Kernel(inputs, tuple(outputs), source, namespace["segment"], draws, looped)
 
 
 @lru_cache(maxsize=4096)
@@ -104,44 +117,100 @@ def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ..
     return tuple(found)
 
 
-def _body(
-    calls: Sequence[LocalCall], outputs: Sequence[str], names: dict[str, str], device: torch.device
-) -> tuple[list[str], dict[str, Any]]:
-    """The lines of the function and what its global names stand for; fills `names` with the local names of values."""
-    last = {name: index for index, call in enumerate(calls) for name in call_refs(call)}
-    bound: dict[str, Any] = {}
-    lines = []
-    for index, call in enumerate(calls):
-        made = [value.name for value in call.outputs if value is not None]
-        text = _call_text(call, names, bound, device)
-        for name in made:
-            names[name] = f"v{len(names)}"
-        lines.append(f"    {_targets(call, names)}{text}")
-        dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
-        dead += [name for name in made if name not in last]
-        gone = [names[name] for name in dead if name not in outputs]
-        if gone:
-            lines.append(f"    del {', '.join(gone)}")
-    return lines, bound
+def _differs(call: LocalCall) -> bool:
+    """Whether a call does not do the same in each micro-batch."""
+    arguments = (call.args, *(arg for _, arg in call.kwargs))
+    return call.op in OVER_STEP or any(True for _ in varyings(arguments))
 
 
-def _call_text(
-    call: LocalCall, names: dict[str, str], bound: dict[str, Any], device: torch.device
-) -> str:
-    def text(arg: Arg) -> str:
+class _Body:
+    """Writes the lines of a function; `bound` is what their global names stand for."""
+
+    def __init__(
+        self,
+        calls: Sequence[LocalCall],
+        outputs: Sequence[str],
+        device: torch.device,
+        micro_batches: int,
+    ) -> None:
+        self.bound: dict[str, Any] = {}
+        self._calls = calls
+        self._outputs = outputs
+        self._device = device
+        self._micro_batches = micro_batches
+        # The local names of the values so far.
+        self._names: dict[str, str] = {}
+
+    def lines(self, names: dict[str, str]) -> list[str]:
+        """The lines; fills `names`, which holds those of the inputs, with the local names of values."""
+        self._names = names
+        last = {name: index for index, call in enumerate(self._calls) for name in call_refs(call)}
+        lines = []
+        for index, call in enumerate(self._calls):
+            made = [value.name for value in call.outputs if value is not None]
+            text = self._call(call)
+            for name in made:
+                names[name] = f"v{len(names)}"
+            lines.append(f"    {_targets(call, names)}{text}")
+            dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
+            dead += [name for name in made if name not in last]
+            gone = [names[name] for name in dead if name not in self._outputs]
+            if gone:
+                lines.append(f"    del {', '.join(gone)}")
+        return lines
+
+    def _call(self, call: LocalCall) -> str:
+        arguments = [self._text(arg) for arg in call.args]
+        arguments += [f"{key}={self._text(arg)}" for key, arg in call.kwargs]
+        if call.op in OVER_STEP and self._micro_batches > 1:
+            work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
+            return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
+        return f"{_bind_op(call.op, self.bound)}({', '.join(arguments)})"
+
+    def _text(self, arg: Arg) -> str:
         match arg:
             case Ref(name=name):
-                return names[name]
+                return self._names[name]
             case Token():
-                return _bind_token(arg, bound, device)
+                return _bind_token(arg, self.bound, self._device)
+            case Varying(values=values):
+                return f"{self._bind('vary', tuple(map(self._constant, values)))}[micro]"
             case tuple():
-                return f"[{', '.join(map(text, arg))}]"
+                return f"[{', '.join(map(self._text, arg))}]"
             case _:
                 return repr(arg)
 
-    arguments = [text(arg) for arg in call.args]
-    arguments += [f"{key}={text(arg)}" for key, arg in call.kwargs]
-    return f"{_bind_op(call.op, bound)}({', '.join(arguments)})"
+    def _constant(self, arg: Any) -> Any:
+        """An argument without values as the object that the op takes."""
+        match arg:
+            case Token():
+                return self.bound[_bind_token(arg, self.bound, self._device)]
+            case tuple():
+                return [self._constant(part) for part in arg]
+            case _:
+                return arg
+
+    def _bind(self, prefix: str, value: Any) -> str:
+        """A numbered global name for something that belongs to this kernel alone."""
+        name = f"{prefix}{sum(name.startswith(prefix) for name in self.bound)}"
+        self.bound[name] = value
+        return name
+
+    def _is_owned(self, arg: Arg) -> bool:
+        """Whether a call of this segment made the value afresh for one reader."""
+        name = arg.name if isinstance(arg, Ref) else ""
+        alone = self._reads[name] == 1 and name not in self._outputs
+        return alone and name in self._makers and not _may_alias(self._makers[name])
+
+    @cached_property
+    def _reads(self) -> Counter[str]:
+        """How often each value is read."""
+        return Counter(name for call in self._calls for name in call_refs(call))
+
+    @cached_property
+    def _makers(self) -> dict[str, str]:
+        """The op that makes each value of this segment."""
+        return {value.name: call.op for call in self._calls for value in call.makes}
 
 
 def _bind_token(token: Token, bound: dict[str, Any], device: torch.device) -> str:
@@ -172,7 +241,7 @@ def _targets(call: LocalCall, names: dict[str, str]) -> str:
 
 
 def _is_local(op: str) -> bool:
-    return op in LOCAL_OPS or op == UNIFORM
+    return op in LOCAL_OPS or op in OVER_STEP or op == UNIFORM
 
 
 def _returns_list(op: str) -> bool:

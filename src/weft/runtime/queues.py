@@ -31,7 +31,7 @@ class ActError(Exception):
     """An actor raised; `__cause__` is what it raised."""
 
     def __init__(self, act: Act) -> None:
-        super().__init__(f"actor {act.actor} raised in step {act.step}")
+        super().__init__(f"{act} raised")
         self.act = act
 
 
@@ -109,11 +109,19 @@ class Queue:
 
     def _run(self, act: Act) -> None:
         work = self._works[act.actor]
-        step = act.step
+        step, micro = act.step, act.micro
+        version = step * work.acts + micro
         try:
-            inputs = [self.tensors[name, step] for name in work.reads]
-            outputs = work.act(step, inputs)
+            if work.once:
+                keys = ((name, step if name in work.once else version) for name in work.reads)
+                inputs = [self.tensors[key] for key in keys]
+            else:
+                inputs = [self.tensors[name, version] for name in work.reads]
+            outputs = work.act(step, micro, inputs)
         except BaseException as error:
             raise ActError(act) from error
         for name, tensor in zip(work.writes, outputs, strict=True):
-            self.tensors[name, step] = tensor
+            if name not in work.once:
+                self.tensors[name, version] = tensor
+            elif micro + 1 == work.acts:
+                self.tensors[name, step] = tensor

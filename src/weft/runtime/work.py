@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -63,10 +63,40 @@ class Rank:
     first_step: int = 0
     batches: Batches = field(default_factory=Batches)
 
+    @cached_property
+    def lasting(self) -> dict[str, str]:
+        """Registers whose tensor lasts from step to step, with the key of their variable."""
+        return {given.value.name: given.key for given in self.plan.inputs if given.role != "batch"}
 
-# `act(step, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """Registers through which no tensor passes: those of variables, and control registers."""
+        control = (r.value.name for r in self.plan.registers if r.kind == "control")
+        return frozenset((*self.lasting, *control))
+
+    @cached_property
+    def fetched(self) -> frozenset[str]:
+        """What the step returns."""
+        fetches = (actor for actor in self.plan.actors if isinstance(actor, Fetch))
+        return frozenset(name for fetch in fetches for name in fetch.consumes)
+
+    @cached_property
+    def volatile(self) -> frozenset[str]:
+        """Values that some actor overwrites in place: variables with a producer that acts."""
+        inputs = (given for given in self.plan.inputs if given.role in VARIABLE_ROLES)
+        segments = (actor for actor in self.plan.actors if isinstance(actor, Compute))
+        written = {name for segment in segments for name in segment.produces}
+        return frozenset(given.value.name for given in inputs if given.value.name in written)
+
+    @cached_property
+    def once(self) -> frozenset[str]:
+        """Registers of one version a step."""
+        return frozenset(r.value.name for r in self.plan.registers if r.rate == 1)
+
+
+# `act(step, micro, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
 # `Work.writes`, in order.
-ActFunction = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
+ActFunction = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -77,18 +107,21 @@ class Work:
         reads: consumed registers that hold something new in every step.
         writes: produced registers that hold something new in every step.
         act: the work.
+        acts: how often it is done in a step.
+        once: of several acts a step, the registers that all of them read or make together.
     """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     act: ActFunction
+    acts: int = 1
+    once: frozenset[str] = frozenset()
 
 
 def bind_work(actor: Actor, rank: Rank) -> Work:
     """Compile and bind the work of an actor that acts."""
-    lasting = _lasting(rank)
-    reads = tuple(name for name in actor.consumes if name not in lasting)
-    writes = tuple(name for name in actor.produces if name not in lasting)
+    reads = tuple(name for name in actor.consumes if name not in rank.silent)
+    writes = tuple(name for name in actor.produces if name not in rank.silent)
     match actor:
         case Feed():
             act: ActFunction = partial(_feed, rank.batches, actor.keys)
@@ -100,16 +133,12 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
             act = _bind_compute(actor, rank, reads, writes)
         case _:
             raise InternalError(f"actor {actor.id} never acts")
-    return Work(reads, writes, act)
-
-
-def _lasting(rank: Rank) -> dict[str, str]:
-    """Registers whose tensor lasts from step to step, with the key of their variable."""
-    return {given.value.name: given.key for given in rank.plan.inputs if given.role != "batch"}
+    once = rank.once.intersection(reads + writes) if actor.acts > 1 else frozenset()
+    return Work(reads, writes, act, actor.acts, once)
 
 
 def _feed(
-    batches: Batches, keys: Sequence[str], step: int, inputs: Sequence[Tensor]
+    batches: Batches, keys: Sequence[str], step: int, micro: int, inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     batch = batches.fed.pop(step)
     return [batch[key] for key in keys]
@@ -117,10 +146,9 @@ def _feed(
 
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
-    lasting = _lasting(rank)
-    copied = [name in lasting for name in actor.consumes]
+    copied = [name in rank.lasting for name in actor.consumes]
 
-    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         results = rank.batches.fetched.setdefault(step, {})
         for key, tensor, copy in zip(actor.keys, gather(inputs), copied, strict=True):
             results[key] = tensor.clone() if copy else tensor
@@ -133,11 +161,11 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
     first = actor.collectives[0]
     channel = rank.channels[first.communicator]
     if isinstance(first, Transfer):
-        return _bind_transfer(first, channel, _bind_operands(actor.consumes, reads, rank))
+        return _bind_transfer(first, channel, _bind_operands(tuple(first.reads), reads, rank))
     collectives = [each for each in actor.collectives if isinstance(each, Collective)]
     gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
-    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         return run_collectives(channel, collectives, gather(inputs))
 
     return act
@@ -146,7 +174,7 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
 def _bind_transfer(
     transfer: Transfer, channel: Channel, gather: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ) -> ActFunction:
-    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         operands = gather(inputs)
         made = run_transfer(channel, transfer, operands[0] if operands else None)
         return () if made is None else (made,)
@@ -163,16 +191,19 @@ def _bind_compute(
     sources = [name for names, _ in joined for name in names]
     # Readers of a view of a variable hold back its update. Sources are read while other variables
     # are written, and results live on after the step: these must be copies.
-    copied = aliases(calls, _volatile(rank)) & {*sources, *_fetched(rank)}
-    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied)
+    copied = aliases(calls, rank.volatile) & {*sources, *rank.fetched}
+    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied, actor.acts)
     gather = _bind_operands(kernel.inputs, reads, rank)
     counts = [(len(names), update) for names, update in joined]
     draws = partial(partial, uniform, rank.seed) if kernel.draws else None
     first, fresh = rank.first_step, len(writes)
 
-    def act(step: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         draw = draws(first + step) if draws else None
-        outputs = kernel.function(draw, *gather(inputs))
+        if kernel.looped:
+            outputs = kernel.function(draw, micro, *gather(inputs))
+        else:
+            outputs = kernel.function(draw, *gather(inputs))
         if not counts:
             return outputs
         _run_updates(counts, outputs[fresh:])
@@ -189,26 +220,11 @@ def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tenso
         start += count
 
 
-def _fetched(rank: Rank) -> set[str]:
-    return {
-        name for actor in rank.plan.actors if isinstance(actor, Fetch) for name in actor.consumes
-    }
-
-
-def _volatile(rank: Rank) -> set[str]:
-    """Values that some actor overwrites in place: variables with a producer that acts."""
-    lasting = {given.value.name for given in rank.plan.inputs if given.role in VARIABLE_ROLES}
-    written = {
-        name for actor in rank.plan.actors if isinstance(actor, Compute) for name in actor.produces
-    }
-    return lasting & written
-
-
 def _bind_operands(
     names: Sequence[str], reads: Sequence[str], rank: Rank
 ) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
     """A function from the tensors of `reads` to those of `names`: registers' contents and variables mixed."""
-    lasting = _lasting(rank)
+    lasting = rank.lasting
     if list(names) == list(reads):
         return lambda inputs: inputs
     bound: list[Tensor | None] = []
