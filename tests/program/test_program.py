@@ -174,7 +174,7 @@ def test_explain_names_bytes_causes_and_lines() -> None:
     assert "all_reduce" in line
     assert "512 B" in line
     assert re.search(r"aten.t.default at \S*models.py:\d+ in head \(backward\)", line)
-    assert "memory, as the plan states it" in text
+    assert "memory at its peak, as the plan states it" in text
 
 
 def test_strategies_are_files(tmp_path: Path) -> None:

@@ -1,86 +1,229 @@
-"""What one rank holds in memory, by kind, read off its local program: no run is needed."""
+"""What one rank holds in memory when it holds most, by kind, read off its plan: no run is needed.
+
+The acts of a step are walked in the order of time. A version of a register takes memory from the
+act that makes it until its last reader is done; what an act takes for itself stands in
+`memory_act`. Views share the memory of what they look at.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TypeAlias
 
-from weft.compiler.aliases import VIEW_OPS
-from weft.ir.logical import refs
-from weft.ir.plan import LocalCall, LocalProgram, LocalValue
-from weft.units import ITEM_SIZE, Bytes
+from weft.compiler.memory_act import act_memory, gradient_sources
+from weft.compiler.memory_kinds import KINDS, Kind, value_bytes
+from weft.compiler.memory_order import Moment, acts_of, moments
+from weft.ir.plan import Fetch, RankPlan, Register
+from weft.units import Bytes
+
+_NONE = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one rank. `activations` is the most that temporary tensors take at any time, views counted once."""
+    """Bytes on one rank at the moment when it holds most.
 
-    parameters: Bytes
-    buffers: Bytes
-    states: Bytes
-    batch: Bytes
-    constants: Bytes
-    activations: Bytes
+    `gradients` are what updates read, `communication` what collectives make and the buffers that
+    they work with, `activations` everything else that comes and goes.
+    """
+
+    parameters: Bytes = _NONE
+    buffers: Bytes = _NONE
+    states: Bytes = _NONE
+    batch: Bytes = _NONE
+    constants: Bytes = _NONE
+    gradients: Bytes = _NONE
+    activations: Bytes = _NONE
+    communication: Bytes = _NONE
 
     @property
     def peak(self) -> Bytes:
-        """All kinds together, when the temporary tensors take most."""
-        kinds = (self.parameters, self.buffers, self.states, self.batch, self.constants)
-        return Bytes(sum(kinds) + self.activations)
+        """All kinds together."""
+        return Bytes(sum(getattr(self, each.name) for each in fields(self)))
+
+    @staticmethod
+    def of(sizes: Mapping[Kind, int]) -> Memory:
+        """From sizes by kind; what lies on the host does not count."""
+        return Memory(**{kind: Bytes(size) for kind, size in sizes.items() if kind != "host"})
 
 
-def memory(program: LocalProgram) -> Memory:
-    """The memory of a rank that runs the nodes of `program` in their order."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What exists at the peak for one register or value: its name, how many versions, their bytes."""
 
-    def held(role: str) -> Bytes:
-        return Bytes(sum(value_bytes(item.value) for item in program.inputs if item.role == role))
-
-    return Memory(
-        parameters=held("parameter"),
-        buffers=held("buffer"),
-        states=held("state"),
-        batch=held("batch"),
-        constants=held("constant"),
-        activations=_peak_of_temporaries(program),
-    )
+    register: str
+    versions: int
+    bytes: Bytes
 
 
-def value_bytes(value: LocalValue) -> Bytes:
-    """Size of a local tensor."""
-    return Bytes(math.prod(value.shape) * ITEM_SIZE[value.dtype])
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment when a rank holds most.
+
+    Attributes:
+        rank: whose.
+        memory: bytes by kind.
+        held: what its registers hold then, largest first, without variables and batch.
+        actor: the actor that runs then; None when the rank holds nothing but variables.
+    """
+
+    rank: int
+    memory: Memory
+    held: tuple[Held, ...] = ()
+    actor: int | None = None
 
 
-def _peak_of_temporaries(program: LocalProgram) -> Bytes:
-    bases = _bases(program)
-    last: dict[str, int] = {}
-    for position, node in enumerate(program.nodes):
-        last.update((bases.get(name, name), position) for name in node.reads)
-    last.update(
-        (bases.get(output.name, output.name), len(program.nodes)) for output in program.outputs
-    )
-    ending: dict[int, list[str]] = {}
-    for name, position in last.items():
-        ending.setdefault(position, []).append(name)
-    live: dict[str, int] = {}
-    now = peak = 0
-    for position, node in enumerate(program.nodes):
-        for value in node.makes:
-            if value.name not in bases:
-                live[value.name] = value_bytes(value)
-                now += live[value.name]
-        peak = max(peak, now)
-        dead = [value.name for value in node.makes if value.name not in last]
-        now -= sum(live.pop(name, 0) for name in (*ending.get(position, ()), *dead))
-    return Bytes(peak)
+def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
+    """The most that a rank holds in a step.
+
+    Args:
+        plan: what the rank runs.
+        order: when its acts begin and end, in the order of time; by default the order of the plan.
+    """
+    walk = _Walk(plan)
+    for moment in moments(plan) if order is None else order:
+        if moment.begins:
+            walk.begin(moment.actor, moment.micro)
+        else:
+            walk.end(moment.actor, moment.micro)
+    return walk.peak()
 
 
-def _bases(program: LocalProgram) -> dict[str, str]:
-    """For each view, the value whose memory it shares."""
-    bases: dict[str, str] = {}
-    for node in program.nodes:
-        if isinstance(node, LocalCall) and node.op in VIEW_OPS:
-            first = next(refs(node.args), None)
-            if first is not None:
-                base = bases.get(first, first)
-                bases.update((value.name, base) for value in node.makes)
-    return bases
+@dataclass(slots=True)
+class _Storage:
+    register: str
+    kind: Kind
+    bytes: int
+    # How many versions of registers stand on it.
+    users: int = 0
+
+
+# A register's name and the number of a version.
+_Version: TypeAlias = tuple[str, int]
+
+
+@dataclass
+class _Walk:
+    """What is held now, and what was held when it was most.
+
+    Attributes:
+        versions: the storage of every version that is there; None for views of what always is.
+        readers: how many readers each of them still has.
+        storages: those that some version stands on, by id.
+        running: what the acts that run take.
+        now: bytes by kind, without `running`.
+        most: total, bytes by kind, storages and actor at the peak so far.
+    """
+
+    plan: RankPlan
+    versions: dict[_Version, _Storage | None] = field(default_factory=dict)
+    readers: dict[_Version, int] = field(default_factory=dict)
+    storages: dict[int, _Storage] = field(default_factory=dict)
+    running: dict[int, Counter[Kind]] = field(default_factory=dict)
+    now: Counter[Kind] = field(default_factory=Counter)
+    most: tuple[int, Counter[Kind], tuple[_Storage, ...], int | None] = (-1, Counter(), (), None)
+
+    def __post_init__(self) -> None:
+        sources = gradient_sources(self.plan.actors)
+        self.registers = {each.value.name: each for each in self.plan.registers}
+        kinds = {name: KINDS[each.kind] for name, each in self.registers.items()}
+        self.acts = [act_memory(actor, sources, kinds) for actor in self.plan.actors]
+        for item in self.plan.inputs:
+            self.now[KINDS[item.role]] += value_bytes(item.value)
+        self._look(None)
+
+    def begin(self, actor: int, micro: int) -> None:
+        """An act takes what it needs for itself."""
+        if not micro:
+            self._publish(actor, micro, kept=True)
+        self.running[actor] = self.acts[actor].extra
+        self._look(actor)
+
+    def end(self, actor: int, micro: int) -> None:
+        """It leaves what it made, and gives back what it was the last to read."""
+        del self.running[actor]
+        self._publish(actor, micro, kept=False)
+        self._look(actor)
+        one = self.plan.actors[actor]
+        if isinstance(one, Fetch):
+            return  # The caller gets what it read.
+        for name in one.consumes:
+            register = self.registers[name]
+            key = (name, self._version(actor, micro, register))
+            if key in self.versions and self._is_last(actor, micro, register):
+                self._release(key)
+
+    def _publish(self, actor: int, micro: int, *, kept: bool) -> None:
+        act = self.acts[actor]
+        made: dict[str, _Storage] = {}
+        for name, base in act.bases.items():
+            register = self.registers.get(name)
+            if register is None or (base in act.kept) != kept:
+                continue
+            key = (name, self._version(actor, micro, register))
+            if key in self.versions:
+                continue
+            if base in act.fresh and base not in made:
+                kind, size = act.fresh[base]
+                made[base] = _Storage(base, kind, size)
+            self._hold(key, made.get(base) or self._read(actor, micro, base), register)
+
+    def _read(self, actor: int, micro: int, base: str) -> _Storage | None:
+        """The storage of what an act reads."""
+        register = self.registers.get(base)
+        if register is None:
+            return None
+        return self.versions.get((base, self._version(actor, micro, register)))
+
+    def _hold(self, key: _Version, storage: _Storage | None, register: Register) -> None:
+        self.versions[key] = storage
+        self.readers[key] = len(register.consumers)
+        if storage is not None:
+            if not storage.users:
+                self.storages[id(storage)] = storage
+                self.now[storage.kind] += storage.bytes
+            storage.users += 1
+        if not register.consumers:
+            self.readers[key] = 1
+            self._release(key)
+
+    def _release(self, key: _Version) -> None:
+        self.readers[key] -= 1
+        if self.readers[key]:
+            return
+        storage = self.versions.pop(key)
+        if storage is not None:
+            storage.users -= 1
+            if not storage.users:
+                del self.storages[id(storage)]
+                self.now[storage.kind] -= storage.bytes
+
+    def _version(self, actor: int, micro: int, register: Register) -> int:
+        return micro * register.rate // acts_of(self.plan.actors[actor])
+
+    def _is_last(self, actor: int, micro: int, register: Register) -> bool:
+        """Whether an act is its actor's last that reads this version."""
+        acts = acts_of(self.plan.actors[actor])
+        return micro + 1 == acts or self._version(actor, micro + 1, register) != self._version(
+            actor, micro, register
+        )
+
+    def _look(self, actor: int | None) -> None:
+        """Remember the moment, if more is held than ever before."""
+        total = self.now.total() + sum(extra.total() for extra in self.running.values())
+        total -= self.now["host"]
+        if total > self.most[0]:
+            kinds = sum(self.running.values(), self.now)
+            self.most = (total, kinds, tuple(self.storages.values()), actor)
+
+    def peak(self) -> Peak:
+        """What was held when it was most."""
+        _, kinds, storages, actor = self.most
+        held: dict[str, list[int]] = {}
+        for storage in storages:
+            held.setdefault(storage.register, []).append(storage.bytes)
+        sizes = [Held(name, len(found), Bytes(sum(found))) for name, found in held.items()]
+        sizes.sort(key=lambda each: (-each.bytes, each.register))
+        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), actor)

@@ -5,37 +5,27 @@ Rows that differ only in the number of a repeated block stand once, with a count
 
 from __future__ import annotations
 
-import io
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.halo import Halo, graph_halos
-from weft.compiler.memory import memory
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
+from weft.program.memory import ProgramMemory
+from weft.program.tables import bytes_text, table, text_of
 from weft.units import ITEM_SIZE
 
-# Wide enough that no cell of a row is broken: one row, one line.
-WIDTH = 400
 
-
-def explain(compiled: Compiled) -> str:
-    """The tables as plain text."""
+def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
+    """The tables as plain text; `peaks` is the memory of the ranks of this process."""
     graph = compiled.graph
-    console = Console(file=io.StringIO(), width=WIDTH, no_color=True, force_terminal=False)
-    console.print(f"{graph.name} on {', '.join(map(str, graph.placements))}", highlight=False)
-    for table in (_inputs(graph), _layouts(graph), _boxings(graph), _memory(compiled)):
-        console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
+    return text_of(title, _inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
 
 
 def _inputs(graph: LogicalGraph) -> Table:
@@ -58,7 +48,7 @@ def _inputs(graph: LogicalGraph) -> Table:
         if node.role != "state"
     ]
     columns = ("role", "name", "whole shape", "layout", "per rank", "states per rank")
-    return _table("inputs", columns, rows)
+    return table("inputs", columns, rows)
 
 
 def _layouts(graph: LogicalGraph) -> Table:
@@ -68,7 +58,7 @@ def _layouts(graph: LogicalGraph) -> Table:
         for value in node.outputs
         if value is not None
     ]
-    return _table("layouts", ("op", "whole shape", "layout", "where"), rows)
+    return table("layouts", ("op", "whole shape", "layout", "where"), rows)
 
 
 def _boxings(graph: LogicalGraph) -> Table:
@@ -78,7 +68,7 @@ def _boxings(graph: LogicalGraph) -> Table:
     moved += sum(halo.total for halo, _ in fetched)
     rows += [_halo_row(graph, halo, reader) for halo, reader in fetched]
     columns = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
-    return _table("boxing", columns, rows, total=moved)
+    return table("boxing", columns, rows, total=moved)
 
 
 def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
@@ -127,44 +117,6 @@ def _steps(source: Value, node: Box) -> tuple[Step, ...]:
 def _moved(graph: LogicalGraph, node: Box) -> int:
     chain = _steps(graph.values[node.input.name], node)
     return sum(step.bytes for step in chain if step.kind in COLLECTIVES)
-
-
-def _memory(compiled: Compiled) -> Table:
-    kinds = ("parameters", "buffers", "states", "batch", "constants", "activations", "peak")
-    rows = []
-    for program in compiled.programs:
-        found = memory(program)
-        sizes = (bytes_text(getattr(found, kind)) for kind in kinds)
-        rows.append((str(program.rank), *sizes))
-    return _table("memory, as the plan states it", ("rank", *kinds), rows)
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]], total: int | None = None
-) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    counted = Counter(rows)
-    several = any(count > 1 for count in counted.values())
-    for column in (*(("×",) if several else ()), *columns):
-        table.add_column(column, overflow="fold")
-    for row, count in counted.items():
-        table.add_row(*((str(count),) if several else ()), *row)
-    if total is not None:
-        table.caption = (
-            f"{len(counted)} kinds, {counted.total()} boxings, {bytes_text(total)} a step"
-        )
-        table.caption_justify = "left"
-    return table
-
-
-def bytes_text(size: int) -> str:
-    """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
-    amount, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def _stars(name: str) -> str:

@@ -14,6 +14,7 @@ from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph, Plan
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
+from weft.program.memory import ProgramMemory, program_memory
 from weft.program.shards import layouts_on, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
@@ -105,7 +106,12 @@ class Program:
 
     def explain(self) -> str:
         """Tables: inputs, layouts, every boxing with its bytes and cause, memory of each rank."""
-        return explain(self._compiled)
+        return explain(self._compiled, self.memory())
+
+    def memory(self) -> ProgramMemory:
+        """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""
+        measured = {rank: executor.measured for rank, executor in self._executors.items()}
+        return program_memory(self.plan, measured)
 
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""

@@ -19,10 +19,12 @@ from weft.actors import (
     machines,
     waiting_text,
 )
+from weft.compiler.memory import Memory
 from weft.errors import BatchError, RankFailure
 from weft.ir.plan import COMPUTE, Communicate, Feed, Hold, RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.failure import PeerFailure, first_line
+from weft.runtime.measure_step import MeasuredStep
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
 from weft.runtime.state import Variables
 from weft.runtime.work import Rank, bind_work
@@ -34,6 +36,8 @@ class Executor:
 
     The compute queue is the thread that calls `step`; every other queue has a thread of its own
     until `close`.
+
+    After the first step, `measured` is the most memory that it took, by kind.
 
     Args:
         plan: what runs.
@@ -78,6 +82,9 @@ class Executor:
             for actor in plan.actors
             if not isinstance(actor, Hold)
         }
+        # Memory is measured in the first step.
+        self._measuring: MeasuredStep | None = MeasuredStep(plan, works)
+        self.measured: Memory | None = None
         every = machines(plan)
         every.setdefault(COMPUTE, QueueMachine(plan, COMPUTE, in_order=False))
         for name, machine in every.items():
@@ -128,7 +135,11 @@ class Executor:
             self._raised = True
             raise failure from failure.__cause__
         self._done += 1
-        return self._rank.batches.fetched.pop(step, {})
+        results = self._rank.batches.fetched.pop(step, {})
+        if self._measuring is not None:
+            self.measured = self._measuring.end(self._rank.variables, feed, results.values())
+            self._measuring = None
+        return results
 
     def close(self) -> None:
         """End the threads and close the channels."""

@@ -26,6 +26,7 @@ from weft.ir.plan import (
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives, run_transfer
 from weft.runtime.kernels import aliases, build_kernel
+from weft.runtime.measure import note_gradients
 from weft.runtime.optimizer import Updates, group_updates
 from weft.runtime.random import uniform
 from weft.runtime.state import Variables
@@ -214,6 +215,7 @@ def _bind_compute(
 
 def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tensor]) -> None:
     """Run updates on their sources, given how many each of them takes."""
+    note_gradients(sources)
     start = 0
     for count, update in updates:
         update.run(sources[start : start + count])

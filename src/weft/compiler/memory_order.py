@@ -1,0 +1,70 @@
+"""When the acts of a step begin and end, where nobody has rehearsed it: the order of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
+
+
+class Moment(NamedTuple):
+    """An act begins or ends."""
+
+    begins: bool
+    actor: int
+    micro: int
+
+
+def moments(plan: RankPlan) -> Iterator[Moment]:
+    """The acts of one step, micro-batch after micro-batch.
+
+    A communication goes on beside what follows, until somebody reads what it makes or the next one
+    on its queue begins.
+    """
+    open_acts: dict[str, tuple[Communicate, int]] = {}
+    for actor, micro in _acts(plan):
+        for queue, (other, number) in tuple(open_acts.items()):
+            if queue == actor.queue or not set(other.produces).isdisjoint(actor.consumes):
+                del open_acts[queue]
+                yield Moment(False, other.id, number)
+        yield Moment(True, actor.id, micro)
+        if isinstance(actor, Communicate):
+            open_acts[actor.queue] = (actor, micro)
+        else:
+            yield Moment(False, actor.id, micro)
+    for other, number in open_acts.values():
+        yield Moment(False, other.id, number)
+
+
+def _acts(plan: RankPlan) -> Iterator[tuple[Actor, int]]:
+    """What runs once a step before the loop, the loop, and what comes after it."""
+    actors = [actor for actor in plan.actors if not isinstance(actor, Hold)]
+    looping = [place for place, actor in enumerate(actors) if acts_of(actor) > 1]
+    first, last = (looping[0], looping[-1] + 1) if looping else (len(actors), len(actors))
+    yield from ((actor, 0) for actor in actors[:first])
+    after = [actor for actor in actors[first:last] if acts_of(actor) == 1]
+    loop = [actors[place] for place in looping]
+    yield from _once(after, loop, before=True)
+    for micro in range(plan.micro_batches if loop else 0):
+        yield from ((actor, micro) for actor in loop)
+    yield from _once(after, loop, before=False)
+    yield from ((actor, 0) for actor in actors[last:])
+
+
+def _once(
+    actors: Iterable[Actor], loop: Iterable[Actor], before: bool
+) -> Iterator[tuple[Actor, int]]:
+    """Of the actors between those of the loop: those that read nothing it makes, or the others."""
+    made = {name for actor in loop for name in actor.produces}
+    for actor in actors:
+        late = not made.isdisjoint(actor.consumes)
+        if late:
+            made.update(actor.produces)
+        if late != before:
+            yield actor, 0
+
+
+def acts_of(actor: Actor) -> int:
+    """How often an actor acts in a step."""
+    return actor.acts if isinstance(actor, (Compute, Communicate)) else 1
