@@ -66,6 +66,9 @@ def orders_and_reductions() -> Iterator[TorchCall]:
     yield aten("nanmedian.dim", f(5, 4), 0)
     for reduce in ("sum", "amax"):
         yield aten("scatter_reduce.two", f(5, 6), 1, i(6, 5, 6), f(5, 6), reduce)
+        yield aten(
+            "scatter_reduce.two", f(5, 6), 1, i(6, 5, 6), f(5, 6), reduce, include_self=False
+        )
         yield aten("index_reduce", f(6, 4), 0, i(6, 5), f(5, 4), reduce.replace("sum", "prod"))
 
 

@@ -242,6 +242,7 @@ def indexing() -> Iterator[TorchCall]:
             yield aten(name, f(5, 6, 4), (None, index), f(), accumulate)
             yield aten(name, f(6, 4), (index,), f(4), accumulate)
     yield aten("index_put", f(5, 4), (b(5, 4),), f(), False)
+    yield aten("index_put", f(5, 4), (b(5),), f(), True)
     yield aten("index_select", f(5, 6), 1, i(6, 4))
     yield aten("index_add", f(5, 6), 1, i(6, 4), f(5, 4), alpha=2)
     yield aten("gather", f(5, 6), 1, i(6, 5, 4))

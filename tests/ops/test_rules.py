@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ops.draw import GENERATOR
+from ops.draw import GENERATOR, aten, b, f, i
 from ops.rule_samples import FAMILIES, NOT_RUN
 from ops.samples_tensor import pointwise_backward, products, views
 from weft.ops import localize, registered_ops, signatures
@@ -77,3 +77,27 @@ def test_ranks_may_have_empty_shards(family: Family) -> None:
     """More ranks than most dimensions have elements."""
     reports = [check_call(sample, 7, empty=True) for sample in family()]
     assert [line for report in reports for line in report.mismatches] == []
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (aten("index_put", f(8, 4), (b(8, 4),), f(), False), "S(1), S(1), B -> S(1)"),
+        (aten("index_put", f(8, 4), (b(8),), f(), False), "S(1), B, B -> S(1)"),
+        (
+            aten("scatter_reduce.two", f(5, 6), 1, i(6, 5, 6), f(5, 6), "sum"),
+            "P(sum), S(1), S(1) -> P(sum)",
+        ),
+        (aten("_linalg_solve_ex", f(3, 3), f(3, 4)), "B, S(1) -> S(1), B, B, B"),
+        (aten("_linalg_solve_ex", f(5, 3, 3), f(5, 3, 4)), "B, S(2) -> S(2), B, B, B"),
+    ],
+)
+def test_signatures_that_matter_for_speed(sample: TorchCall, expected: str) -> None:
+    report = check_call(sample, 2)
+    assert expected in map(str, report.checked)
+    assert report.mismatches == ()
+
+
+def test_a_right_side_whose_shard_looks_like_vectors_stays_whole() -> None:
+    """Of 6 matrices of 3 x 3 and one right side of 3 x 3, half are 3 matrices, and the right side 3 vectors."""
+    assert len(check_call(aten("_linalg_solve_ex", f(6, 3, 3), f(3, 3)), 2).checked) == 1

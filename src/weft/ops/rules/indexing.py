@@ -9,7 +9,7 @@ from weft.ops.arguments import argument, normal_dim, slot_specs
 from weft.ops.call import OpCall, Operand
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
-from weft.ops.rule import Cut, aten, rule
+from weft.ops.rule import Cut, Groups, aten, rule
 from weft.ops.rules.common import FIRST, except_dims, numbered
 
 EMBEDDING_SHARD = "weft.embedding_shard"
@@ -83,8 +83,11 @@ def _index_tensor(call: OpCall) -> Factors:
 
 
 def _index_put(call: OpCall) -> Factors:
-    """Without accumulation, later writes win: the indices stay whole."""
+    """Without accumulation, later writes win: the indices stay whole. A number under a mask is element-wise."""
     accumulate = bool(argument(call, 3, "accumulate", False))
+    masked = _masked(call)
+    if masked is not None:
+        return masked
     if any(spec.dtype in ("bool", "uint8") for spec in slot_specs(call)[1:-1]):
         return whole_factors(call)
     x, indices, piece = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
@@ -96,6 +99,16 @@ def _index_put(call: OpCall) -> Factors:
         contracted=written if accumulate else frozenset(),
         whole=frozenset() if accumulate else written,
     )
+
+
+def _masked(call: OpCall) -> Factors | None:
+    """The factors of `x[mask] = number`, whose mask goes along the first dimensions of `x`."""
+    x, *masks, value = slot_specs(call)
+    indices = argument(call, 1)
+    if len(indices) != 1 or len(masks) != 1 or masks[0].dtype != "bool" or value.shape:
+        return None
+    names = numbered(len(x.shape))
+    return Factors((names, names[: len(masks[0].shape)], ()), (names,))
 
 
 def _index_select(call: OpCall) -> Factors:
@@ -151,15 +164,11 @@ def _take(call: OpCall) -> Factors:
 
 
 def _searchsorted(call: OpCall) -> Factors:
-    """One sorted sequence for all values; several sequences only with a batch each."""
-    if len(slot_specs(call)) != 2:
-        return whole_factors(call)
-    sequence, values = slot_specs(call)
+    """One sequence for all values; several only with a batch each. Their order may be given too."""
+    sequence, values, *sorter = slot_specs(call)
     names = numbered(len(values.shape))
-    if len(sequence.shape) == 1:
-        return Factors(((WHOLE,), names), (names,))
-    batch = (*names[:-1], WHOLE)
-    return Factors((batch, names), (names,))
+    batch = (WHOLE,) if len(sequence.shape) == 1 else (*names[:-1], WHOLE)
+    return Factors((batch, names, *(batch for _ in sorter)), (names,))
 
 
 def _gather(call: OpCall) -> Factors:
@@ -172,6 +181,19 @@ def _scatter(call: OpCall) -> Factors:
     x, index = _along(call)
     sources = (index,) * (len(slot_specs(call)) - 2)
     return Factors((x, index, *sources), (x,), whole=frozenset("j"))
+
+
+def _scatter_reduce(call: OpCall) -> Factors:
+    """A sum that starts from what stands there is a `scatter_add`."""
+    x, index = _along(call)
+    adds = bool(_adding(call))
+    contracted, whole = frozenset("j" if adds else ""), frozenset("" if adds else "j")
+    return Factors((x, index, index), (x,), contracted, whole)
+
+
+def _adding(call: OpCall) -> Groups:
+    includes = dict(call.kwargs).get("include_self", True)
+    return ((0, 3),) if argument(call, 4, "reduce") == "sum" and includes else ()
 
 
 def _scatter_add(call: OpCall) -> Factors:
@@ -205,6 +227,6 @@ rule(aten("bucketize.Tensor"), "..., 1 -> ...")
 rule(aten("searchsorted.Tensor"), _searchsorted)
 rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
 rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
-rule(aten("scatter_reduce.two"), _scatter)
+rule(aten("scatter_reduce.two"), _scatter_reduce, linear=_adding, added=(0,))
 rule(aten("index_reduce"), _index_write)
 rule(aten("scatter_add"), _scatter_add, linear=((0, 3),), added=(0,))

@@ -21,17 +21,26 @@ def _batch(spec: TensorSpec | None, inner: int, batch: tuple[int, ...]) -> Dims:
 
 
 def _solve(call: OpCall) -> Factors:
-    """`linalg_solve_ex`: a vector or a matrix on the right; by batch, where all have the same."""
+    """`linalg_solve_ex`: by batch, where both sides have the same, and by columns of a matrix on the right.
+
+    Every rank factorizes the matrices for its columns. Other right sides stay whole: torch takes one
+    for a batch of vectors when its shape is that of the batch, which a shard's may be by chance.
+    """
     matrix, right = slot_specs(call)
     batch = matrix.shape[:-2]
-    inner = len(right.shape) - len(batch)
-    if inner not in (1, 2) or right.shape[: len(batch)] != batch:
+    vectors = len(right.shape) == 1 or right.shape == matrix.shape[:-1]
+    outer = right.shape[: -1 if vectors else -2]
+    if outer != batch:
         return whole_factors(call)
-    result, factors, pivots, info = call.results
-    kept = ((result, inner), (factors, 2), (pivots, 1), (info, 0))
+    inner: Dims = (WHOLE,) if vectors else (WHOLE, "n")
+    _, factors, pivots, info = call.results
+    kept = ((factors, 2), (pivots, 1), (info, 0))
     return Factors(
-        (_batch(matrix, 2, batch), _batch(right, inner, batch)),
-        tuple(_batch(spec, whole, batch) for spec, whole in kept),
+        (_batch(matrix, 2, batch), (*aligned(outer, batch), *inner)),
+        (
+            (*numbered(len(batch)), *inner),
+            *(_batch(spec, whole, batch) for spec, whole in kept),
+        ),
     )
 
 
