@@ -2,7 +2,9 @@
 
 A mean over a split dimension is not the mean of the ranks' means; a sum is the sum of the ranks'
 sums. The counts are those of the logical tensors. Batch normalization follows Ioffe and Szegedy
-(2015), in two passes: first the mean, then the sum of squared distances from it.
+(2015), in two passes: first the mean, then the sum of squared distances from it. Its means are
+marked by `weft.statistic`: over ranks they are those of the whole batch, but of several
+micro-batches each has its own, as when gradients are accumulated in PyTorch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from weft.capture.hint import capturing
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -101,6 +105,28 @@ def _normalize(
     return out.to(x.dtype)
 
 
+def _statistic(total: Tensor, count: int, correction: int = 0) -> Tensor:
+    """`total`, a sum over `count` elements for each channel, divided by `count - correction`."""
+    if not capturing():
+        return total / (count - correction)
+    marked: Tensor = torch.ops.weft.statistic(total, count, correction)
+    return marked
+
+
+@torch.library.custom_op(
+    "weft::statistic",
+    mutates_args=(),
+    schema="(Tensor total, SymInt count, SymInt correction) -> Tensor",
+)
+def _marked_statistic(total: Tensor, count: int, correction: int) -> Tensor:
+    return total / (count - correction)
+
+
+@_marked_statistic.register_fake
+def _(total: Tensor, count: int, correction: int) -> Tensor:
+    return torch.empty_like(total)
+
+
 def _over_channels(x: Tensor) -> list[int]:
     return [dim for dim in range(x.dim()) if dim != 1]
 
@@ -117,14 +143,15 @@ def _batch_norm_training(
     dims = _over_channels(x)
     count = _count(x, dims)
     wide = _wide(x)
-    mean = wide.sum(dims) / count
+    mean = _statistic(wide.sum(dims), count)
     distance = wide - _channels(mean, x)
-    variance = (distance * distance).sum(dims) / count
+    squares = (distance * distance).sum(dims)
+    variance = _statistic(squares, count)
     rstd = torch.rsqrt(variance + eps)
     if running_mean is not None:
         _follow(running_mean, mean, momentum)
     if running_var is not None:
-        _follow(running_var, variance * (count / (count - 1)), momentum)
+        _follow(running_var, _statistic(squares, count, 1), momentum)
     return _normalize(x, weight, bias, mean, rstd), mean, rstd
 
 
@@ -193,7 +220,9 @@ def _batch_norm_backward(
     if train:
         count = _count(x, dims)
         inner = (
-            grad - _channels(grad_bias / count, x) - normalized * _channels(grad_weight / count, x)
+            grad
+            - _channels(_statistic(grad_bias, count), x)
+            - normalized * _channels(_statistic(grad_weight, count), x)
         )
     parts = (
         (inner * _channels(scale, x)).to(input.dtype),
