@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ir.logical import Ref, refs
+from weft.ir.logical import FORWARD, Phase, Ref, refs
 from weft.ir.plan import (
     Exchange,
     LocalCall,
@@ -81,6 +81,7 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
     """Copy views of variables where they leave the compute queue: into a collective, or to the caller."""
     bases = variable_views(program)
     nodes: list[LocalNode] = []
+    loop = program.loop
     for node in program.nodes:
         if (
             isinstance(node, Exchange)
@@ -89,7 +90,8 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
         ):
             made = node.output.name if node.output else f"{node.input.name}.{len(nodes)}"
             copy = replace(node.input, name=f"{made}.copy")
-            nodes.append(_clone(node.input.name, copy))
+            nodes.append(_clone(node.input.name, copy, node.phase))
+            loop |= {copy.name} if node.input.name in program.loop else set()
             node = replace(node, input=copy)
         nodes.append(node)
     values = program.values
@@ -97,11 +99,11 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
     for number, output in enumerate(program.outputs):
         if output.name in bases:
             copy = replace(values[output.name], name=f"{output.name}.out{number}")
-            nodes.append(_clone(output.name, copy))
+            nodes.append(_clone(output.name, copy, FORWARD))
             output = LocalOutput(copy.name, output.key)
         outputs.append(output)
-    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs))
+    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs), loop=loop)
 
 
-def _clone(name: str, copy: LocalValue) -> LocalCall:
-    return LocalCall("aten.clone.default", (Ref(name),), (), (copy,))
+def _clone(name: str, copy: LocalValue, phase: Phase) -> LocalCall:
+    return LocalCall("aten.clone.default", (Ref(name),), (), (copy,), phase)

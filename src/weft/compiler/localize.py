@@ -7,13 +7,14 @@ the same order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.halo import Halo, halos
+from weft.compiler.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
@@ -36,11 +37,25 @@ from weft.units import ITEM_SIZE
 
 
 def localize(
-    graph: LogicalGraph, rank: int, communicators: tuple[Communicator, ...]
+    graph: LogicalGraph,
+    rank: int,
+    communicators: tuple[Communicator, ...],
+    homes: Mapping[str, int] | None = None,
 ) -> LocalProgram:
-    """What `rank` runs of `graph`: what lies on placements that hold it, and its part of boxing between placements."""
+    """What `rank` runs of `graph`: what lies on placements that hold it, and its part of boxing between placements.
+
+    Args:
+        graph: with layouts on all values.
+        rank: any rank of the job.
+        communicators: of all boxings of the graph.
+        homes: the stages of variables by key, for the phases of updates.
+    """
     view = _View(graph, rank, {c.ranks: c.id for c in communicators})
-    nodes = [local for node in graph.nodes for local in view.local_nodes(node)]
+    nodes = [
+        replace(local, phase=phase)
+        for node, phase in zip(graph.nodes, node_phases(graph, homes or {}), strict=True)
+        for local in view.local_nodes(node)
+    ]
     inputs = tuple(
         LocalInput(view.value(node.value), node.role, node.key)
         for node in graph.of_kind(Input)
