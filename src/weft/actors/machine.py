@@ -101,6 +101,10 @@ class QueueMachine:
             return ()
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
 
+    def readers_left(self, register: str, version: int) -> int:
+        """How many actors of this queue have not finished with a version, those that run included."""
+        return self._ports[register].local.get(version, 0)
+
     def statistics(self) -> QueueStatistics:
         """A snapshot: what runs, and what every actor that has steps left waits for."""
         waiting = tuple(

@@ -64,6 +64,8 @@ def build_kernel(
     device: torch.device,
     copied: Collection[str] = (),
     micro_batches: int = 1,
+    *,
+    drains: bool = False,
 ) -> Kernel:
     """Compile local calls into one function.
 
@@ -73,6 +75,8 @@ def build_kernel(
         device: the rank's device; device constants of its type mean it.
         copied: outputs to return as copies.
         micro_batches: how often it runs in a step.
+        drains: whether the function takes its inputs as one list and empties it, so that what
+            nobody else holds is freed after its last use.
     """
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
@@ -81,7 +85,10 @@ def build_kernel(
     lines = body.lines(names)
     returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
     first = ["draw", "micro"] if looped else ["draw"]
-    arguments = ", ".join([*first, *(names[name] for name in inputs)])
+    taken = [names[name] for name in inputs]
+    if drains:
+        lines = [f"    [{', '.join(taken)}] = inputs", "    inputs.clear()", *lines]
+    arguments = ", ".join([*first, *(["inputs"] if drains else taken)])
     result = f"    return ({''.join(f'{text}, ' for text in returned)})"
     source = "\n".join([f"def segment({arguments}):", *lines, result, ""])
     namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **body.bound}

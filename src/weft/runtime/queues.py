@@ -107,17 +107,27 @@ class Queue:
         elif type(action) is EndStep:
             self._on_end(action.step)
 
+    def _inputs(self, work: Work, act: Act) -> list[Tensor]:
+        """What an act reads; what it is the last of this queue to read, nobody else holds then."""
+        tensors, sole, inputs = self.tensors, work.sole, []
+        version = act.step * work.acts + act.micro
+        for name in work.reads:
+            if name in sole:
+                inputs.append(tensors.pop((name, version)))
+                continue
+            once = name in work.once
+            key = (name, act.step if once else version)
+            again = once and act.micro + 1 < work.acts
+            last = not again and self.machine.readers_left(*key) == 1
+            inputs.append(tensors.pop(key) if last else tensors[key])
+        return inputs
+
     def _run(self, act: Act) -> None:
         work = self._works[act.actor]
         step, micro = act.step, act.micro
         version = step * work.acts + micro
         try:
-            if work.once:
-                keys = ((name, step if name in work.once else version) for name in work.reads)
-                inputs = [self.tensors[key] for key in keys]
-            else:
-                inputs = [self.tensors[name, version] for name in work.reads]
-            outputs = work.act(step, micro, inputs)
+            outputs = work.act(step, micro, self._inputs(work, act))
         except BaseException as error:
             raise ActError(act) from error
         for name, tensor in zip(work.writes, outputs, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -90,14 +91,19 @@ class Rank:
         return frozenset(given.value.name for given in inputs if given.value.name in written)
 
     @cached_property
+    def readers(self) -> Counter[tuple[str, str]]:
+        """How many actors of a queue read a register, by its name and the queue."""
+        return Counter((name, actor.queue) for actor in self.plan.actors for name in actor.consumes)
+
+    @cached_property
     def once(self) -> frozenset[str]:
         """Registers of one version a step."""
         return frozenset(r.value.name for r in self.plan.registers if r.rate == 1)
 
 
 # `act(step, micro, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
-# `Work.writes`, in order.
-ActFunction = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
+# `Work.writes`, in order. It may empty the list of inputs, to free them early.
+ActFunction = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Work:
         act: the work.
         acts: how often it is done in a step.
         once: of several acts a step, the registers that all of them read or make together.
+        sole: registers of which this is the only reader on its queue.
     """
 
     reads: tuple[str, ...]
@@ -117,6 +124,7 @@ class Work:
     act: ActFunction
     acts: int = 1
     once: frozenset[str] = frozenset()
+    sole: frozenset[str] = frozenset()
 
 
 def bind_work(actor: Actor, rank: Rank) -> Work:
@@ -135,11 +143,12 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
         case _:
             raise InternalError(f"actor {actor.id} never acts")
     once = rank.once.intersection(reads + writes) if actor.acts > 1 else frozenset()
-    return Work(reads, writes, act, actor.acts, once)
+    sole = frozenset(name for name in reads if rank.readers[name, actor.queue] == 1)
+    return Work(reads, writes, act, actor.acts, once, sole - once)
 
 
 def _feed(
-    batches: Batches, keys: Sequence[str], step: int, micro: int, inputs: Sequence[Tensor]
+    batches: Batches, keys: Sequence[str], step: int, micro: int, inputs: list[Tensor]
 ) -> Sequence[Tensor]:
     batch = batches.fed.pop(step)
     return [batch[key] for key in keys]
@@ -149,7 +158,7 @@ def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
     copied = [name in rank.lasting for name in actor.consumes]
 
-    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         results = rank.batches.fetched.setdefault(step, {})
         for key, tensor, copy in zip(actor.keys, gather(inputs), copied, strict=True):
             results[key] = tensor.clone() if copy else tensor
@@ -166,16 +175,16 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
     collectives = [each for each in actor.collectives if isinstance(each, Collective)]
     gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
-    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         return run_collectives(channel, collectives, gather(inputs))
 
     return act
 
 
 def _bind_transfer(
-    transfer: Transfer, channel: Channel, gather: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    transfer: Transfer, channel: Channel, gather: Callable[[list[Tensor]], list[Tensor]]
 ) -> ActFunction:
-    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         operands = gather(inputs)
         made = run_transfer(channel, transfer, operands[0] if operands else None)
         return () if made is None else (made,)
@@ -193,18 +202,18 @@ def _bind_compute(
     # Readers of a view of a variable hold back its update. Sources are read while other variables
     # are written, and results live on after the step: these must be copies.
     copied = aliases(calls, rank.volatile) & {*sources, *rank.fetched}
-    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied, actor.acts)
+    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied, actor.acts, drains=True)
     gather = _bind_operands(kernel.inputs, reads, rank)
     counts = [(len(names), update) for names, update in joined]
     draws = partial(partial, uniform, rank.seed) if kernel.draws else None
     first, fresh = rank.first_step, len(writes)
 
-    def act(step: int, micro: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         draw = draws(first + step) if draws else None
         if kernel.looped:
-            outputs = kernel.function(draw, micro, *gather(inputs))
+            outputs = kernel.function(draw, micro, gather(inputs))
         else:
-            outputs = kernel.function(draw, *gather(inputs))
+            outputs = kernel.function(draw, gather(inputs))
         if not counts:
             return outputs
         _run_updates(counts, outputs[fresh:])
@@ -224,8 +233,11 @@ def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tenso
 
 def _bind_operands(
     names: Sequence[str], reads: Sequence[str], rank: Rank
-) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
-    """A function from the tensors of `reads` to those of `names`: registers' contents and variables mixed."""
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A function from the tensors of `reads` to those of `names`: registers' contents and variables mixed.
+
+    It empties the list that it takes, or gives it on: nobody else holds what is freed early.
+    """
     lasting = rank.lasting
     if list(names) == list(reads):
         return lambda inputs: inputs
@@ -240,10 +252,11 @@ def _bind_operands(
         else:
             raise InternalError(f"rank {rank.plan.rank}: nothing gives {name} to its reader")
 
-    def gather(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gather(inputs: list[Tensor]) -> list[Tensor]:
         operands: list[Tensor] = bound.copy()  # type: ignore[assignment]  # the gaps are filled next
         for index, position in places:
             operands[index] = inputs[position]
+        inputs.clear()
         return operands
 
     return gather
