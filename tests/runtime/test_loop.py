@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.errors import InternalError
+from weft.errors import InternalError, RankFailure
 from weft.ir.logical import Ref, Varying
 from weft.ir.plan import (
     Collective,
@@ -419,6 +419,35 @@ def test_credits_bound_what_is_in_flight(monkeypatch):
         assert ahead <= credits
         if credits == 1:
             assert log == ["F", "B"] * M
+
+
+def test_a_peer_that_never_sends_is_named():
+    """Rank 1 never sends `dy` back: rank 0 says so, with actor, register and peer, and what waits for it."""
+    first, last = first_stage(2, True), last_stage(1, True)
+    silent = RankPlan(
+        1,
+        last.inputs,
+        (last.actors[0], loop(1, (), ("y",), ()), Fetch(2, (), ())),
+        (each(value("y", ROWS, WIDTH), 0, (1,), 1, "communication"),),
+        M,
+        orders(last.actors[0]),
+    )
+    variables = [Variables({"a": torch.ones(WIDTH, WIDTH, dtype=torch.float64)}), Variables()]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with local_world(2, timeout=10) as world:
+        every = pipeline(world, (first, silent), variables, optimizer, timeout=0.3)
+        with pytest.raises(RankFailure) as caught:
+            world.run(
+                lambda rank: every[rank].step({"x": numbers(M, ROWS, WIDTH)} if not rank else {})
+            )
+        for executor in every:
+            executor.close()
+    text = str(caught.value)
+    assert text.splitlines()[0] == (
+        "rank 0: nothing happened for 0.3 s; everything waits for Communicate 3 on comm:1 "
+        "(transfer into dy), which waits for ranks [1] in step 0, micro-batch 0"
+    )
+    assert "Compute 4 on compute (aten.t.default +2) waits in step 0, micro-batch 0 for dy" in text
 
 
 def test_control_registers_hold_actors_back(monkeypatch):

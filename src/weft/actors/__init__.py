@@ -1,5 +1,6 @@
 """Actors, registers and credits: when may which task run. Pure state machines; who drives them owns time and work."""
 
+from weft.actors.blame import blame as blame
 from weft.actors.machine import QueueMachine as QueueMachine
 from weft.actors.messages import Act as Act
 from weft.actors.messages import Action as Action
@@ -19,3 +20,4 @@ from weft.actors.statistics import QueueStatistics as QueueStatistics
 from weft.actors.statistics import Waiting as Waiting
 from weft.actors.statistics import actor_text as actor_text
 from weft.actors.statistics import waiting_text as waiting_text
+from weft.actors.statistics import when_text as when_text

@@ -113,7 +113,14 @@ class QueueMachine:
             if task.acted < self._begun * task.acts
             and (self._running is None or task.id != self._running.actor)
         )
-        return QueueStatistics(self.queue, self._begun, self.started, self._running, waiting)
+        return QueueStatistics(
+            self.queue, self._begun, self.started, self._running, waiting, self._turn()
+        )
+
+    def _turn(self) -> int | None:
+        if self._running is not None:
+            return self._running.actor
+        return self._turns[self.started % len(self._turns)].id if self._turns else None
 
     def _begin(self, event: Begin, actions: list[Action]) -> None:
         if event.step != self._begun:

@@ -32,7 +32,8 @@ class Waiting:
 class QueueStatistics:
     """State of one queue: steps begun, acts started, what runs now, and who waits for what.
 
-    An entry of `waiting` that lacks nothing waits for its turn on the queue.
+    An entry of `waiting` that lacks nothing waits for its turn on the queue; `turn` is the actor
+    that runs there or must act next, if one must.
     """
 
     queue: str
@@ -40,6 +41,7 @@ class QueueStatistics:
     started: int
     running: Act | None
     waiting: tuple[Waiting, ...]
+    turn: int | None = None
 
     @property
     def idle(self) -> bool:

@@ -17,15 +17,16 @@ from weft.actors import (
     QueueMachine,
     actor_text,
     machines,
-    waiting_text,
+    when_text,
 )
 from weft.compiler.memory import Memory
 from weft.errors import BatchError, RankFailure
-from weft.ir.plan import COMPUTE, Communicate, Feed, Hold, RankPlan
+from weft.ir.plan import COMPUTE, Feed, Hold, RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.failure import PeerFailure, first_line
 from weft.runtime.measure_step import MeasuredStep
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.silence import silence_text
 from weft.runtime.state import Variables
 from weft.runtime.work import Rank, bind_work
 from weft.runtime.world import TIMEOUT
@@ -192,18 +193,10 @@ class Executor:
         return sum(queue.machine.started for queue in self._queues.values())
 
     def _silence(self) -> RankFailure:
-        """What to say when nothing happens: who runs, who waits, and for which peers."""
         statistics = [queue.machine.statistics() for queue in self._queues.values()]
-        lines = [waiting_text(self.plan, statistics)]
-        for queue in statistics:
-            actor = self.plan.actors[queue.running.actor] if queue.running else None
-            if isinstance(actor, Communicate):
-                ranks = self._rank.channels[actor.collectives[0].communicator].ranks
-                peers = [rank for rank in ranks if rank != self.plan.rank]
-                lines.append(f"  {actor_text(actor)} waits for ranks {peers}")
-        text = "\n".join(lines)
+        text = silence_text(self.plan, statistics, self._rank.channels)
         return RankFailure(
-            f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s:\n{text}"
+            f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}"
         )
 
     def _thread(self, queue: Queue) -> threading.Thread:
@@ -249,7 +242,8 @@ class Executor:
             return error
         if not isinstance(cause, Exception):
             return cause
-        where = f"{actor_text(self.plan.actors[error.act.actor])} failed in step {error.act.step}"
+        act, actor = error.act, self.plan.actors[error.act.actor]
+        where = f"{actor_text(actor)} failed in {when_text(actor, act.step, act.micro)}"
         kind = PeerFailure if isinstance(cause, PeerFailure) else RankFailure
         failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
         failure.__cause__ = cause
