@@ -457,6 +457,16 @@ def test_more_pieces_than_elements_are_kept_along_their_dimension() -> None:
     assert "S(1), S(1)" not in sbp(found, "x", "y", "z")
 
 
+def test_no_split_leaves_ranks_empty_unless_a_hint_does() -> None:
+    where = placement("cpu", [0, 1, 2, 3])
+    b = Build()
+    b.input("x", (3, 2), "batch")
+    b.call("aten.relu.default", "y", (3, 2), "x")
+    graph = b.graph()
+    assert not {"S(0)", "S(1)"} & set(sbp(deduce(graph, Hints(), where), "x", "y"))
+    assert sbp(deduce(graph, Hints({"x": (S0,)}), where), "x", "y") == ["S(0)", "S(0)"]
+
+
 def test_a_hint_that_no_signature_satisfies_is_reached_by_boxing() -> None:
     b = Build()
     b.input("x", (8, 4))
