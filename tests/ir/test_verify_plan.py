@@ -21,6 +21,7 @@ FETCH = 'actor 2 on "host" fetch "loss" %y\n'
 LEGAL = HEAD + X + Y + FEED + NEGATE + FETCH
 
 # The batch is read by both micro-batches; their sum is read once.
+TOTAL = '  %z = call weft.accumulate(%y, "sum") : float32[]\n'
 LOOP = (
     HEAD.replace("rank 0", "rank 0 micro 2")
     + X
@@ -31,7 +32,7 @@ LOOP = (
     + 'actor 1 on "compute" compute [%x, %go] -> [%y] acts 2\n'
     + "  %y = call aten.select.int(%x, 0, vary(0, 1)) : float32[]\n"
     + 'actor 2 on "compute" compute [%y] -> [%z, %go] acts 2 priority 1\n'
-    + '  %z = call weft.accumulate(%y, "sum") : float32[]\n'
+    + TOTAL
     + 'actor 3 on "host" fetch "loss" %z\n'
 )
 ORDER = 'rank 0 micro 2\norder "compute" [[1, 0], [2, 0], [1, 1], [2, 1]]\n'
@@ -66,7 +67,7 @@ def test_a_legal_plan_passes(text: str) -> None:
         ("acts 2\n", "acts 3\n", "actor 1 acts 3 times in 2 micro-batches"),
         ("rate 2", "rate 3", "y has 3 versions"),
         ("gradient credits 1", "gradient credits 1 rate 2", "actor 3 acts 1 times, z has 2"),
-        ("weft.accumulate(%y", "weft.accumulate(%z", "reads z before"),
+        (TOTAL, TOTAL + "  %n = call aten.neg.default(%z) : float32[]\n", "reads z before"),
         ("bool[0]", "bool[1]", "go is a control register, but not"),
         ("control", "activation", "makes go in each act"),
     ],
