@@ -15,6 +15,7 @@ def of_gradients() -> Iterator[TorchCall]:
     yield torch_call("weft.nonfinite", f(5, 4))
     yield torch_call("weft.nonfinite", f(5, 4) / 0.0)
     yield torch_call("weft.scale", f(5, 4), f())
+    yield torch_call("weft.take", f(5, 4), "S(0)", 0)
     yield torch_call("weft.clip_factor", f().abs(), 0.5)
 
 

@@ -19,9 +19,17 @@ _SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user fixed: for an input's key, one SBP for each axis of the placement; None leaves the axis free."""
+    """What the user fixed.
+
+    Attributes:
+        inputs: for an input's key, one SBP for each axis of the placement; None leaves the axis
+            free.
+        stored: for a parameter's key, the axis along which its split says how it is stored, not
+            how it is used (`weft.compiler.zero`).
+    """
 
     inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
 
 
 def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None:
@@ -38,8 +46,15 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
             )
 
 
-def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP, ...]:
-    """The SBPs, one for each axis, that a `weft.hint` call gives to its value; one alone stands for all axes.
+def is_hint(node: object) -> bool:
+    """Whether a node passes its value on as it is, in the layout that its text says."""
+    return isinstance(node, Call) and node.op in ("weft.hint", "weft.take")
+
+
+def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP | None, ...]:
+    """The SBPs, one for each axis, that a hint gives to its value; one alone stands for all axes.
+
+    None stands for an axis that it leaves free, `*` in the text.
 
     Raises:
         LayoutError: when the text cannot be read or does not fit the value.
@@ -47,7 +62,9 @@ def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP, ...]:
     text, value = str(node.args[1]), node.outputs[0]
     assert value is not None  # a hint returns the tensor that it was given
     where = f"weft.hint(…, {text!r}) at {node.location}"
-    sbps = tuple(_parse(part.strip(), where, value) for part in text.split(","))
+    sbps = tuple(
+        None if part == "*" else _parse(part.strip(), where, value) for part in text.split(",")
+    )
     every = sbps * placement.axes if len(sbps) == 1 else sbps
     _check(where, value, every, placement)
     return every

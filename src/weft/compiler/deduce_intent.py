@@ -9,6 +9,7 @@ update, through views and casts in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -25,25 +26,35 @@ from weft.layout import SBP, Broadcast, Split
 #   "whole"   a parameter that is whole on every rank is cut for use
 #   "gather"  a gradient of a parameter that is whole on every rank was made in pieces
 #   "split"   a parameter that the user split is used in another layout
-Intent: TypeAlias = Literal["whole", "gather", "split", ""]
+#   "pieces"  a gradient of a parameter that is stored in shards, but used whole, was made in pieces
+Intent: TypeAlias = Literal["whole", "gather", "split", "pieces", ""]
 Intents: TypeAlias = tuple[Intent, ...]
 
 
 def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     """For each value that carries a parameter or only its gradient: the intents, one for each axis."""
-    sbps = {
-        node.value.name: hints.inputs.get(node.key, (None,) * axes)
-        for node in graph.of_kind(Input)
-        if node.role == "parameter"
+    inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
+    sbps = {node.value.name: hints.inputs.get(node.key, (None,) * axes) for node in inputs}
+    stored = {
+        node.value.name: hints.stored[node.key] for node in inputs if node.key in hints.stored
     }
     found: dict[str, Intents] = {}
-    for name, parameter in _gradients(graph, sbps).items():
-        found[name] = tuple("" if isinstance(sbp, Split) else "gather" for sbp in sbps[parameter])
-    for name, parameter in _uses(graph, sbps).items():
-        found[name] = tuple(
-            "split" if isinstance(sbp, Split) else "whole" for sbp in sbps[parameter]
+    gradients = _gradients(graph, sbps)
+    for name, parameter in gradients.items():
+        usual: Intents = tuple(
+            "" if isinstance(sbp, Split) else "gather" for sbp in sbps[parameter]
         )
+        passed = _passed_on(graph, name, gradients)
+        found[name] = _at(usual, stored.get(parameter), "" if passed else "pieces")
+    for name, (parameter, whole) in _uses(graph, sbps).items():
+        usual = tuple("split" if isinstance(sbp, Split) else "whole" for sbp in sbps[parameter])
+        found[name] = _at(usual, stored.get(parameter), "whole" if whole else "")
     return found
+
+
+def _at(usual: Intents, axis: int | None, intent: Intent) -> Intents:
+    """The usual intents with another one along `axis`, if there is one."""
+    return tuple(intent if number == axis else each for number, each in enumerate(usual))
 
 
 def departures(
@@ -55,6 +66,8 @@ def departures(
         match intent, before, after:
             case ("whole", Broadcast(), Split()) | ("gather", Split(), Broadcast()):
                 return cost_model.whole_parameter
+            case "pieces", Split(), _:
+                return cost_model.whole_parameter
             case "split", Split(), _ if after != before:
                 return cost_model.split_parameter
         return 0.0
@@ -62,14 +75,24 @@ def departures(
     return np.array([[factor(before, after) for after in target] for before in source])
 
 
-def _uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
-    """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter."""
-    found = {name: name for name in parameters}
+def _uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, tuple[str, bool]]:
+    """Parameters, and what ops of one operand make of them, such as transposes and casts.
+
+    For each the parameter's name, and whether one that is stored in shards is whole there.
+    """
+    found = {name: (name, False) for name in parameters}
     for node in graph.of_kind(Call):
         names = operand_names(node)
-        if len(names) == 1 and names[0] in found and node.op != "weft.hint":
-            found.update((v.name, found[names[0]]) for v in node.outputs if v is not None)
+        if len(names) == 1 and names[0] in found and _is_ours(node):
+            parameter, whole = found[names[0]]
+            here = (parameter, whole or node.op == "weft.hint")
+            found.update((v.name, here) for v in node.outputs if v is not None)
     return found
+
+
+def _is_ours(node: Call) -> bool:
+    """Whether a call is no hint of the user's, which ends what the strategy means."""
+    return node.op != "weft.hint" or len(node.args) > 2
 
 
 def _gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
@@ -94,8 +117,17 @@ def _passed(node: Call) -> tuple[str, ...]:
     names = operand_names(node)
     if node.op == "weft.scale":
         return names[:1]
-    passes = node.op != "weft.hint" and (len(names) == 1 or node.op == "aten.add.Tensor")
+    passes = _is_ours(node) and (len(names) == 1 or node.op == "aten.add.Tensor")
     return names if passes else ()
+
+
+def _passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
+    """Whether a gradient is one that was there before, in another form."""
+    node = graph.producers[name]
+    size = math.prod(graph.values[name].shape)
+    return isinstance(node, Call) and any(
+        used in gradients and math.prod(graph.values[used].shape) == size for used in _passed(node)
+    )
 
 
 def _measures(node: Node) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps
+from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.deduce_intent import Intents, intents
 from weft.compiler.deduce_thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.layout import SBP, Broadcast, Placement, Split
+from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
 
 
@@ -104,8 +104,12 @@ class Problem:
 
     def read(self, name: str, target: int, operand: int, spec: TensorSpec) -> None:
         """Let operand `operand` of `target` read the value `name`, from its Share if it has one."""
-        source, result = (self.share_of[name], 0) if name in self.share_of else self.made[name]
+        shared = name in self.share_of
+        source, result = (self.share_of[name], 0) if shared else self.made[name]
         intents = self.intents.get(name, ())
+        if shared:
+            # How a value was made is charged once, on the way to its Share.
+            intents = tuple("" if intent == "pieces" else intent for intent in intents)
         self.edges.append(Edge(source, result, target, operand, spec, intents))
 
 
@@ -211,10 +215,20 @@ def _call(graph: LogicalGraph, node: Call, placement: Placement, thin: ThinSplit
     call = op_call(graph, node)
     made = (value.name if value else "" for value in node.outputs)
     ports = tuple(thin.get(name, frozenset()) for name in (*operand_names(node), *made))
-    if node.op != "weft.hint":
+    if not is_hint(node):
         return Work(call, node, ports if any(ports) else ())
-    fixed = hinted_sbps(node, placement)
-    return Given(call.operands[0], tuple((_same(sbp),) for sbp in fixed), thin=ports[0])
+    choices = (
+        _anything(call.operands[0]) if sbp is None else (_same(sbp),)
+        for sbp in hinted_sbps(node, placement)
+    )
+    return Given(call.operands[0], tuple(choices), thin=ports[0])
+
+
+def _anything(spec: TensorSpec) -> tuple[Signature, ...]:
+    """An axis that a hint leaves free."""
+    splits = [Split(dim) for dim in range(len(spec.shape))]
+    sbps: tuple[SBP, ...] = (Broadcast(), *splits, Partial())
+    return tuple(map(_same, sbps))
 
 
 def _share(value: Value, thin: ThinSplits) -> Share:

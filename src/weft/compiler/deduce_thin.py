@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.class_split import legal_signatures
-from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps
+from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.layout import SBP, Placement, Split
 
@@ -38,7 +38,7 @@ def _fixed(
     for node in graph.nodes:
         if isinstance(node, Input) and node.key in hints.inputs:
             yield node.value.name, hints.inputs[node.key]
-        elif isinstance(node, Call) and node.op == "weft.hint" and node.outputs[0]:
+        elif isinstance(node, Call) and is_hint(node) and node.outputs[0]:
             yield node.outputs[0].name, hinted_sbps(node, placement)
 
 
@@ -84,7 +84,7 @@ class _Spread:
         names = (*operand_names(node), *made)
         if not any(name in self.found for name in names):
             return
-        if node.op == "weft.hint":
+        if is_hint(node):
             self._same(names[0], names[1])
             return
         call = op_call(self.graph, node)

@@ -13,6 +13,7 @@ from typing import Any
 from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
+from weft.compiler.deduce_hints import is_hint
 from weft.compiler.halo import Halo, halos
 from weft.compiler.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
@@ -102,7 +103,7 @@ class _View:
                 yield from self._box(node)
             case Call() | Update() if not self.holds(_place_of(node)):
                 return
-            case Call(op="weft.hint", args=(Ref(name=name), *_), outputs=(Value(name=output),)):
+            case Call(args=(Ref(name=name), *_), outputs=(Value(name=output),)) if is_hint(node):
                 self.aliases[output] = self.name(name)
             case Call():
                 needed = halos(self.graph, node)

@@ -99,7 +99,6 @@ UNSUPPORTED = frozenset(
     (
         "micro_batches",
         "schedule",
-        "zero",
         "recompute",
         "offload",
         "precision",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.bucket import bucket
@@ -19,6 +19,7 @@ from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import GridHints, lay_out
+from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, RankPlan, verify
 from weft.ir.plan import Communicator, LocalProgram
 from weft.ir.verify_plan import verify_communicators
@@ -35,6 +36,8 @@ class Compiled:
         programs: the local programs of the ranks that were asked for.
         plan: their plans.
         fingerprint: equal on all ranks that compiled the same program.
+        stored: for the key of each parameter that lies in shards but is used whole, the axis.
+        notes: what a pass could not do as the strategy says, in words.
     """
 
     graph: LogicalGraph
@@ -42,6 +45,8 @@ class Compiled:
     programs: tuple[LocalProgram, ...]
     plan: Plan
     fingerprint: str
+    stored: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def compile_graph(
@@ -67,9 +72,10 @@ def compile_graph(
     options = options or Options()
     check_supported(options)
     graph, stages = assign_stages(verify(graph), options, placement, homes)
-    graph = verify(clip_norm(graph, options.clip_norm))
     on_grids = {placement.axes: hints} if isinstance(hints, Hints) else hints
-    laid = lay_out(graph, on_grids, stages, options.cost_model)
+    sharded = shard_variables(graph, on_grids, options.zero, stages)
+    graph = verify(clip_norm(sharded.graph, options.clip_norm))
+    laid = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_signatures(verify(laid, with_layouts=True))
     groups = communicators(boxed)
     local = (localize(boxed, rank, groups, stages.homes) for rank in ranks)
@@ -77,7 +83,7 @@ def compile_graph(
     plans = tuple(_rank_plan(program, groups, options) for program in programs)
     plan = Plan(graph.name, groups, plans)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
-    return Compiled(boxed, stages, programs, plan, fingerprint)
+    return Compiled(boxed, stages, programs, plan, fingerprint, sharded.stored, sharded.notes)
 
 
 def _rank_plan(

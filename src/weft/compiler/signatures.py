@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.compiler.calls import op_call, operand_names
+from weft.compiler.deduce_hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
 from weft.layout import Broadcast, Layout
@@ -29,7 +30,7 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
         InternalError: naming the call, its signature and the axis.
     """
     for node in graph.of_kind(Call):
-        if node.op == "weft.hint":
+        if is_hint(node):
             continue
         call = op_call(graph, node)
         for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):

@@ -128,4 +128,4 @@ def as_they_lie(trained: Compiled) -> dict[int, Hints]:
     for node in trained.graph.of_kind(Input):
         if node.role in ("parameter", "buffer") and node.value.layout is not None:
             found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
-    return {axes: Hints(inputs) for axes, inputs in found.items()}
+    return {axes: Hints(inputs, trained.stored) for axes, inputs in found.items()}

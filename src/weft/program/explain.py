@@ -25,7 +25,8 @@ def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
     """The tables as plain text; `peaks` is the memory of the ranks of this process."""
     graph = compiled.graph
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
-    return text_of(title, _inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
+    tables = (_inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
+    return text_of(title, *tables, *compiled.notes)
 
 
 def _inputs(graph: LogicalGraph) -> Table:

@@ -1,0 +1,190 @@
+"""Where a parameter that lies in shards becomes whole, and for whom.
+
+Before: calls read a parameter, or views and casts of it. After: each group of readers has a chain
+of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
+there:
+
+    %w.take0  = weft.take(%w, "S(0)", 0)        where each group has a gather of its own
+    %w.cast0 = aten._to_copy(%w.take0, …)      a cast works on the shard: fewer bytes travel
+    %w.hint0 = weft.hint(%w.cast0, "B", 0)
+    %w.t0    = aten.t(%w.hint0)               a view of the whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.aliases import VIEW_OPS
+from weft.compiler.box import renamed
+from weft.compiler.calls import operand_names
+from weft.compiler.loops import loop_values, runs_in_loop
+from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Ref, Value, Varying, node_uses
+
+HINT, TAKE = "weft.hint", "weft.take"
+# Conversions: of a shard they make the shard.
+_CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default"))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How the readers of one parameter get it whole.
+
+    Attributes:
+        axis: along which its shards lie.
+        shard: its SBPs, as the text of a hint, for each stage; `*` leaves an axis free.
+        whole: the SBPs in which it is used, for each stage.
+        each_time: whether the readers in one module and phase gather it for themselves, in each
+            micro-batch; otherwise it is gathered once a step for all readers of a stage.
+    """
+
+    axis: int
+    shard: tuple[str, ...]
+    whole: tuple[str, ...]
+    each_time: bool
+
+    def group(self, reader: Call) -> Hashable:
+        """Readers of one group share a gather."""
+        if not self.each_time:
+            return reader.phase.stage
+        return reader.phase, reader.location.module if reader.location else ""
+
+
+def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
+    """Give the readers of some parameters, named by their values, chains as above."""
+    rewriter = _Rewriter(graph, gathers)
+    for node in graph.nodes:
+        rewriter.add(node)
+    return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
+
+
+@dataclass
+class _Rewriter:
+    """The state of the walk.
+
+    Attributes:
+        root: for each value of a chain, its parameter; the parameters included.
+        chain: for each value of a chain but the parameter, the call that makes it.
+        made: by group and value, what stands for it: its shard and the whole.
+        early: new nodes that run once a step, before the micro-batches.
+        body: all other nodes.
+    """
+
+    graph: LogicalGraph
+    gathers: Mapping[str, Gather]
+    root: dict[str, str] = field(default_factory=dict)
+    chain: dict[str, Call] = field(default_factory=dict)
+    made: dict[tuple[Hashable, str, str], str] = field(default_factory=dict)
+    early: list[Node] = field(default_factory=list)
+    body: list[Node] = field(default_factory=list)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.root.update((name, name) for name in self.gathers)
+        self.loop = loop_values(self.graph)
+
+    def nodes(self) -> list[Node]:
+        """Inputs, what is gathered before the micro-batches, and the rest."""
+        inputs = sum(isinstance(node, Input) for node in self.body)
+        return [*self.body[:inputs], *self.early, *self.body[inputs:]]
+
+    def add(self, node: Node) -> None:
+        if not isinstance(node, Call):
+            self.body.append(node)
+        elif self._continues(node):
+            source, made = operand_names(node)[0], _result(node)
+            self.root[made], self.chain[made] = self.root[source], node
+            self.body.append(node)
+        else:
+            names = {name: self._whole(name, node) for name in node_uses(node) if name in self.root}
+            self.body.append(renamed(node, names))
+
+    def _continues(self, node: Call) -> bool:
+        """Whether a call makes a view or a cast of a parameter."""
+        names = operand_names(node)
+        cheap = node.op in VIEW_OPS | _CASTS and node.op != HINT and len(node.outputs) == 1
+        return cheap and len(names) == 1 and names[0] in self.root
+
+    def _whole(self, name: str, reader: Call) -> str:
+        """What stands for the whole of a value of a chain, for a reader."""
+        gather = self.gathers[self.root[name]]
+        if self._is_shard(name):
+            text = gather.whole[reader.phase.stage]
+            return self._new(name, "hint", reader, HINT, (text, gather.axis))
+        return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
+
+    def _shard(self, name: str, reader: Call) -> str:
+        """What stands for the shard of a parameter or a cast of it, for a reader."""
+        gather = self.gathers[self.root[name]]
+        if name in self.chain:
+            return self._copied(name, "shard", self._shard(self._source(name), reader), reader)
+        if not gather.each_time:
+            return name
+        text, times = gather.shard[reader.phase.stage], self.graph.micro_batches
+        vary = (Varying(tuple(range(times))),) if self._in_loop(reader) else ()
+        return self._new(name, "take", reader, TAKE, (text, gather.axis, *vary))
+
+    def _is_shard(self, name: str) -> bool:
+        """Whether a value of a chain is the parameter, or a cast of what is."""
+        if name not in self.chain:
+            return True
+        return self.chain[name].op in _CASTS and self._is_shard(self._source(name))
+
+    def _source(self, name: str) -> str:
+        return operand_names(self.chain[name])[0]
+
+    def _new(self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...]) -> str:
+        """A hint on the shard that stands for `name`, or a use of the parameter; one for a group."""
+        key = (self.gathers[self.root[name]].group(reader), kind, name)
+        if key not in self.made:
+            source = self._shard(name, reader) if op == HINT else name
+            value = replace(self.graph.values[name], name=self._name(name, kind))
+            self._append(Call(op, (Ref(source), *rest), (), (value,), reader.location), reader)
+            self.made[key] = value.name
+        return self.made[key]
+
+    def _copied(self, name: str, kind: str, source: str, reader: Call) -> str:
+        """A copy of the call of a chain that makes `name`, on another source; one for a group."""
+        key = (self.gathers[self.root[name]].group(reader), kind, name)
+        if key not in self.made:
+            call = self.chain[name]
+            value = replace(self.graph.values[name], name=self._name(name, kind))
+            copy = replace(call, outputs=(value,), location=reader.location)
+            self._append(renamed(copy, {self._source(name): source}), reader)
+            self.made[key] = value.name
+        return self.made[key]
+
+    def _append(self, call: Node, reader: Call) -> None:
+        assert isinstance(call, Call)
+        early = self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
+        call = replace(call, phase=reader.phase)
+        if self._in_loop(reader) and not early:
+            self.loop |= {_result(call)}
+        (self.early if early else self.body).append(call)
+
+    def _in_loop(self, reader: Call) -> bool:
+        return runs_in_loop(reader, self.loop)
+
+    def _name(self, name: str, kind: str) -> str:
+        self.count += 1
+        return f"{name}.{kind}{self.count}"
+
+
+def _result(call: Call) -> str:
+    value = call.outputs[0]
+    assert isinstance(value, Value)  # chains hold calls with one tensor
+    return value.name
+
+
+def _without_dead(nodes: list[Node], chain: Mapping[str, Call]) -> tuple[Node, ...]:
+    """The nodes without those of the old chains that nobody reads any more."""
+    read: set[str] = set()
+    kept = []
+    for node in reversed(nodes):
+        if isinstance(node, Call) and len(node.outputs) == 1:
+            name = _result(node) if node.outputs[0] else ""
+            if name in chain and name not in read:
+                continue
+        read.update(node_uses(node))
+        kept.append(node)
+    return tuple(reversed(kept))

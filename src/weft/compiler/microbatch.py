@@ -1,0 +1,116 @@
+"""Cut the batch in time: the same training step, computed in micro-batches.
+
+Before: the whole-batch graph, without layouts. After: leaves of the batch are (micro-batches, part,
+...), calls on one micro-batch run once for each (the loop), all others once a step. Time is one more
+axis along which rules split calls: a gradient is Partial along it and is accumulated, as late as
+its readers allow; what is Split is packed where it is wanted whole. Masks and counts are those of
+the whole batch. Only BatchNorm sees micro-batches, as when gradients are accumulated in PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.compiler.calls import op_call, operand_names
+from weft.compiler.microbatch_calls import micro_call
+from weft.compiler.microbatch_facts import STATISTIC, facts
+from weft.compiler.microbatch_forms import Form, Own, cheapest, even_signatures
+from weft.compiler.microbatch_order import in_order
+from weft.compiler.microbatch_prepare import prepared
+from weft.compiler.microbatch_values import Values
+from weft.errors import StrategyError
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
+from weft.layout import Broadcast, Partial, Split
+
+
+def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu") -> LogicalGraph:
+    """The step in micro-batches.
+
+    Args:
+        graph: of the whole batch.
+        micro_batches: number of equal parts of the batch; with 1 the graph stays as it is.
+        device_type: where the step will run.
+
+    Raises:
+        StrategyError: naming the leaf that cannot be cut into equal parts, or the BatchNorm whose
+            micro-batches are too small.
+        RuleError: when an op has no rule.
+    """
+    if micro_batches == 1:
+        return graph
+    graph = prepared(graph, device_type)
+    known = facts(graph, micro_batches)
+    values = Values(graph, micro_batches, known)
+    inputs = [_input(values, node) for node in graph.of_kind(Input)]
+    for call in graph.of_kind(Call):
+        _call(values, call)
+    ends = [_end(values, node) for node in graph.nodes if isinstance(node, Update | Output)]
+    split = LogicalGraph(graph.name, (*inputs, *values.calls, *ends), micro_batches)
+    return in_order(split, {name: graph.values[name] for name in known.leaves})
+
+
+def _input(values: Values, node: Input) -> Input:
+    name, shape = node.value.name, node.value.shape
+    if name in values.facts.leaves:
+        values.forms[name] = Split(0)
+        parts = (values.parts, shape[0] // values.parts)
+        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])))
+    if name in values.facts.own:
+        values.forms[name] = Own()
+    else:
+        values.note(name, Broadcast(), node.value)
+    return node
+
+
+def _call(values: Values, node: Call) -> None:
+    """Add the call of a micro-batch, or of the step, for a call of the whole batch."""
+    made = [value.name for value in node.outputs if value is not None]
+    operands = operand_names(node)
+    if values.facts.nothing.issuperset(made):
+        return  # made where it is read, in the form that is wanted there
+    sources = [values.source(name, node.phase) for name in operands]
+    if node.op == STATISTIC and sources[0].form == Partial("sum"):
+        _statistic(values, node, operands[0])
+        return
+    call = op_call(values.graph, node)
+    candidates = even_signatures(call, values.parts)
+    signature = cheapest(candidates, sources, values.facts.batch)
+    wanted = zip(operands, signature.operands, strict=True)
+    reads = [values.operand(name, sbp, node.phase) for name, sbp in wanted]
+    micro = micro_call(node, call, signature, reads, values.parts)
+    own = any(source.form == Own() for source in sources)
+    forms = [Own() if own and sbp == Broadcast() else sbp for sbp in signature.results]
+    _add(values, micro, forms)
+
+
+def _statistic(values: Values, node: Call, total: str) -> None:
+    """A sum over the batch, divided: every micro-batch divides its own sum by its own count."""
+    _, count, correction = node.args
+    assert isinstance(count, int)
+    assert isinstance(correction, int)
+    own = count // values.parts
+    if own <= correction:
+        raise StrategyError(
+            f"micro_batches={values.parts} leaves the BatchNorm at {node.location} {own} value for "
+            f"each channel of a micro-batch, expected more than {correction}; take fewer "
+            "micro-batches"
+        )
+    read = values.read(total, Partial("sum"), node.phase)
+    _add(values, replace(node, args=(Ref(read.name), own, correction)), [Own()])
+
+
+def _add(values: Values, call: Call, forms: list[Form]) -> None:
+    values.calls.append(call)
+    for value, form in zip(call.outputs, forms, strict=True):
+        if value is not None:
+            values.note(value.name, form, value)
+
+
+def _end(values: Values, node: Node) -> Node:
+    if isinstance(node, Update):
+        # BatchNorm's buffers get a new version from each micro-batch.
+        each = node.rule == "copy" and values.forms.get(node.source.name) == Own()
+        form: Form = Own() if each else Broadcast()
+        return replace(node, source=Ref(values.read(node.source.name, form).name))
+    assert isinstance(node, Output)
+    return replace(node, value=Ref(values.read(node.value.name, Broadcast()).name))

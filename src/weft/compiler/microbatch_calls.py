@@ -1,0 +1,60 @@
+"""From a call on the whole batch to the call that runs once for each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.compiler.loops import joined
+from weft.errors import InternalError
+from weft.ir.logical import Call, Ref, Value
+from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
+from weft.ops.call import map_argument
+
+
+def micro_call(
+    node: Call, call: OpCall, signature: Signature, reads: Sequence[Value], parts: int
+) -> Call:
+    """`node` under a signature along time; the names of its outputs stay.
+
+    Args:
+        node: a call of the whole-batch graph.
+        call: the same as rules see it.
+        signature: one of `call`.
+        reads: what each operand reads now.
+        parts: number of micro-batches.
+    """
+    op, args, kwargs, results = _merged(node, _localized(call, signature, parts))
+
+    def back(leaf: Any) -> Any:
+        return Ref(reads[leaf.index].name) if isinstance(leaf, Operand) else leaf
+
+    outputs = tuple(
+        Value(old.name, spec.shape, spec.dtype) if old and spec else None
+        for old, spec in zip(node.outputs, results, strict=True)
+    )
+    named = tuple((key, map_argument(back, arg)) for key, arg in kwargs)
+    return replace(node, op=op, args=map_argument(back, args), kwargs=named, outputs=outputs)
+
+
+def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
+    """What each micro-batch runs; all of them are alike when the first and the last are."""
+    ends = tuple(localize(call, signature, parts, m) for m in (0, parts - 1))
+    if ends[0] == ends[1]:
+        return ends
+    return tuple(localize(call, signature, parts, m) for m in range(parts))
+
+
+def _merged(
+    node: Call, every: tuple[OpCall, ...]
+) -> tuple[str, Any, Any, tuple[TensorSpec | None, ...]]:
+    first = every[0]
+    if any((one.op, one.results) != (first.op, first.results) for one in every):
+        raise InternalError(
+            f"{node.op} at {node.location}: its micro-batches are no calls of one op with results "
+            "of one shape"
+        )
+    args = joined(tuple(one.args for one in every))
+    kwargs = joined(tuple(one.kwargs for one in every))
+    return first.op, args, kwargs, first.results

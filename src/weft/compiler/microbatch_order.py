@@ -1,0 +1,101 @@
+"""The order of a step in micro-batches: once-a-step prologue, loop, once-a-step epilogue; nothing that is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from weft.compiler.box import renamed
+from weft.compiler.loops import cut_leaves, runs_in_loop
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Value, node_outputs, node_uses
+from weft.ir.nodes import OVER_STEP
+
+
+def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
+    """The graph of a step in micro-batches, with its nodes in order.
+
+    What makes one value of all micro-batches stands right behind what it reads, so that no
+    micro-batch's value waits. Calls that run once a step stand in the loop when the loop reads what
+    they make of the loop's results.
+
+    Args:
+        graph: with its calls in an order in which they could run.
+        leaves: the leaves of the batch as they were before they were cut.
+    """
+    calls = _joins_early(_read(graph.of_kind(Call), graph.nodes))
+    loop, late = _kinds(calls)
+    barrier = _needed(calls, [call for index, call in enumerate(calls) if index in loop])
+    first, middle, last = [], [], []
+    for index, call in enumerate(calls):
+        if index in loop or (index in late and index in barrier):
+            middle.append(call)
+        else:
+            (last if index in late else first).append(call)
+    ends = [node for node in graph.nodes if not isinstance(node, Input | Call)]
+    ordered = replace(graph, nodes=(*graph.of_kind(Input), *first, *middle, *last, *ends))
+    return _whole_leaves(ordered, leaves)
+
+
+def _read(calls: Sequence[Call], nodes: Iterable[Node]) -> list[Call]:
+    """The calls whose results somebody reads in the end."""
+    ends = [node for node in nodes if not isinstance(node, Call)]
+    kept = _needed(calls, ends)
+    return [call for index, call in enumerate(calls) if index in kept]
+
+
+def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
+    """The numbers of the calls that `readers` need."""
+    used = {name for node in readers for name in node_uses(node)}
+    found = set()
+    for index in reversed(range(len(calls))):
+        if any(value.name in used for value in node_outputs(calls[index])):
+            used.update(node_uses(calls[index]))
+            found.add(index)
+    return found
+
+
+def _joins_early(calls: Sequence[Call]) -> list[Call]:
+    """Accumulations and packings right behind the calls whose results they join."""
+    joins: dict[str, list[Call]] = {}
+    for call in calls:
+        if call.op in OVER_STEP:
+            joins.setdefault(node_uses(call)[0], []).append(call)
+    found = []
+    for call in calls:
+        if call.op not in OVER_STEP:
+            found.append(call)
+            found += [join for value in node_outputs(call) for join in joins.get(value.name, ())]
+    return found
+
+
+def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
+    """The numbers of the calls in the loop, and of those that need results of the loop."""
+    loop, late = set(), set()
+    looped: set[str] = set()
+    waiting: set[str] = set()
+    for index, call in enumerate(calls):
+        names = {value.name for value in node_outputs(call)}
+        if runs_in_loop(call, looped):
+            loop.add(index)
+            (waiting if call.op in OVER_STEP else looped).update(names)
+        elif any(name in waiting for name in node_uses(call)):
+            late.add(index)
+            waiting |= names
+    return loop, late
+
+
+def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
+    """Leaves of which no micro-batch reads a part stay as the user gives them."""
+    uncut = leaves.keys() - cut_leaves(graph)
+    names: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node = renamed(node, names)
+        if isinstance(node, Input) and node.value.name in uncut:
+            node = replace(node, value=leaves[node.value.name])
+        if isinstance(node, Call) and node_uses(node)[:1] and node_uses(node)[0] in uncut:
+            # Only the view of the whole leaf reads it, and that view is the leaf now.
+            names[node_outputs(node)[0].name] = node_uses(node)[0]
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))

@@ -1,0 +1,103 @@
+"""ZeRO 1, 2 and 3: the steps of plain PyTorch, with states, gradients and parameters in shards."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
+from single_device import assert_same_training, compiled, plain_training
+from weft.ir.logical import Box, Input
+from weft.units import ITEM_SIZE
+
+S, B = weft.split, weft.broadcast
+PAIR, LINE, GRID = [0, 1], [0, 1, 2, 3], [[0, 1], [2, 3]]
+COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
+DATA = weft.data_parallel()
+HYBRID = weft.hybrid_parallel(COLUMNS, ROWS)
+STAGES = replace(DATA, stages=2)
+
+MODELS: dict[str, tuple[Any, Any, Any]] = {
+    "gpt": (GPT, token_loss, token_batch),
+    "tied gpt": (lambda: GPT(tied=True), token_loss, token_batch),
+    "resnet": (ResNet, classification_loss, image_batch),
+}
+CASES: dict[str, tuple[str, Any, weft.Strategy, weft.Zero]] = {
+    "gpt, 1": ("gpt", PAIR, DATA, weft.Zero(1)),
+    "gpt, 2 along the axis of tensor parallelism": ("gpt", GRID, HYBRID, weft.Zero(2, axis=1)),
+    "gpt, 3 beside tensor parallelism": ("gpt", GRID, HYBRID, weft.Zero(3)),
+    "tied gpt, 3": ("tied gpt", LINE, DATA, weft.Zero(3)),
+    "tied gpt, 3 in two stages": ("tied gpt", LINE, STAGES, weft.Zero(3)),
+    "gpt, 3, all else deduced": ("gpt", LINE, weft.Strategy(), weft.Zero(3)),
+    "resnet, 2, uneven": ("resnet", [0, 1, 2], DATA, weft.Zero(2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES)
+def test_sharded_steps(case: str) -> None:
+    name, grid, strategy, zero = CASES[case]
+    make_model, loss_fn, make_batch = MODELS[name]
+    torch.manual_seed(0)
+    model = make_model()
+    batches = [make_batch(4 if name != "resnet" else 6, seed=seed) for seed in range(3)]
+    expected = plain_training(model, loss_fn, batches)
+    with compiled(model, loss_fn, batches[0], grid, replace(strategy, zero=zero)) as program:
+        before = loss_fn(model.eval(), batches[0]).item()
+        evaluation = program.evaluation(loss_fn, batches[0])
+        assert evaluation.step(batches[0]).item() == pytest.approx(before, rel=1e-10)
+        model.train()
+        assert_same_training(program, batches, expected)
+
+
+@pytest.mark.timeout(60)
+def test_bytes_of_each_level() -> None:
+    """On 4 ranks a quarter lies on each; parameters are gathered once or twice, gradients scattered once."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary=16)
+    size = sum(parameter.numel() * 8 for parameter in model.parameters())
+    for level in (1, 2, 3):
+        strategy = replace(DATA, zero=weft.Zero(level))  # type: ignore[arg-type]
+        with compiled(model, token_loss, token_batch(4), LINE, strategy) as program:
+            assert held_bytes(program, "parameter") == size // 4
+            assert held_bytes(program, "state") == 2 * size // 4
+            moved = boxed_bytes(program)
+        assert moved["P-S"] == size
+        assert moved["P-B"] < 100  # the loss
+        # Embeddings and biases are not read in the backward.
+        assert moved["S-B"] == size if level < 3 else 1.5 * size < moved["S-B"] < 2 * size
+
+
+def held_bytes(program: weft.Program, role: str) -> int:
+    """What the first rank holds of a role, but for numbers such as the count of steps."""
+    shapes = (
+        given.value.layout.local_shape(given.value.shape, 0)
+        for given in program.graph.of_kind(Input)
+        if given.role == role and given.value.layout is not None
+    )
+    return sum(8 * math.prod(shape) for shape in shapes if shape)
+
+
+def boxed_bytes(program: weft.Program) -> Counter[str]:
+    """Whole sizes of what is boxed, by kinds of layouts, such as "S-B"."""
+    found: Counter[str] = Counter()
+    for box in program.graph.of_kind(Box):
+        source = program.graph.values[box.input.name]
+        kinds = (str(value.layout.sbp[0])[0] for value in (source, box.output))
+        found["-".join(kinds)] += math.prod(source.shape) * ITEM_SIZE[source.dtype]
+    return found
