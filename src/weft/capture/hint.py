@@ -39,11 +39,6 @@ def capturing() -> bool:
     return _capturing.get()
 
 
-def capturing() -> bool:
-    """Whether a step is being captured, so that marks for the compiler have a meaning."""
-    return _capturing.get()
-
-
 @contextmanager
 def hints_recorded() -> Iterator[None]:
     """While this lasts, `hint` leaves a mark in the graph."""

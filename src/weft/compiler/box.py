@@ -49,7 +49,7 @@ def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
             nodes.extend(late)
             nodes.append(renamed)
             nodes.extend(boxings.after(renamed))
-    return LogicalGraph(graph.name, tuple(nodes + tail))
+    return replace(graph, nodes=tuple(nodes + tail))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.compiler.loops import at_micro_batch
 from weft.ir.logical import Call, LogicalGraph, Ref, Value, node_uses
 from weft.ops import OpCall, Operand, TensorSpec
 from weft.ops.call import map_argument
@@ -14,8 +15,8 @@ def operand_names(node: Call) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node_uses(node)))
 
 
-def op_call(graph: LogicalGraph, node: Call) -> OpCall:
-    """`node` as an `OpCall` on whole tensors; a value that is read twice is one operand."""
+def op_call(graph: LogicalGraph, node: Call, micro: int = 0) -> OpCall:
+    """`node` as an `OpCall` on whole tensors, in micro-batch `micro`; a value that is read twice is one operand."""
     names = operand_names(node)
     number = {name: index for index, name in enumerate(names)}
 
@@ -24,8 +25,10 @@ def op_call(graph: LogicalGraph, node: Call) -> OpCall:
 
     return OpCall(
         op=node.op,
-        args=map_argument(numbered, node.args),
-        kwargs=tuple((key, map_argument(numbered, arg)) for key, arg in node.kwargs),
+        args=map_argument(numbered, at_micro_batch(node.args, micro)),
+        kwargs=tuple(
+            (key, map_argument(numbered, at_micro_batch(arg, micro))) for key, arg in node.kwargs
+        ),
         operands=tuple(_spec(graph.values[name]) for name in names),
         results=tuple(None if value is None else _spec(value) for value in node.outputs),
     )

@@ -73,7 +73,7 @@ def split_classes(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalG
             operands[len(nodes)] = reads
             nodes.append(call)
     taken = replace(assignment, values=values, operands=operands)
-    return LogicalGraph(graph.name, tuple(nodes)), taken
+    return replace(graph, nodes=tuple(nodes)), taken
 
 
 def _split_by_classes(call: OpCall) -> Split | None:

@@ -71,10 +71,17 @@ class _Descent:
     def solve(self, axis: int, chosen: list[PerAxis]) -> tuple[float, bool]:
         """Choose all signatures along `axis` anew, in place; cost and whether it is proven least."""
         options = self._options(axis, chosen)
-        unary = [one.costs for one in options]
+        unary = [
+            one.costs * variable.times
+            if isinstance(variable, Work) and variable.times > 1
+            else one.costs
+            for variable, one in zip(self.problem.variables, options, strict=True)
+        ]
         pairwise: dict[tuple[int, int], Table] = {}
         for edge in self.problem.edges:
-            ends, table = (edge.source, edge.target), self._table(edge, axis, chosen, options)
+            ends = (edge.source, edge.target)
+            table = self._table(edge, axis, chosen, options)
+            table = table if edge.times == 1 else table * edge.times
             if edge.source == edge.target:
                 unary[edge.source] = unary[edge.source] + np.diagonal(table)
             else:

@@ -10,6 +10,7 @@ from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.deduce_intent import Intents, intents
 from weft.compiler.deduce_thin import ThinSplits, thin_splits
+from weft.compiler.loops import cut_leaves, loop_values
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
@@ -20,12 +21,14 @@ from weft.ops import OpCall, Signature, TensorSpec
 class Work:
     """A call of an op: chooses among the signatures of its rule.
 
-    `thin` says of each operand, then of each result, where its splits may leave ranks empty.
+    `thin` says of each operand, then of each result, where its splits may leave ranks empty;
+    `times` how often the call runs in a step.
     """
 
     call: OpCall
     node: Call
     thin: tuple[Thin, ...] = ()
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Edge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
     `intents` says for each axis what the edge is charged for beside its boxing; empty where for
-    nothing.
+    nothing. `times` says how often the tensor is made, and boxed, in a step.
     """
 
     source: int
@@ -75,6 +78,7 @@ class Edge:
     operand: int
     spec: TensorSpec
     intents: Intents = ()
+    times: int = 1
 
 
 @dataclass
@@ -88,6 +92,7 @@ class Problem:
         intents: for each value that carries a parameter or a gradient, what its edges are charged
             for.
         thin: for each value where its splits may leave ranks empty.
+        loop: values that are made for each of `micro_batches` micro-batches.
     """
 
     variables: list[Variable] = field(default_factory=list)
@@ -97,6 +102,12 @@ class Problem:
     share_of: dict[str, int] = field(default_factory=dict)
     intents: dict[str, Intents] = field(default_factory=dict)
     thin: ThinSplits = field(default_factory=dict)
+    loop: frozenset[str] = frozenset()
+    micro_batches: int = 1
+
+    def times(self, name: str) -> int:
+        """How often a value is made in a step."""
+        return self.micro_batches if name in self.loop else 1
 
     def add(self, variable: Variable) -> int:
         self.variables.append(variable)
@@ -110,7 +121,7 @@ class Problem:
         if shared:
             # How a value was made is charged once, on the way to its Share.
             intents = tuple("" if intent == "pieces" else intent for intent in intents)
-        self.edges.append(Edge(source, result, target, operand, spec, intents))
+        self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
 
 
 def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
@@ -121,7 +132,13 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
     """
     owners, whole = _owners(graph), _whole_targets(graph)
     thin = thin_splits(graph, hints, placement)
-    problem = Problem(intents=intents(graph, hints, placement.axes), thin=thin)
+    problem = Problem(
+        intents=intents(graph, hints, placement.axes),
+        thin=thin,
+        loop=loop_values(graph),
+        micro_batches=graph.micro_batches,
+    )
+    cut = cut_leaves(graph)
     readers = _readers(graph)
     for number, node in _inputs_first(graph, owners):
         if isinstance(node, Input):
@@ -129,9 +146,9 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
             if owner is not None:
                 problem.made[node.value.name] = problem.made[owner]
                 continue
-            variable: Variable = _input(node, hints, placement, whole, thin)
+            variable: Variable = _input(node, hints, placement, whole, thin, _free(node, cut))
         elif isinstance(node, Call):
-            variable = _call(graph, node, placement, thin)
+            variable = _call(graph, node, placement, problem)
         elif isinstance(node, Output):
             variable = _output(graph.values[node.value.name], placement)
         else:
@@ -211,12 +228,13 @@ def _results(node: Node) -> tuple[Value | None, ...]:
     return node.outputs if isinstance(node, Call) else ()
 
 
-def _call(graph: LogicalGraph, node: Call, placement: Placement, thin: ThinSplits) -> Variable:
+def _call(graph: LogicalGraph, node: Call, placement: Placement, problem: Problem) -> Variable:
     call = op_call(graph, node)
-    made = (value.name if value else "" for value in node.outputs)
-    ports = tuple(thin.get(name, frozenset()) for name in (*operand_names(node), *made))
+    made = [value.name if value else "" for value in node.outputs]
+    ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
     if not is_hint(node):
-        return Work(call, node, ports if any(ports) else ())
+        times = max(map(problem.times, made))
+        return Work(call, node, ports if any(ports) else (), times)
     choices = (
         _anything(call.operands[0]) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)
@@ -245,8 +263,8 @@ def _input(
     placement: Placement,
     whole: Mapping[str, str],
     thin: ThinSplits,
+    free: tuple[SBP, ...],
 ) -> Given:
-    free = _free(node, placement)
     rule = whole.get(node.value.name)
     hinted = hints.inputs.get(node.key, (None,) * placement.axes)
     choices = []
@@ -264,14 +282,15 @@ def _input(
     return Given(_spec(node.value), tuple(choices), prefer, allowed)
 
 
-def _free(node: Input, placement: Placement) -> tuple[SBP, ...]:
-    """The SBPs of an input that no hint fixes."""
+def _free(node: Input, cut: frozenset[str]) -> tuple[SBP, ...]:
+    """The SBPs of an input that no hint fixes; leaves that are `cut` have the micro-batches first."""
+    first = int(node.value.name in cut)
     dims = range(len(node.value.shape))
     match node.role:
         case "parameter" | "buffer":
             splits = [Split(dim) for dim in dims]
         case "batch":
-            splits = [Split(dim) for dim in dims[:1]]
+            splits = [Split(dim) for dim in dims[first : first + 1]]
         case _:
             splits = []
     return (Broadcast(), *splits)

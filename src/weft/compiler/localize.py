@@ -13,12 +13,13 @@ from typing import Any
 from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.deduce_hints import is_hint
 from weft.compiler.halo import Halo, halos
+from weft.compiler.loops import joined, loop_values, varies
 from weft.compiler.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, Ref, Update, Value
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
+from weft.ir.nodes import node_outputs
 from weft.ir.plan import (
     Communicator,
     LocalCall,
@@ -51,9 +52,9 @@ def localize(
         communicators: of all boxings of the graph.
         homes: the stages of variables by key, for the phases of updates.
     """
-    view = _View(graph, rank, {c.ranks: c.id for c in communicators})
+    view = _View(graph, rank, {c.ranks: c.id for c in communicators}, loop_values(graph))
     nodes = [
-        replace(local, phase=phase)
+        replace(view.noted(node, local), phase=phase)
         for node, phase in zip(graph.nodes, node_phases(graph, homes or {}), strict=True)
         for local in view.local_nodes(node)
     ]
@@ -67,7 +68,8 @@ def localize(
         for node in graph.of_kind(Output)
         if view.holds(node.value.name)
     )
-    return LocalProgram(rank, inputs, tuple(nodes), outputs)
+    loop = frozenset(view.looped)
+    return LocalProgram(rank, inputs, tuple(nodes), outputs, graph.micro_batches, loop)
 
 
 @dataclass
@@ -78,11 +80,15 @@ class _View:
         aliases: values that are another value as it stands (hints, free boxing).
         fetched: for each value, its windows so far: what every rank reads -> name of this rank's
             window.
+        loop: the values of the graph that are made once per micro-batch.
+        looped: the local ones.
     """
 
     graph: LogicalGraph
     rank: int
     communicator_of: Mapping[tuple[int, ...], int]
+    loop: frozenset[str] = frozenset()
+    looped: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
 
@@ -97,13 +103,26 @@ class _View:
         """Whether this rank is in the placement of a value."""
         return self.rank in layout_of(self.graph.values[name]).placement.coordinates
 
+    def noted(self, node: Node, local: LocalNode) -> LocalNode:
+        """`local`, a part of `node`, whose results are noted when they are made once per micro-batch."""
+        if isinstance(node, Call) and isinstance(local, Transfer):
+            loop = not self.looped.isdisjoint(local.reads)  # border rows that the call reads
+        else:
+            loop = any(value.name in self.loop for value in node_outputs(node))
+        self.looped.update(value.name for value in local.makes if loop)
+        return local
+
     def local_nodes(self, node: Any) -> Iterator[LocalNode]:
         match node:
             case Box():
                 yield from self._box(node)
             case Call() | Update() if not self.holds(_place_of(node)):
                 return
-            case Call(args=(Ref(name=name), *_), outputs=(Value(name=output),)) if is_hint(node):
+            case Call(
+                op="weft.hint" | "weft.use" | "weft.take",
+                args=(Ref(name=name), *_),
+                outputs=(Value(name=output),),
+            ):
                 self.aliases[output] = self.name(name)
             case Call():
                 needed = halos(self.graph, node)
@@ -124,14 +143,11 @@ class _View:
         yield halo.transfer(self.rank, communicator, self.name(value), output)
 
     def _call(self, node: Call, needed: Mapping[str, Halo]) -> LocalCall:
-        call = op_call(self.graph, node)
+        call = self._localized(node)
         names = [
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
             for name in operand_names(node)
         ]
-        place = self._place(node)
-        for (signature, parts), index in zip(axis_signatures(self.graph, node), place, strict=True):
-            call = localize_call(call, signature, parts, index)
         outputs = tuple(None if value is None else self.value(value) for value in node.outputs)
         self._check(node, call, outputs)
 
@@ -140,6 +156,21 @@ class _View:
 
         kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
         return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
+
+    def _localized(self, node: Call) -> OpCall:
+        """What this rank runs of a call; arguments that differ between micro-batches vary."""
+        if not varies((node.args, node.kwargs)):
+            return self._at_micro_batch(node, 0)
+        every = [self._at_micro_batch(node, m) for m in range(self.graph.micro_batches)]
+        args = joined(tuple(call.args for call in every))
+        kwargs = joined(tuple(call.kwargs for call in every))
+        return replace(every[0], args=args, kwargs=kwargs)
+
+    def _at_micro_batch(self, node: Call, micro: int) -> OpCall:
+        call, place = op_call(self.graph, node, micro), self._place(node)
+        for (signature, parts), index in zip(axis_signatures(self.graph, node), place, strict=True):
+            call = localize_call(call, signature, parts, index)
+        return call
 
     def _place(self, node: Call) -> tuple[int, ...]:
         """This rank's coordinates on the grid of a call."""

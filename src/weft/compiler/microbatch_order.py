@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from weft.compiler.box import renamed
 from weft.compiler.loops import cut_leaves, runs_in_loop
@@ -25,14 +26,12 @@ def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     calls = _joins_early(_read(graph.of_kind(Call), graph.nodes))
     loop, late = _kinds(calls)
     barrier = _needed(calls, [call for index, call in enumerate(calls) if index in loop])
-    first, middle, last = [], [], []
+    places: tuple[list[Call], list[Call], list[Call]] = ([], [], [])
     for index, call in enumerate(calls):
-        if index in loop or (index in late and index in barrier):
-            middle.append(call)
-        else:
-            (last if index in late else first).append(call)
+        inside = index in loop or (index in late and index in barrier)
+        places[1 if inside else 2 * (index in late)].append(call)
     ends = [node for node in graph.nodes if not isinstance(node, Input | Call)]
-    ordered = replace(graph, nodes=(*graph.of_kind(Input), *first, *middle, *last, *ends))
+    ordered = replace(graph, nodes=(*graph.of_kind(Input), *chain(*places), *ends))
     return _whole_leaves(ordered, leaves)
 
 

@@ -28,13 +28,16 @@ _BORROWERS: dict[str, tuple[str, int | None]] = {
 _SUM = 2  # torch's number for a reduction
 _NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 
+_NLL_GRADIENT = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
+
 
 def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
     """The same step, in which fewer values depend on others."""
     nodes: list[Node] = []
     names: dict[str, str] = {}
     for node in graph.nodes:
-        node = renamed(node, names)
+        if not _ignores_count(node):
+            node = renamed(node, names)
         if isinstance(node, Call) and node.op in _BORROWERS:
             node = _alone(node, device_type)
         if isinstance(node, Call) and node.op in _NLL and node.args[3] == _SUM:
@@ -43,6 +46,11 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
             names |= _renaming(node, counting)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
+
+
+def _ignores_count(node: Node) -> bool:
+    """The gradient of a sum takes the total weight, but does not look at it."""
+    return isinstance(node, Call) and node.op in _NLL_GRADIENT and node.args[4] == _SUM
 
 
 def _alone(node: Call, device_type: str) -> Call:

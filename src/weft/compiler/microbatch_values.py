@@ -105,12 +105,10 @@ class Values:
             return self._again(name, Broadcast(), phase)
         form = self.forms[name]
         read = self.read(name, Partial() if form == Own() else form, phase)
-        if isinstance(form, Split):
-            args, op = (Ref(read.name), form.dim), "weft.pack"
-        else:
-            reduction = form.reduction if isinstance(form, Partial) else "sum"
-            args, op = (Ref(read.name), reduction), "weft.accumulate"
-        return self._converted(name, "all", op, args, Broadcast(), self._home(name), None)
+        how: Arg = form.reduction if isinstance(form, Partial) else "sum"
+        op, how = ("weft.pack", form.dim) if isinstance(form, Split) else ("weft.accumulate", how)
+        every = (Ref(read.name), how)
+        return self._converted(name, "all", op, every, Broadcast(), self._home(name), None)
 
     def _average(self, name: str, form: Partial) -> Value:
         """What adds up to the mean over the micro-batches of their own values."""

@@ -13,6 +13,8 @@ from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints
 from weft.compiler.localize import localize
+from weft.compiler.microbatch import split_time
+from weft.compiler.microbatch_leaves import on_cut_leaves
 from weft.compiler.options import Options, check_supported
 from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
@@ -72,7 +74,9 @@ def compile_graph(
     options = options or Options()
     check_supported(options)
     graph, stages = assign_stages(verify(graph), options, placement, homes)
-    on_grids = {placement.axes: hints} if isinstance(hints, Hints) else hints
+    graph = verify(split_time(graph, options.micro_batches, placement.device_type))
+    by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
+    on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(sharded.graph, options.clip_norm))
     laid = lay_out(graph, sharded.hints, stages, options.cost_model)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph, Plan
+from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.memory import ProgramMemory, program_memory
-from weft.program.shards import layouts_on, own_part, without_shards
+from weft.program.shards import in_micro_batches, layouts_on, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
 from weft.tensor import GlobalTensor
@@ -40,6 +41,11 @@ class Program:
         self._batch_layouts = {
             rank: layouts_on(compiled.graph, rank, "batch") for rank in self._executors
         }
+        self._batch_shapes = {
+            node.key: node.value.shape
+            for node in compiled.graph.of_kind(Input)
+            if node.role == "batch"
+        }
 
     @property
     def plan(self) -> Plan:
@@ -57,7 +63,8 @@ class Program:
         Args:
             batch: built like the example batch. Plain tensors are the whole batch, the same on all
                 ranks; each rank takes its part. A leaf that is a global tensor, as
-                `weft.from_local` makes, lies there already.
+                `weft.from_local` makes, lies there already; with micro-batches it is brought there,
+                as each of them is a run of samples of the whole batch.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
@@ -68,7 +75,9 @@ class Program:
         """
         whole, shards = without_shards(batch)
         leaves = self._captured.batch.flatten_batch(whole)
-        feeds = {rank: self._feed(leaves, shards, rank) for rank in self._executors}
+        given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
+        leaves, given = self._in_micro_batches(leaves, given)
+        feeds = {rank: self._feed(leaves, given, rank) for rank in self._executors}
         results = self._setting.run(lambda rank: self._executors[rank].step(feeds[rank]))
         return self._captured.unflatten_outputs(results)
 
@@ -117,13 +126,26 @@ class Program:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
 
+    def _in_micro_batches(
+        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor]
+    ) -> tuple[dict[str, Tensor], dict[str, GlobalTensor]]:
+        """The leaves of a batch, and those of them that are global tensors, in the shapes of the graph's inputs."""
+        layouts = {k: one for every in self._batch_layouts.values() for k, one in every.items()}
+        cut = {key: leaf.reshape(self._batch_shapes[key]) for key, leaf in leaves.items()}
+        parts = {
+            key: in_micro_batches(leaf, self._batch_shapes[key], layouts[key])
+            for key, leaf in given.items()
+            if key in layouts
+        }
+        return cut, parts
+
     def _feed(
-        self, leaves: Mapping[str, Tensor], shards: Mapping[int, GlobalTensor], rank: int
+        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], rank: int
     ) -> dict[str, Tensor]:
         """The parts of all leaves of a batch that `rank` takes, on its device."""
         device = self._setting.world.device(rank)
         parts = {
-            key: own_part(key, leaves[key], shards.get(id(leaves[key])), layout, rank)
+            key: own_part(key, leaves[key], given.get(key), layout, rank)
             for key, layout in self._batch_layouts[rank].items()
         }
         return {key: part.to(device).contiguous() for key, part in parts.items()}

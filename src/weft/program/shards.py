@@ -48,6 +48,16 @@ def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     return tensor
 
 
+def in_micro_batches(leaf: GlobalTensor, shape: tuple[int, ...], layout: Layout) -> GlobalTensor:
+    """A leaf of the batch in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""
+    if tuple(leaf.shape) == shape:
+        return leaf
+    with torch.no_grad():
+        cut: Any = leaf.reshape(shape)
+        moved: GlobalTensor = cut.to_global(placement=layout.placement, sbp=layout.sbp)
+        return moved
+
+
 def own_part(
     key: str, leaf: Tensor, shard: GlobalTensor | None, layout: Layout, rank: int
 ) -> Tensor:
