@@ -22,8 +22,9 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
     Node,
-    Output,
     Phase,
+    Update,
+    node_outputs,
     node_uses,
 )
 from weft.layout import Placement
@@ -52,8 +53,8 @@ def assign_stages(
         return graph, Stages(placements)
     fixed, given = _fixed(graph, options, len(placements), homes)
     forward = _forward(graph, fixed, given)
-    stages = forward | _backward(graph, forward)
     found = _homes(graph, given, forward)
+    stages = forward | _backward(graph, forward, found)
     if homes is None:
         _check_used(forward, len(placements))
     nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
@@ -118,29 +119,33 @@ def _forward(
     return {name: made[name] or 0 for name in calls}
 
 
-def _backward(graph: LogicalGraph, forward: Mapping[str, int]) -> dict[str, int]:
+def _backward(
+    graph: LogicalGraph, forward: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
     """The stage of every backward call, by the name of its first result.
 
-    Sums of gradients belong to no forward call: they stand with the earliest of their operands,
-    where the value is made that they are the gradient of. What reads nothing is the seed.
+    What belongs to no forward call, such as sums of gradients and the seed, stands where its result
+    is read: a sum goes where the value is made that it is the gradient of.
     """
     of_sequence: dict[int, int] = {}
-    made: dict[str, int] = {}
     for name, call in _forward_calls(graph).items():
-        made.update((value.name, forward[name]) for value in call.outputs if value is not None)
         if call.location is not None and call.location.sequence is not None:
             of_sequence.setdefault(call.location.sequence, forward[name])
-    loss = next((made[o.value.name] for o in graph.of_kind(Output) if o.value.name in made), 0)
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     found: dict[str, int] = {}
-    for call in graph.of_kind(Call):
+
+    def stage_of(node: Node) -> int | None:
+        if isinstance(node, Update):
+            return homes.get(keys[node.target.name], 0)
+        return found.get(_name(node), forward.get(_name(node)))
+
+    for call in reversed(graph.of_kind(Call)):
         if call.phase.kind == "forward":
             continue
         sequence = call.location.sequence if call.location else None
-        known = [made[name] for name in node_uses(call) if name in made]
-        stage = min(known, default=loss)
-        stage = stage if sequence is None else of_sequence.get(sequence, stage)
-        found[_name(call)] = stage
-        made.update((value.name, stage) for value in call.outputs if value is not None)
+        readers = (stage_of(n) for value in node_outputs(call) for n in graph.users[value.name])
+        read = next((stage for stage in readers if stage is not None), 0)
+        found[_name(call)] = of_sequence.get(sequence, read) if sequence is not None else read
     return found
 
 

@@ -63,10 +63,11 @@ def check_homes(
     """
     if not any(stage.patterns for stage in stages):
         return
+    known = {key.rpartition(".")[0] for key in homes} | {""}
     lost = [
         node.key.rpartition(".")[0]
         for node in graph.of_kind(Input)
-        if node.role in ("parameter", "buffer") and "." in node.key and node.key not in homes
+        if node.role in ("parameter", "buffer") and node.key.rpartition(".")[0] not in known
         # An update alone is no use: what nothing reads need not be anywhere.
         if not _placed([n for n in graph.users[node.value.name] if isinstance(n, Call)], fixed)
     ]
