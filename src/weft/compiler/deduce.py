@@ -8,6 +8,8 @@ until nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from weft.compiler.assignment import Assignment
 from weft.compiler.deduce_descent import Choice, descend
 from weft.compiler.deduce_hints import Hints as Hints
@@ -23,20 +25,22 @@ def deduce(
     hints: Hints,
     placement: Placement,
     cost_model: CostModel = CostModel(),  # noqa: B008 (frozen)
+    coming: Iterable[str] = (),
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
     Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any
     dimension (Broadcast when that is as cheap), batch leaves Broadcast or split on their first,
     constants Broadcast; an optimizer's state follows its parameter. An update runs in the layout of
-    its target; outputs are Broadcast.
+    its target; outputs are Broadcast. Inputs that are `coming` from other stages do so once per
+    micro-batch.
 
     Raises:
         LayoutError: when a hint cannot hold.
         RuleError: when an op has no rule.
     """
     check_hints(graph, hints, placement)
-    problem = build(graph, hints, placement)
+    problem = build(graph, hints, placement, coming)
     choice = descend(problem, placement.shape, cost_model)
     return _assignment(graph, placement, problem, choice)
 

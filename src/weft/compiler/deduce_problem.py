@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -124,8 +124,10 @@ class Problem:
         self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
 
 
-def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
-    """The problem of a graph without layouts.
+def build(
+    graph: LogicalGraph, hints: Hints, placement: Placement, coming: Iterable[str] = ()
+) -> Problem:
+    """The problem of a graph without layouts; inputs that are `coming` do so once per micro-batch.
 
     Raises:
         LayoutError: when a hint does not fit the value, or the update of a variable.
@@ -135,7 +137,7 @@ def build(graph: LogicalGraph, hints: Hints, placement: Placement) -> Problem:
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
         thin=thin,
-        loop=loop_values(graph),
+        loop=loop_values(graph, coming),
         micro_batches=graph.micro_batches,
     )
     cut = cut_leaves(graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Varying, node_uses
@@ -10,9 +11,14 @@ from weft.ir.nodes import OVER_STEP
 SELECT = "aten.select.int"
 
 
-def loop_values(graph: LogicalGraph) -> frozenset[str]:
-    """The values that are made once per micro-batch; all others are made once a step."""
-    found: set[str] = set()
+def loop_values(graph: LogicalGraph, coming: Iterable[str] = ()) -> frozenset[str]:
+    """The values that are made once per micro-batch; all others are made once a step.
+
+    Args:
+        graph: the step, or one stage of it.
+        coming: inputs that come once per micro-batch, from other stages.
+    """
+    found: set[str] = set(coming)
     for node in graph.nodes:
         if runs_in_loop(node, found) and not _leaves_loop(node):
             match node:

@@ -19,6 +19,7 @@ from weft.boxing import steps
 from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
+from weft.compiler.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_cut import StageGraph, copy_sources, cut_stages
@@ -59,11 +60,13 @@ def lay_out(
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
         return box(*split_classes(graph, assignment))
     graph = copy_sources(graph)
+    loop = loop_values(graph)
     laid: list[LaidOut] = []
     for part in cut_stages(graph, stages):
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
-        assignment = deduce(part.graph, own, placement, cost_model)
+        coming = [here for here, there in part.crossing.items() if there in loop]
+        assignment = deduce(part.graph, own, placement, cost_model, coming)
         boxed = box(*split_classes(part.graph, assignment))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
     return join_stages(graph, laid, stages)
@@ -136,7 +139,7 @@ def _own_hints(
         layout = next(whole, None)
         if layout is not None and layout.placement.axes == placement.axes:
             found[here] = tuple(map(_kept, layout.sbp, layout.placement.shape, placement.shape))
-    return Hints(found)
+    return replace(hints, inputs=found)
 
 
 def _kept(sbp: SBP, there: int, here: int) -> SBP | None:
