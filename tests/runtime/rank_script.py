@@ -66,13 +66,13 @@ def check_channel(channel, id, dtype, rows) -> None:
     for dim, parts in ((0, sizes), (1, columns)):
         mine = tensor.split(parts, dim)[index]
         gather = Collective("all_gather", id, value(mine), value(tensor), dim=dim, sizes=parts)
-        pair = run_collectives(channel, (gather, gather), (mine, mine.t().contiguous().t()))
+        pair = run_collectives(channel, (gather, gather), [mine, mine.t().contiguous().t()])
         assert all(torch.equal(out, tensor) for out in pair)
         share = tensor * (index + 1) if dtype != torch.bool else tensor
         total = tensor * sum(range(1, size + 1)) if dtype != torch.bool else tensor
         scatter = Collective("reduce_scatter", id, value(share), value(mine), dim=dim, sizes=parts)
         assert torch.equal(
-            run_collectives(channel, (scatter,), (share,))[0], total.split(parts, dim)[index]
+            run_collectives(channel, (scatter,), [share])[0], total.split(parts, dim)[index]
         )
     rows_of, columns_of = tensor.split(sizes, 0)[index], tensor.split(columns, 1)[index]
     turn = Collective(
@@ -85,14 +85,14 @@ def check_channel(channel, id, dtype, rows) -> None:
         sizes=sizes,
         split_sizes=columns,
     )
-    assert torch.equal(run_collectives(channel, (turn,), (rows_of,))[0], columns_of)
+    assert torch.equal(run_collectives(channel, (turn,), [rows_of])[0], columns_of)
     total = Collective("all_reduce", id, value(tensor), value(tensor))
     scalar = tensor[0, 0]
     most = Collective("all_reduce", id, value(scalar), value(scalar), reduction="max")
     outs = run_collectives(
         channel,
         (total, most, total),
-        (share.t(), scalar + index if dtype != torch.bool else scalar, share),
+        [share.t(), scalar + index if dtype != torch.bool else scalar, share],
     )
     assert torch.equal(
         outs[0], (tensor * sum(range(1, size + 1)) if dtype != torch.bool else tensor).t()

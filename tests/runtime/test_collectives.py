@@ -48,9 +48,9 @@ def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows):
         mine = pieces[channel.index]
         gather = Collective("all_gather", 0, value(mine), value(tensor), dim=dim, sizes=sizes)
         scatter = Collective("reduce_scatter", 0, value(tensor), value(mine), dim=dim, sizes=sizes)
-        gathered = run_collectives(channel, (gather, gather), (mine, mine * 2))
+        gathered = run_collectives(channel, (gather, gather), [mine, mine * 2])
         share = tensor * (channel.index + 1)
-        return gathered, run_collectives(channel, (scatter,), (share.t().contiguous().t(),))
+        return gathered, run_collectives(channel, (scatter,), [share.t().contiguous().t()])
 
     total = size * (size + 1) // 2
     for index, (gathered, scattered) in enumerate(run(size, work)):
@@ -78,7 +78,7 @@ def test_all_to_all_turns_rows_into_columns(size):
             sizes=sizes,
             split_sizes=columns,
         )
-        return run_collectives(channel, (turn,), (mine,))[0]
+        return run_collectives(channel, (turn,), [mine])[0]
 
     for index, out in enumerate(run(size, work)):
         assert torch.equal(out, tensor.split(columns, 1)[index])
@@ -110,7 +110,7 @@ def test_all_reduce_of_booleans(reduction, expected):
     tensors = torch.tensor([[False, True, True], [False, False, True]])
     spec = Collective("all_reduce", 0, value(tensors[0]), value(tensors[0]), reduction=reduction)
     for (out,) in run(
-        2, lambda channel: run_collectives(channel, (spec,), (tensors[channel.index],))
+        2, lambda channel: run_collectives(channel, (spec,), [tensors[channel.index]])
     ):
         assert out.dtype == torch.bool
         assert out.tolist() == expected
@@ -119,11 +119,11 @@ def test_all_reduce_of_booleans(reduction, expected):
 def test_outputs_share_no_memory_with_inputs_or_other_ranks():
     tensor = torch.ones(4)
     spec = Collective("all_gather", 0, value(tensor), value(tensor), dim=0, sizes=(4,))
-    (out,) = run(1, lambda channel: run_collectives(channel, (spec,), (tensor,)))[0]
+    (out,) = run(1, lambda channel: run_collectives(channel, (spec,), [tensor]))[0]
     out.zero_()
     assert tensor.all()
     spec = Collective("all_reduce", 0, value(tensor), value(tensor))
-    outs = run(2, lambda channel: run_collectives(channel, (spec,), (tensor,))[0])
+    outs = run(2, lambda channel: run_collectives(channel, (spec,), [tensor])[0])
     outs[0].zero_()
     assert outs[1].tolist() == [2] * 4
     assert tensor.all()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
-from weft.compiler.memory_act import act_memory, gradient_sources
+from weft.compiler.memory_act import Taken, act_memory, gradient_sources
 from weft.compiler.memory_kinds import KINDS, Kind, value_bytes
 from weft.compiler.memory_order import Moment, acts_of, moments
 from weft.ir.plan import Fetch, RankPlan, Register
@@ -113,6 +113,7 @@ class _Walk:
         readers: how many readers each of them still has.
         storages: those that some version stands on, by id.
         running: what the acts that run take.
+        extras: what acts were found to take, by actor and what it may free.
         now: bytes by kind, without `running`.
         most: total, bytes by kind, storages and actor at the peak so far.
     """
@@ -122,6 +123,7 @@ class _Walk:
     readers: dict[_Version, int] = field(default_factory=dict)
     storages: dict[int, _Storage] = field(default_factory=dict)
     running: dict[int, Counter[Kind]] = field(default_factory=dict)
+    extras: dict[tuple[int, frozenset[Taken]], Counter[Kind]] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
     most: tuple[int, Counter[Kind], tuple[_Storage, ...], int | None] = (-1, Counter(), (), None)
 
@@ -138,14 +140,16 @@ class _Walk:
         """An act takes what it needs for itself."""
         if not micro:
             self._publish(actor, micro, kept=True)
-        self.running[actor] = self.acts[actor].extra
+        taken = self._taken(actor, micro)
+        if (actor, taken) not in self.extras:
+            self.extras[actor, taken] = self.acts[actor].extra(taken)
+        self.running[actor] = self.extras[actor, taken]
         self._look(actor)
 
     def end(self, actor: int, micro: int) -> None:
         """It leaves what it made, and gives back what it was the last to read."""
         del self.running[actor]
         self._publish(actor, micro, kept=False)
-        self._look(actor)
         one = self.plan.actors[actor]
         if isinstance(one, Fetch):
             return  # The caller gets what it read.
@@ -154,6 +158,21 @@ class _Walk:
             key = (name, self._version(actor, micro, register))
             if key in self.versions and self._is_last(actor, micro, register):
                 self._release(key)
+
+    def _taken(self, actor: int, micro: int) -> frozenset[Taken]:
+        """What an act may free on its way: storages that only it still reads."""
+        names: dict[int, list[str]] = {}
+        for name in self.plan.actors[actor].consumes:
+            key = (name, self._version(actor, micro, self.registers[name]))
+            storage = self.versions.get(key)
+            alone = self.readers.get(key) == 1 and self._is_last(actor, micro, self.registers[name])
+            if storage is not None and alone:
+                names.setdefault(id(storage), []).append(name)
+        return frozenset(
+            Taken(frozenset(found), self.storages[id].kind, self.storages[id].bytes)
+            for id, found in names.items()
+            if self.storages[id].users == len(found)
+        )
 
     def _publish(self, actor: int, micro: int, *, kept: bool) -> None:
         act = self.acts[actor]
@@ -215,7 +234,7 @@ class _Walk:
         total = self.now.total() + sum(extra.total() for extra in self.running.values())
         total -= self.now["host"]
         if total > self.most[0]:
-            kinds = sum(self.running.values(), self.now)
+            kinds = sum(self.running.values(), self.now.copy())
             self.most = (total, kinds, tuple(self.storages.values()), actor)
 
     def peak(self) -> Peak:

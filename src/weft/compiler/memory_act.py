@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TypeAlias, TypeGuard
 
 from weft.compiler.aliases import VIEW_OPS
@@ -32,18 +33,32 @@ KindOf: TypeAlias = Callable[[str], Kind]
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A storage that nobody but the act holds: the names under which it reads it, kind and bytes."""
+
+    names: frozenset[str]
+    kind: Kind
+    bytes: int
+
+
+# The most that an act takes beside what it reads and keeps, by kind, given what it may free on the
+# way.
+Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
+
+
+@dataclass(frozen=True, slots=True)
 class ActMemory:
     """What an act does to memory.
 
     Attributes:
-        extra: the most that it takes beside what it reads and `kept`, by kind.
+        extra: what it takes beside what it reads and `kept`.
         fresh: the storages that it leaves: kind and bytes, by the name that they were made for.
         bases: for each register that it fills: a name in `fresh`, or what it reads and looks at.
         kept: those in `fresh` that are there from its first act of a step: what adds up over
             micro-batches.
     """
 
-    extra: Counter[Kind] = field(default_factory=Counter)
+    extra: Extra = lambda taken: Counter()
     fresh: Mapping[str, tuple[Kind, int]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
@@ -95,11 +110,11 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
     produced = {name: bases.get(name, name) for name in actor.produces if name in made}
     read = {bases.get(update.source, update.source) for update in updates}
     lasting = {*produced.values(), *read}
-    extra = _most([call for call in calls if call.op not in LASTING_OPS], bases, lasting, kind)
+    walk = _Segment(calls, bases, frozenset(lasting), frozenset(kept), kind)
     fresh = {
         base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
     }
-    return ActMemory(extra, fresh, produced, frozenset(kept))
+    return ActMemory(walk.most, fresh, produced, frozenset(kept))
 
 
 def view_bases(calls: Iterable[LocalCall]) -> dict[str, str]:
@@ -118,31 +133,57 @@ def _is_blank(call: LocalCall) -> bool:
     return call.op == "weft.keep" and call.args[1] is False
 
 
-def _most(
-    calls: Sequence[LocalCall], bases: Mapping[str, str], lasting: Collection[str], kind: KindOf
-) -> Counter[Kind]:
-    """The most that a run of calls takes at a time."""
-    last = {
-        bases.get(name, name): place
-        for place, call in enumerate(calls)
-        for name in (*call.reads, *(value.name for value in call.makes))
-    }
-    ending: dict[int, list[str]] = {}
-    for name, place in last.items():
-        if name not in lasting:
-            ending.setdefault(place, []).append(name)
-    live: dict[str, int] = {}
-    now, most = Counter[Kind](), Counter[Kind]()
-    for place, call in enumerate(calls):
-        for value in call.makes:
-            if value.name not in bases:
-                live[value.name] = value_bytes(value)
-                now[kind(value.name)] += live[value.name]
-        if now.total() > most.total():
-            most = now.copy()
-        for name in ending.get(place, ()):
-            now[kind(name)] -= live.pop(name, 0)
-    return most
+@dataclass(frozen=True)
+class _Segment:
+    """A run of calls.
+
+    Attributes:
+        calls: in their order.
+        bases: for each view, the value whose memory it shares.
+        lasting: what stays until the end: results, and what updates read.
+        kept: what was there before; it does not count.
+        kind: of every value.
+    """
+
+    calls: Sequence[LocalCall]
+    bases: Mapping[str, str]
+    lasting: frozenset[str]
+    kept: frozenset[str]
+    kind: KindOf
+
+    @cached_property
+    def last(self) -> dict[str, int]:
+        """For every value that is no view, the place of the last call that uses its memory."""
+        return {
+            self.bases.get(name, name): place
+            for place, call in enumerate(self.calls)
+            for name in (*call.reads, *(value.name for value in call.makes))
+        }
+
+    def most(self, taken: Collection[Taken]) -> Counter[Kind]:
+        """The most that the calls take at a time; values are freed after their last use."""
+        ending: dict[int, list[tuple[Kind, int]]] = {}
+        for each in taken:
+            if self.lasting.isdisjoint(each.names):
+                place = max((self.last.get(name, 0) for name in each.names), default=0)
+                ending.setdefault(place, []).append((each.kind, each.bytes))
+        now, most, total, highest = Counter[Kind](), Counter[Kind](), 0, 0
+        size: int
+        for place, call in enumerate(self.calls):
+            for value in call.makes:
+                if value.name in self.bases or value.name in self.kept:
+                    continue
+                kind, size = self.kind(value.name), value_bytes(value)
+                now[kind] += size
+                total += size
+                if value.name not in self.lasting:
+                    ending.setdefault(self.last[value.name], []).append((kind, size))
+            if total > highest:
+                most, highest = now.copy(), total
+            for kind, size in ending.get(place, ()):
+                now[kind] -= size
+                total -= size
+        return most
 
 
 def _communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
@@ -160,9 +201,20 @@ def _communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
             kind, size = fresh.get(base, ("communication", 0))
             gradient = value.name in sources
             fresh[base] = ("gradients" if gradient else kind, size + value_bytes(value))
-    extra: Counter[Kind] = Counter()
-    extra["communication"] = sum(map(exchange_bytes, actor.collectives))
-    return ActMemory(extra, fresh, bases)
+    return ActMemory(partial(_exchanged, actor.collectives), fresh, bases)
+
+
+def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:
+    """What exchanges take. Inputs of all-reduces are freed once there is a copy of them."""
+    whole: Counter[Kind] = Counter()
+    whole["communication"] = sum(map(exchange_bytes, collectives))
+    if not all(map(_joins, collectives)):
+        return whole
+    copied = Counter(whole)
+    copied["communication"] //= 2
+    for each in taken:
+        whole[each.kind] -= each.bytes
+    return max(whole, copied, key=Counter.total)
 
 
 def _joins(each: Exchange) -> TypeGuard[Collective]:

@@ -88,7 +88,7 @@ def _run(node: LocalNode, tensor: Tensor | None, channel: Channel | None) -> Ten
         case Transfer() if channel is not None:
             return run_transfer(channel, node, tensor)
         case Collective() if channel is not None and tensor is not None:
-            return run_collectives(channel, (node,), (tensor,))[0]
+            return run_collectives(channel, (node,), [tensor])[0]
         case LocalCall(op=op, args=(_, *rest)) if tensor is not None:
             arguments: Any = rest
             made: Tensor = LOCAL_OPS[op](tensor, *arguments)

@@ -107,11 +107,13 @@ class Channel(ABC):
             reduction: one of `weft.layout.REDUCTIONS`.
         """
         mine = pieces[self.index]
-        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        if self.size == 1:
+            return mine.clone()
+        buffers = [torch.empty_like(mine) for _ in range(self.size - 1)]
+        buffers.insert(self.index, mine)
         with self.counting("reduce_scatter"):
             self.exchange([[piece] for piece in pieces], [[buffer] for buffer in buffers])
-        buffers[self.index] = mine
-        return reduce_in_order(buffers, reduction)
+        return reduce_in_order(buffers, reduction, buffers[not self.index])
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the rank at position `source`, on every rank; elsewhere `tensor` gives shape and dtype."""
@@ -151,8 +153,17 @@ class Channel(ABC):
         return [bytes(part.tolist()).decode() for part in texts]
 
 
-def reduce_in_order(tensors: Sequence[Tensor], reduction: str) -> Tensor:
-    """Reduce tensors of one shape from first to last into a fresh tensor."""
+def reduce_in_order(
+    tensors: Sequence[Tensor], reduction: str, into: Tensor | None = None
+) -> Tensor:
+    """Reduce tensors of one shape from first to last.
+
+    Args:
+        tensors: at least one.
+        reduction: one of `weft.layout.REDUCTIONS`.
+        into: the first or the second of them, to be overwritten; without it, or where that cannot
+            be, the result is a fresh tensor.
+    """
     dtype = tensors[0].dtype
     if dtype in SIGNED:
         # With its first bit turned, an unsigned integer has its place in the order of the signed
@@ -161,7 +172,10 @@ def reduce_in_order(tensors: Sequence[Tensor], reduction: str) -> Tensor:
         signed = [tensor.view(SIGNED[dtype]) ^ turned for tensor in tensors]
         return (reduce_in_order(signed, reduction) ^ turned).view(dtype)
     combine = COMBINE[reduction]
-    total = tensors[0].clone()
+    if into is None:
+        total = tensors[0].clone()
+    else:
+        total, tensors = combine(tensors[0], tensors[1], out=into), tensors[1:]
     for tensor in tensors[1:]:
         combine(total, tensor, out=total)
     return total

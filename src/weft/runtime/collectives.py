@@ -14,14 +14,15 @@ from weft.runtime.channel import Channel
 
 
 def run_collectives(
-    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
     """Run the collectives of one actor, joined into one message where the kind allows.
 
     Args:
         channel: this rank's end of the communicator.
         collectives: all of one kind, the same on all ranks but for local shapes.
-        inputs: their local inputs, in any memory format.
+        inputs: their local inputs, in any memory format; the list may be emptied, to free them
+            early.
 
     Returns:
         Fresh contiguous local outputs, never aliases of the inputs.
@@ -80,39 +81,42 @@ def _buffer(part: Tensor) -> Tensor:
 
 
 def _all_reduce(
-    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
     """Join all tensors of one dtype and reduction into one buffer."""
-    members: dict[tuple[torch.dtype, str], list[int]] = {}
-    for index, (collective, tensor) in enumerate(zip(collectives, inputs, strict=True)):
-        members.setdefault((tensor.dtype, collective.reduction), []).append(index)
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, collective in enumerate(collectives):
+        members.setdefault((collective.input.dtype, collective.reduction), []).append(index)
+    waiting = dict(enumerate(inputs))
+    inputs.clear()
     outputs: dict[int, Tensor] = {}
     for (_, reduction), indices in members.items():
-        parts = _reduce_joined(channel, [inputs[index] for index in indices], reduction)
+        parts = _reduce_joined(channel, [waiting.pop(index) for index in indices], reduction)
         outputs.update(zip(indices, parts, strict=True))
-    return tuple(outputs[index] for index in range(len(inputs)))
+    return tuple(outputs[index] for index in range(len(collectives)))
 
 
-def _reduce_joined(channel: Channel, tensors: Sequence[Tensor], reduction: str) -> list[Tensor]:
+def _reduce_joined(channel: Channel, tensors: list[Tensor], reduction: str) -> list[Tensor]:
+    """Reduce a copy of the tensors; their list is emptied."""
+    shapes = [tensor.shape for tensor in tensors]
     if len(tensors) == 1:
-        own = tensors[0].clone(memory_format=torch.contiguous_format)
+        own = tensors.pop().clone(memory_format=torch.contiguous_format)
         return [channel.all_reduce(own, reduction)]
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    parts = channel.all_reduce(flat, reduction).split_with_sizes(
-        [tensor.numel() for tensor in tensors]
-    )
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    tensors.clear()
+    parts = channel.all_reduce(flat, reduction).split_with_sizes([s.numel() for s in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _all_gather(
-    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
     pieces = [[tensor.contiguous()] * channel.size for tensor in inputs]
     return _exchange(channel, collectives, pieces)
 
 
 def _all_to_all(
-    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
     pieces = [
         [
@@ -160,7 +164,7 @@ def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
 
 
 def _reduce_scatter(
-    channel: Channel, collectives: Sequence[Collective], inputs: Sequence[Tensor]
+    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
     outputs = []
     for collective, tensor in zip(collectives, inputs, strict=True):
@@ -174,7 +178,7 @@ def _reduce_scatter(
 
 _RUNNERS: dict[
     CollectiveKind,
-    Callable[[Channel, Sequence[Collective], Sequence[Tensor]], tuple[Tensor, ...]],
+    Callable[[Channel, Sequence[Collective], list[Tensor]], tuple[Tensor, ...]],
 ] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,

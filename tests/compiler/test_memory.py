@@ -1,0 +1,185 @@
+"""Peak memory of plans written by hand: lifetimes, versions, views, collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.compiler.memory import Memory, memory
+from weft.compiler.memory_act import exchange_bytes
+from weft.compiler.memory_order import Moment
+from weft.ir.logical import Ref
+from weft.ir.plan import (
+    Collective,
+    Communicate,
+    Compute,
+    Feed,
+    Fetch,
+    Hold,
+    LocalCall,
+    LocalInput,
+    LocalUpdate,
+    LocalValue,
+    RankPlan,
+    Register,
+    RegisterKind,
+    Transfer,
+)
+
+KB = 256  # float32 elements in a KiB
+
+
+def value(name: str, kib: int = 1) -> LocalValue:
+    return LocalValue(name, (kib, KB), "float32")
+
+
+def call(op: str, reads: list[str], makes: LocalValue) -> LocalCall:
+    return LocalCall(op, tuple(Ref(name) for name in reads), (), (makes,))
+
+
+def register(
+    name: str,
+    producer: int,
+    *consumers: int,
+    kib: int = 1,
+    kind: RegisterKind = "activation",
+    full: bool = False,
+    credits: int = 1,
+    rate: int = 1,
+) -> Register:
+    return Register(value(name, kib), kind, producer, consumers, credits, full, rate)
+
+
+X = LocalInput(value("x"), "batch", "x")
+W = LocalInput(value("w"), "parameter", "w")
+HOLD, FEED = Hold(0, ("w",)), Feed(1, ("x",), ("x",))
+BASE = (
+    register("w", 0, 2, kind="parameter", full=True),
+    register("x", 1, 2, kind="batch", credits=2),
+)
+
+
+def plan(actors: tuple[Compute | Communicate | Fetch, ...], *registers: Register) -> RankPlan:
+    return RankPlan(0, (W, X), (HOLD, FEED, *actors), (*BASE, *registers))
+
+
+def kib(memory: Memory) -> dict[str, float]:
+    kinds = ("gradients", "activations", "communication", "peak")
+    return {kind: getattr(memory, kind) / 1024 for kind in kinds if getattr(memory, kind)}
+
+
+def test_temporaries_go_after_their_last_use() -> None:
+    nodes = (
+        call("aten.mm.default", ["x", "w"], value("a", 8)),
+        call("aten.neg.default", ["a"], value("b", 2)),
+        call("aten.exp.default", ["b"], value("c", 4)),
+    )
+    found = memory(plan((Compute(2, nodes, ("x", "w"), ("c",)),), register("c", 2, 3, kib=4)))
+    assert kib(found.memory) == {"activations": 10, "peak": 12}  # a and b, w and x
+    assert found.actor == 2
+
+
+def test_views_share_memory_and_keep_it() -> None:
+    first = (
+        call("aten.mm.default", ["x", "w"], value("a", 8)),
+        call("aten.t.default", ["a"], value("v", 8)),
+    )
+    second = (call("aten.exp.default", ["v"], value("c", 8)),)
+    actors = (
+        Compute(2, first, ("x", "w"), ("v",)),
+        Compute(3, second, ("v",), ("c",)),
+        Fetch(4, ("c",), ("c",)),
+    )
+    found = memory(plan(actors, register("v", 2, 3, kib=8), register("c", 3, 4, kib=8)))
+    assert kib(found.memory) == {"activations": 16, "peak": 18}
+    assert [(each.register, each.versions, each.bytes) for each in found.held] == [("a", 1, 8192)]
+
+
+def test_what_a_segment_is_the_last_to_read_goes_on_the_way() -> None:
+    first = (call("aten.mm.default", ["x", "w"], value("a", 8)),)
+    second = (
+        call("aten.exp.default", ["a"], value("b", 1)),
+        call("aten.exp.default", ["b"], value("c", 8)),
+    )
+    actors = (Compute(2, first, ("x", "w"), ("a",)), Compute(3, second, ("a",), ("c",)))
+    registers = register("a", 2, 3, kib=8), register("c", 3, 4, kib=8)
+    alone = memory(plan((*actors, Fetch(4, ("c",), ("c",))), *registers))
+    assert kib(alone.memory) == {"activations": 9, "peak": 11}  # a and b, then b and c
+    kept = (register("a", 2, 3, 4, kib=8), registers[1])
+    fetched = memory(plan((*actors, Fetch(4, ("c", "a"), ("c", "a"))), *kept))
+    assert kib(fetched.memory) == {"activations": 17, "peak": 19}
+
+
+def loop(order: list[Moment] | None = None) -> dict[str, float]:
+    """A forward of two micro-batches, a backward that adds up over them, and an update."""
+    forward = (call("aten.mm.default", ["x", "w"], value("a", 8)),)
+    backward = (
+        call("aten.exp.default", ["a"], value("g", 4)),
+        LocalCall("weft.accumulate", (Ref("g"), "sum"), (), (value("s", 4),)),
+    )
+    update = (LocalUpdate("SGD", "w", "s", (), 0, "w"),)
+    actors = (
+        Compute(2, forward, ("x", "w"), ("a",), acts=2),
+        Compute(3, backward, ("a",), ("s",), acts=2),
+        Compute(4, update, ("s",), ()),
+    )
+    registers = (
+        register("a", 2, 3, kib=8, credits=2, rate=2),
+        register("s", 3, 4, kib=4, kind="gradient"),
+    )
+    steps = RankPlan(0, (W, X), (HOLD, FEED, *actors), (*BASE, *registers), 2)
+    return kib(memory(steps, order).memory)
+
+
+def moments(*acts: tuple[int, int]) -> list[Moment]:
+    return [Moment(begins, *act) for act in acts for begins in (True, False)]
+
+
+def test_micro_batches_in_turn_hold_one_version() -> None:
+    assert loop() == {"gradients": 4, "activations": 12, "peak": 18}
+    assert loop() == loop(moments((1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)))
+
+
+def test_all_forwards_first_hold_all_versions() -> None:
+    gpipe = moments((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0))
+    assert loop(gpipe) == {"gradients": 4, "activations": 20, "peak": 26}
+
+
+def all_reduce(*names: str) -> Communicate:
+    each = (Collective("all_reduce", 0, value(name), value(f"{name}!")) for name in names)
+    return Communicate(3, tuple(each), "comm:0")
+
+
+def test_a_bucket_is_one_piece_of_memory() -> None:
+    nodes = tuple(call("aten.mm.default", ["x", "w"], value(name)) for name in "ab")
+    update = (LocalUpdate("SGD", "w", "a!", (), 0, "w"),)
+    actors = (
+        Compute(2, nodes, ("x", "w"), ("a", "b")),
+        all_reduce("a", "b"),
+        Compute(4, update, ("a!",), ()),
+        Fetch(5, ("b",), ("b!",)),
+    )
+    made = (register("a", 2, 3), register("b", 2, 3), register("a!", 3, 4), register("b!", 3, 5))
+    found = memory(plan(actors, *made)).memory
+    # Flat, and as they arrive; the local values are gone then.
+    assert kib(found) == {"communication": 4, "peak": 6}
+    order = moments((1, 0), (2, 0), (3, 0), (5, 0), (4, 0))
+    assert kib(memory(plan(actors, *made), order).memory) == kib(found)
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        (Collective("all_reduce", 0, value("a", 4), value("b", 4)), 8),
+        (Collective("all_gather", 0, value("a", 2), value("b", 4), sizes=(2, 2)), 4),
+        (Collective("all_gather", 0, value("a", 2), value("b", 4), dim=1, sizes=(2, 2)), 6),
+        (Collective("reduce_scatter", 0, value("a", 4), value("b", 2), sizes=(2, 2)), 2),
+        (Collective("reduce_scatter", 0, value("a", 8), value("b", 2), sizes=(2,) * 4), 6),
+        (Collective("reduce_scatter", 0, value("a", 4), value("b", 2), dim=1, sizes=(2, 2)), 6),
+        (Transfer(0, value("a", 4), None, ((1, ((0, 4), (0, KB))),), ()), 0),
+        (Transfer(0, value("a", 4), None, ((1, ((0, 4), (0, KB // 2))),), ()), 2),
+        (Transfer(0, None, value("b", 4), (), ((0, ((0, 4), (0, KB))),)), 4),
+        (Transfer(0, None, value("b", 4), (), ((0, ((2, 2), (0, KB))),)), 4),
+    ],
+)
+def test_exchanges_take_their_buffers(each: Collective | Transfer, expected: int) -> None:
+    assert exchange_bytes(each) == expected * 1024

@@ -1,0 +1,123 @@
+"""The plan's peak memory is the one that is measured, kind by kind where both can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
+
+pytestmark = pytest.mark.timeout(120)
+
+COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
+GRID = [[0, 1], [2, 3]]
+
+
+def mlp() -> tuple[nn.Module, Any, Any]:
+    x, y = torch.randn(128, 64), torch.randint(10, (128,))
+    return MLP(64, 128, 10), classification_loss, {"x": x, "y": y}
+
+
+def gpt() -> tuple[nn.Module, Any, Any]:
+    x, y = torch.randint(64, (8, 16)), torch.randint(64, (8, 16))
+    return GPT(64, 32, 2, 2, 16), token_loss, {"x": x, "y": y}
+
+
+def resnet() -> tuple[nn.Module, Any, Any]:
+    return ResNet().double(), classification_loss, image_batch(8)
+
+
+CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Any, Any]], Any, weft.Strategy]] = {
+    "mlp": (mlp, [0], weft.data_parallel()),
+    "mlp, data": (mlp, [0, 1], weft.data_parallel()),
+    "mlp, tensor": (mlp, [0, 1], weft.tensor_parallel(["hidden"], ["head"])),
+    "gpt": (gpt, [0], weft.data_parallel()),
+    "gpt, data": (gpt, [0, 1], weft.data_parallel()),
+    "gpt, tensor": (gpt, [0, 1], weft.tensor_parallel(COLUMNS, ROWS)),
+    "gpt, hybrid": (gpt, GRID, weft.hybrid_parallel(COLUMNS, ROWS)),
+    "resnet": (resnet, [0], weft.data_parallel()),
+    "resnet, data": (resnet, [0, 1, 2, 3], weft.data_parallel()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_is_measured(case: str) -> None:
+    make, ranks, strategy = CASES[case]
+    model, loss, batch = make()
+    placement = weft.placement("cpu", ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with weft.local_world(len(placement.ranks)):
+        program = weft.compile(
+            model, loss, optimizer, batch, placement=placement, strategy=strategy
+        )
+        before = program.memory()
+        program.step(batch)
+        after = program.memory()
+    assert [each.rank for each in after] == list(placement.ranks)
+    for old, new in zip(before, after, strict=True):
+        assert old.measured is None
+        assert old.predicted == new.predicted
+        assert new.measured is not None
+        for kind in ("parameters", "buffers", "states", "batch", "constants"):
+            assert getattr(new.measured, kind) == getattr(new.predicted, kind), kind
+        assert new.predicted.peak == pytest.approx(new.measured.peak, rel=0.1)
+
+
+def test_memory_prints_a_table() -> None:
+    model, loss, batch = mlp()
+    with weft.local_world(1):
+        placement = weft.placement("cpu", [0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = weft.compile(model, loss, optimizer, batch, placement=placement)
+        program.step(batch)
+        memory = program.memory()
+    title, header, predicted, measured = str(memory).splitlines()
+    assert "memory at its peak" in title
+    assert header.split()[-2:] == ["communication", "peak"]
+    assert predicted.split()[:4] == ["0", "predicted", "37.5", "KiB"]
+    assert measured.split()[:4] == ["0", "measured", "37.5", "KiB"]
+    assert memory[0].measured is not None
+
+
+def test_a_segment_frees_what_it_reads() -> None:
+    """Saved activations go while the backward runs: gradients do not add to the most of them."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+    batch = {"x": torch.randn(64, 256)}
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch["x"]).square().mean()
+
+    with weft.local_world(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = weft.compile(
+            model, loss, optimizer, batch, placement=weft.placement("cpu", [0, 1])
+        )
+        program.step(batch)
+        found = program.memory()[0].measured
+    assert found is not None
+    gradients = sum(each.numel() * 4 for each in model.parameters())
+    saved = 7 * 32 * 256 * 4
+    # All local gradients, and flat once more; never with all activations.
+    assert found.peak - found.parameters - found.batch < 2 * gradients + saved / 2
+
+
+def test_measuring_ends_with_the_first_step() -> None:
+    model = MLP().double()
+    with weft.local_world(1):
+        placement = weft.placement("cpu", [0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = weft.compile(
+            model, classification_loss, optimizer, vector_batch(8), placement=placement
+        )
+        works = program._executors[0]._compute._works
+        watched = {id: work.act for id, work in works.items()}
+        program.step(vector_batch(8))
+        first = program.memory()[0].measured
+        assert any(works[id].act is not act for id, act in watched.items())
+        program.step(vector_batch(8))
+        assert program.memory()[0].measured is first
