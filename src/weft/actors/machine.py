@@ -230,9 +230,12 @@ class QueueMachine:
             self._may_act(task)
 
     def _may_act(self, task: Task) -> None:
-        if not self.in_order:
-            step, micro = (task.acted, 0) if task.acts == 1 else divmod(task.acted, task.acts)
-            heappush(self._ready, (step, task.priority, micro, task.id))
+        if self.in_order:
+            return
+        step, micro = task.acted, 0
+        if task.acts > 1:
+            step, micro = divmod(step, task.acts)
+        heappush(self._ready, (step, task.priority, micro, task.id))
 
     def _put(self, port: Port) -> None:
         """A version is there: readers that waited for just this one wait no more for it."""
