@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Collective,
     Exchange,
@@ -42,18 +43,32 @@ class Bucket:
         """The local values that come out."""
         return tuple(value for collective in self.collectives for value in collective.makes)
 
+    @property
+    def phase(self) -> Phase:
+        """That of all its collectives."""
+        return self.collectives[0].phase
+
 
 ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
 Schedule: TypeAlias = tuple[ScheduleItem, ...]
 
 
-def bucket(program: LocalProgram, bucket_bytes: int = BUCKET_BYTES) -> Schedule:
-    """The nodes of `program` in order, with all-reduces joined into buckets of at most about `bucket_bytes`."""
-    joiner = _Joiner(bucket_bytes)
+def bucket(
+    program: LocalProgram, bucket_bytes: int = BUCKET_BYTES, staged: bool = False
+) -> Schedule:
+    """The nodes of `program` in order, with all-reduces joined into buckets of at most about `bucket_bytes`.
+
+    Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
+    """
+    joiner = _Joiner(bucket_bytes, program.loop, staged)
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
     return tuple(joiner.items)
+
+
+# Communicator, reduction, dtype, whether it runs for each micro-batch, and the phase.
+_Kind: TypeAlias = tuple[int, str, str, bool, Phase]
 
 
 @dataclass
@@ -61,8 +76,10 @@ class _Joiner:
     """`open` holds, for each kind of all-reduce, the collectives that wait to be joined; all others are in `items`."""
 
     limit: int
+    loop: frozenset[str]
+    staged: bool
     items: list[ScheduleItem] = field(default_factory=list)
-    open: dict[tuple[int, str, str], list[Collective]] = field(default_factory=dict)
+    open: dict[_Kind, list[Collective]] = field(default_factory=dict)
 
     def add(self, node: LocalNode) -> None:
         reads = node.reads
@@ -79,12 +96,14 @@ class _Joiner:
             self.close(key for key in self.open if key[0] == node.communicator)
             self.items.append(Bucket((node,)))
 
-    def close(self, keys: Iterable[tuple[int, str, str]]) -> None:
+    def close(self, keys: Iterable[_Kind]) -> None:
         for key in tuple(keys):
             self.items.append(Bucket(tuple(self.open.pop(key))))
 
     def _join(self, node: Collective) -> None:
-        key = (node.communicator, node.reduction, node.input.dtype)
+        looped = node.input.name in self.loop
+        phase = node.phase if self.staged else FORWARD
+        key = (node.communicator, node.reduction, node.input.dtype, looped, phase)
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
         if sum(collective.bytes for collective in waiting) >= self.limit:

@@ -1,8 +1,8 @@
 """Cut a schedule into actors: maximal runs of local work between communications.
 
 Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
-communication can start (its input is there), and where the next node waits for a communication that
-the run has not waited for yet.
+communication can start (its input is there), where the next node waits for a communication that
+the run has not waited for yet, and where the next part of the step begins (`parts.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 
 from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule
+from weft.compiler.parts import Parts, gather
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -53,15 +54,26 @@ class Run:
 
 
 def segment(
-    program: LocalProgram, schedule: Schedule, communicators: Sequence[Communicator]
+    program: LocalProgram,
+    schedule: Schedule,
+    communicators: Sequence[Communicator],
+    staged: bool = False,
 ) -> tuple[Actor, ...]:
-    """The actors of one rank: hold, feed, then segments and communications, then fetch."""
-    cutter = _Cutter({item.value.name for item in program.inputs})
-    for item in _updates_when_ready(schedule):
+    """The actors of one rank: hold, feed, then segments and communications, then fetch.
+
+    A segment never holds both what runs for each micro-batch and what runs once a step; with
+    several stages (`staged`) it keeps to one phase.
+    """
+    schedule = _updates_when_ready(schedule)
+    parts = Parts(program, schedule, staged)
+    if staged or program.loop:
+        schedule = gather(program, schedule, parts)
+    cutter = _Cutter({item.value.name for item in program.inputs}, parts)
+    for item in schedule:
         cutter.add(item)
     cutter.cut()
     hold, feed = _sources(program, cutter.work)
-    work = _work(program, cutter.work, {one.id: one.queue for one in communicators})
+    work = _work(program, cutter.work, {one.id: one.queue for one in communicators}, parts)
     keys = tuple(output.key for output in program.outputs)
     names = tuple(output.name for output in program.outputs)
     return (hold, feed, *work, Fetch(_FIRST + len(work), keys, names))
@@ -88,6 +100,7 @@ class _Cutter:
     Attributes:
         outside: values that are there without waiting: inputs, and everything that earlier runs
             made.
+        parts: which part of the step an item belongs to; a run keeps to one.
         work: finished runs and buckets.
         run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts.
@@ -95,6 +108,7 @@ class _Cutter:
     """
 
     outside: set[str]
+    parts: Parts
     work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
@@ -106,8 +120,11 @@ class _Cutter:
                 self.cut()
             self.work.append(item)
             return
+        if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
+            self.cut()
         late = item.reads - self.outside - self.made - self.waited
-        if late and self.run:
+        # What comes once a step is there for all micro-batches but the first: no reason to cut.
+        if self.run and any(self.parts.comes_again(name, item) for name in late):
             self.cut()
         self.waited |= late
         self.run.append(item)
@@ -133,19 +150,27 @@ def _sources(program: LocalProgram, work: Sequence[Run | Bucket]) -> tuple[Hold,
 
 
 def _work(
-    program: LocalProgram, work: Sequence[Run | Bucket], queues: Mapping[int, str]
+    program: LocalProgram,
+    work: Sequence[Run | Bucket],
+    queues: Mapping[int, str],
+    parts: Parts,
 ) -> list[Actor]:
     """Give every run and bucket its number, its queue, and the registers it reads and writes."""
     readers, bases = _readers(program, work), variable_views(program)
     actors: list[Actor] = []
     for number, item in enumerate(work, _FIRST):
+        part = parts.of(item if isinstance(item, Bucket) else item.nodes[0])
+        acts = program.micro_batches if part.looped else 1
         if isinstance(item, Bucket):
             queue = queues[item.collectives[0].communicator]
-            actors.append(Communicate(number, item.collectives, queue))
+            actors.append(Communicate(number, item.collectives, queue, acts, phase=part.phase))
         else:
             leaving = tuple(name for name in item.makes if readers.get(name, set()) - {number})
             consumes = _consumed(item, bases)
-            actors.append(Compute(number, item.nodes, consumes, (*leaving, *item.updated)))
+            produces = (*leaving, *item.updated)
+            actors.append(
+                Compute(number, item.nodes, consumes, produces, acts=acts, phase=part.phase)
+            )
     return actors
 
 

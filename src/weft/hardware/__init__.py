@@ -1,3 +1,5 @@
 """Hardware: what work and communication cost."""
 
 from weft.hardware.cost import CostModel as CostModel
+from weft.hardware.device import Device as Device
+from weft.hardware.device import usual_device as usual_device

@@ -1,0 +1,102 @@
+"""How long the acts of a plan will take, estimated from shapes and a model of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from weft.compiler.loops import at_micro_batch
+from weft.errors import RuleError
+from weft.hardware import Device
+from weft.ir.logical import Ref, refs
+from weft.ir.plan import (
+    Actor,
+    Communicate,
+    Communicator,
+    Compute,
+    Exchange,
+    LocalCall,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+    Piece,
+    Transfer,
+)
+from weft.layout import region_size
+from weft.ops import OpCall, Operand, TensorSpec
+from weft.ops.call import map_argument
+from weft.units import ITEM_SIZE, Bytes, Flops
+
+
+class Durations:
+    """Estimates for the ranks of one program; equal calls, such as those of repeated layers, are estimated once."""
+
+    def __init__(self, device: Device, communicators: Sequence[Communicator]) -> None:
+        self._device = device
+        self._sizes = {one.id: len(one.ranks) for one in communicators}
+        self._known: dict[OpCall, float] = {}
+
+    def of(self, program: LocalProgram, actors: Sequence[Actor]) -> tuple[float, ...]:
+        """Seconds of one act of each actor."""
+        return tuple(self._actor(actor, program.values) for actor in actors)
+
+    def _actor(self, actor: Actor, values: Mapping[str, LocalValue]) -> float:
+        match actor:
+            case Compute():
+                return sum(self._node(node, values) for node in actor.nodes)
+            case Communicate():
+                moved = sum(self._moved(node) for node in actor.collectives)
+                return self._device.communication(Bytes(moved))
+        return 0.0
+
+    def _node(self, node: LocalCall | LocalUpdate, values: Mapping[str, LocalValue]) -> float:
+        if isinstance(node, LocalUpdate):
+            return self._update(node, values)
+        call = _op_call(node, values)
+        if call not in self._known:
+            try:
+                self._known[call] = self._device.call(call)
+            except RuleError:
+                self._known[call] = self._device.without_rule(call)
+        return self._known[call]
+
+    def _update(self, node: LocalUpdate, values: Mapping[str, LocalValue]) -> float:
+        """Everything is read once, target and states are written."""
+        touched = (node.target, node.target, node.source, *node.states, *node.states)
+        moved = sum(_bytes(values[name]) for name in touched)
+        return self._device.work(Flops(0), Bytes(moved))
+
+    def _moved(self, node: Exchange) -> int:
+        """The bytes that a rank sends or receives, whichever is more."""
+        if isinstance(node, Transfer):
+            sides = ((node.input, node.sends), (node.output, node.receives))
+            return max(_piece_bytes(value, pieces) for value, pieces in sides)
+        return node.bytes // self._sizes[node.communicator]
+
+
+def _bytes(value: LocalValue) -> int:
+    return prod(value.shape) * ITEM_SIZE[value.dtype]
+
+
+def _piece_bytes(value: LocalValue | None, pieces: Sequence[Piece]) -> int:
+    size = 0 if value is None else ITEM_SIZE[value.dtype]
+    return sum(region_size(region) for _, region in pieces) * size
+
+
+def _op_call(node: LocalCall, values: Mapping[str, LocalValue]) -> OpCall:
+    """A local call as the rules see it, in the first micro-batch."""
+    args, kwargs = at_micro_batch((node.args, node.kwargs), 0)
+    names = dict.fromkeys((*refs(args), *(name for _, arg in kwargs for name in refs(arg))))
+    number = {name: index for index, name in enumerate(names)}
+
+    def numbered(leaf: Any) -> Any:
+        return Operand(number[leaf.name]) if isinstance(leaf, Ref) else leaf
+
+    return OpCall(
+        node.op,
+        map_argument(numbered, args),
+        tuple((key, map_argument(numbered, arg)) for key, arg in kwargs),
+        tuple(TensorSpec(values[name].shape, values[name].dtype) for name in names),
+        tuple(None if v is None else TensorSpec(v.shape, v.dtype) for v in node.outputs),
+    )
