@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from two_stage_plans import (
+    BACK,
+    FORTH,
+    ROWS,
+    WIDTH,
+    M,
+    first_stage,
+    last_stage,
+    numbers,
+    plain_steps,
+)
 from weft.errors import RankFailure
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -159,7 +173,38 @@ def dying() -> None:
         sys.stdout.write(f"rank {rank} says: {error}\n")
 
 
+def micro_batches() -> None:
+    """A pipeline of two stages and four micro-batches against gradient descent on one device."""
+    world = DistributedWorld("cpu", timeout=20)
+    rank = world.rank
+    channels = world.connect((FORTH, BACK))[rank]
+    a, b = numbers(WIDTH, WIDTH, seed=1), numbers(WIDTH, WIDTH, seed=2)
+    variables = Variables({"a": a.clone()} if rank == 0 else {"b": b.clone()})
+    plan = last_stage(1, backward_first=True) if rank else first_stage(2, backward_first=True)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(a.clone())], lr=0.01, momentum=0.5)
+    batches = [numbers(M, ROWS, WIDTH, seed=step) for step in range(3)]
+    with Executor(
+        plan, channels, world.device(rank), variables, optimizer=optimizer, timeout=20
+    ) as executor:
+        found = [executor.step({} if rank else {"x": batch}) for batch in batches]
+    expected = plain_steps(batches, a, b)
+    if rank:
+        losses = [result["loss"] for result in found]
+        torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(variables["b"], b, rtol=1e-12, atol=1e-12)
+    else:
+        torch.testing.assert_close(variables["a"], a, rtol=1e-12, atol=1e-12)
+    world.close()
+
+
+CASES = {
+    "collectives": collectives,
+    "failing": failing,
+    "dying": dying,
+    "micro_batches": micro_batches,
+}
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"collectives": collectives, "failing": failing, "dying": dying}[sys.argv[1]]()
+    CASES[sys.argv[1]]()
     sys.stdout.write("done\n")

@@ -61,6 +61,12 @@ def test_every_collective(size):
         assert code == 0
 
 
+def test_a_pipeline_of_micro_batches():
+    for output, code in run_ranks("micro_batches", 2):
+        assert output.endswith("done\n"), output
+        assert code == 0
+
+
 def test_a_failing_rank_ends_all_with_the_first_error():
     """Well before the time-out of 60 s, which would end the processes of this test with an error."""
     (first, _), (second, _) = run_ranks("failing", 2)
