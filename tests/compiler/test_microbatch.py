@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from compiler import micro_models as micro
 from interpreter import run
 from models import (
     GPT,
     MLP,
+    ResNet,
     classification_loss,
+    image_batch,
     token_batch,
     token_loss,
     vector_batch,
@@ -21,8 +26,10 @@ from models import (
 from weft.capture import capture
 from weft.compiler.loops import cut_leaves, loop_values
 from weft.compiler.microbatch import split_time
+from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Call, Input, LogicalGraph, node_uses
+from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
+from weft.ir.nodes import Phase
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +104,143 @@ def test_mlp(parts: int) -> None:
 def test_gpt(tied: bool) -> None:
     split = split_and_compare(GPT(dropout=0.1, tied=tied), token_loss, token_batch(4))
     assert barriers(split) == []
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], int]] = {
+    # name: model, loss, batch, number of barriers
+    "ignored labels": (MLP, micro.ignoring, micro.labels_with_holes, 0),
+    "weighted classes": (micro.Weighted, micro.own_loss, vector_batch, 0),
+    "smoothed labels": (MLP, micro.smoothed, vector_batch, 0),
+    "a mask of the batch": (MLP, micro.masked_mean, micro.labels_with_holes, 0),
+    "a count of the model's": (MLP, micro.confident, vector_batch, 1),
+    "contrastive": (MLP, micro.contrastive, vector_batch, 3),
+    "the hardest samples": (MLP, micro.hardest, vector_batch, 1),
+    "statistics of the batch": (MLP, micro.spread, vector_batch, 6),
+    "the size of the batch": (MLP, micro.by_size, vector_batch, 0),
+    "a penalty": (MLP, micro.penalized, vector_batch, 0),
+    "gated experts": (micro.Gated, micro.own_loss, vector_batch, 2),
+    "lstm": (micro.Recurrent, classification_loss, micro.sequences, 0),
+    "noise": (micro.Noisy, micro.own_loss, vector_batch, 0),
+    "patches": (micro.Patches, classification_loss, image_batch, 0),
+    "leaves of other sizes": (MLP, micro.with_mask, micro.masked_batch, 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_loss_may_look_at(case: str) -> None:
+    make_model, loss_fn, make_batch, count = CASES[case]
+    torch.manual_seed(0)
+    split = split_and_compare(make_model(), loss_fn, make_batch())
+    assert len(barriers(split)) == count
+
+
+def accumulated(model: nn.Module, loss_fn: Loss, batch: Any, parts: int) -> tuple[Any, Any, Any]:
+    """The loss, gradients and buffers of plain PyTorch, one micro-batch after the other."""
+    model = copy.deepcopy(model)
+    loss = 0.0
+    for part in range(parts):
+        own = {key: x.chunk(parts)[part] for key, x in batch.items()}
+        weighted = loss_fn(model, own) / parts
+        weighted.backward()
+        loss = loss + weighted.detach()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return loss, gradients, dict(model.named_buffers())
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_batch_norm_sees_micro_batches(parts: int) -> None:
+    torch.manual_seed(0)
+    model, batch = ResNet(), image_batch(8)
+    graph, inputs = captured(model, classification_loss, batch)
+    split = verify(split_time(graph, parts))
+    loss, gradients, buffers = accumulated(model, classification_loss, batch, parts)
+    found = run(split, inputs)
+    assert_same(found.outputs, {"loss": loss})
+    assert_same({key: found.updates[key] for key in buffers}, buffers)
+    assert_same({key: found.updates[key] for key in gradients}, gradients)
+    assert barriers(split) == []
+
+
+def test_other_buffers_have_one_version_a_step() -> None:
+    """A mean that the user follows is that of the whole batch, also behind a BatchNorm."""
+
+    class Following(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 4)
+            self.register_buffer("center", torch.zeros(4))
+            self.register_buffer("steps", torch.tensor(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.norm(x))
+            self.center.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+            self.steps.add_(1)
+            return out
+
+    torch.manual_seed(0)
+    model, batch = Following(), vector_batch(8)
+    graph, inputs = captured(model, classification_loss, batch)
+    split = verify(split_time(graph, 2))
+    found = run(split, inputs).updates
+    outs = []
+    for part in batch["x"].chunk(2):
+        model.center.zero_()
+        outs.append(model(part).detach())
+    assert_same({"center": found["center"]}, {"center": torch.cat(outs).mean(0) * 0.1})
+    assert found["steps"] == 1
+    assert found["norm.num_batches_tracked"] == 2
+
+
+def test_gradients_are_accumulated_before_they_cross_stages() -> None:
+    """Both uses of a tied table make a gradient: each stage adds up its own, and sends one."""
+    graph, inputs = captured(GPT(tied=True), token_loss, token_batch(4))
+    nodes = tuple(
+        replace(node, phase=Phase(int(_late(node)), node.phase.kind))
+        if isinstance(node, Call)
+        else node
+        for node in graph.nodes
+    )
+    staged = replace(graph, nodes=nodes)
+    split = verify(split_time(staged, 2))
+    assert_same(run(split, inputs).updates, run(graph, inputs).updates)
+    source = next(u.source.name for u in split.of_kind(Update) if u.target.name == "tokens.weight")
+    add = split.producers[source]
+    assert add.op == "aten.add.Tensor"
+    makers = [split.producers[name] for name in node_uses(add)]
+    assert [(maker.op, maker.phase.stage) for maker in makers] == [
+        ("weft.accumulate", 1),
+        ("weft.accumulate", 0),
+    ]
+
+
+def _late(node: Call) -> bool:
+    module = node.location.module if node.location else ""
+    return not module.startswith(("tokens", "positions", "blocks", "dropout"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "message"),
+    [
+        (vector_batch(6), 4, "leaf 'x' of shape \\[6, 8\\] has 6 samples, which make no 4 equal"),
+        ({"x": torch.tensor(1.0), "y": torch.tensor(1.0)}, 2, "none of them has a dimension"),
+    ],
+)
+def test_batches_that_cannot_be_cut(batch: Any, parts: int, message: str) -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return (model.hidden.weight * batch["x"].sum()).sum() + batch["y"].sum()
+
+    graph, _ = captured(MLP(), loss_fn, batch)
+    with pytest.raises(StrategyError, match=message):
+        split_time(graph, parts)
+
+
+def test_batch_norm_needs_more_than_one_value() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    graph, _ = captured(model, classification_loss, vector_batch(4))
+    with pytest.raises(StrategyError, match="1 value for each channel of a micro-batch"):
+        split_time(graph, 4)
+
+
+def test_one_micro_batch_changes_nothing() -> None:
+    graph, _ = captured(MLP(), classification_loss, vector_batch(4))
+    assert split_time(graph, 1) is graph

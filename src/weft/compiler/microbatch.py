@@ -14,13 +14,16 @@ from dataclasses import replace
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import STATISTIC, facts
-from weft.compiler.microbatch_forms import Form, Own, cheapest, even_signatures
+from weft.compiler.microbatch_forms import Form, Own, cheapest, reshaped, ways
 from weft.compiler.microbatch_order import in_order
 from weft.compiler.microbatch_prepare import prepared
 from weft.compiler.microbatch_values import Values
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
 from weft.layout import Broadcast, Partial, Split
+from weft.ops import OpCall
+from weft.ops.rule import factors_of
+from weft.ops.rules.views import reshape_factors
 
 
 def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu") -> LogicalGraph:
@@ -73,14 +76,31 @@ def _call(values: Values, node: Call) -> None:
         _statistic(values, node, operands[0])
         return
     call = op_call(values.graph, node)
-    candidates = even_signatures(call, values.parts)
-    signature = cheapest(candidates, sources, values.facts.batch)
-    wanted = zip(operands, signature.operands, strict=True)
-    reads = [values.operand(name, sbp, node.phase) for name, sbp in wanted]
-    micro = micro_call(node, call, signature, reads, values.parts)
+    if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
+        return
+    way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
+    wanted = zip(operands, way.operands, strict=True)
+    reads = [values.operand(name, form, node.phase) for name, form in wanted]
+    micro = micro_call(node, call, way.signature, reads, values.parts)
     own = any(source.form == Own() for source in sources)
-    forms = [Own() if own and sbp == Broadcast() else sbp for sbp in signature.results]
-    _add(values, micro, forms)
+    _add(values, micro, [Own() if own and form == Broadcast() else form for form in way.results])
+
+
+def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool:
+    """Add a view of a value that is split, where its parts can be viewed alike; whether they can."""
+    (old,) = node.outputs
+    assert old is not None  # a view is a tensor
+    found = reshaped(form, call.operands[0].shape, old.shape, values.parts) if form else None
+    if form is None or found is None:
+        return False
+    length = old.shape[found.dim] // values.parts
+    shape = (*old.shape[: found.dim], length, *old.shape[found.dim + 1 :])
+    read = values.read(operand_names(node)[0], form, node.phase)
+    made = replace(old, shape=shape)
+    args = (Ref(read.name), shape)
+    view = replace(node, op="aten.reshape.default", args=args, kwargs=(), outputs=(made,))
+    _add(values, view, [found])
+    return True
 
 
 def _statistic(values: Values, node: Call, total: str) -> None:

@@ -8,7 +8,7 @@ from math import inf, prod
 from typing import TypeAlias
 
 from weft.layout import SBP, Broadcast, Partial, Split
-from weft.ops import OpCall, Signature, TensorSpec, signatures
+from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,20 @@ class Own:
         return "own"
 
 
-Form: TypeAlias = SBP | Own
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Split, in each of `outer` equal blocks of dimension `dim`: a view merged what stood before the batch with it."""
+
+    dim: int
+    outer: int
+
+
+Form: TypeAlias = SBP | Own | Strided
 
 # Costs of reading a value in another form, in elements. Making one value of all micro-batches
 # lets no reader start before the last of them.
 _BARRIER = 1000.0
-_JOIN, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 1.0, 0.1, 0.01, 1e-6
+_JOIN, _ADD, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 2.0, 1.0, 0.1, 0.01, 1e-6
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,35 @@ class Source:
         form: as it is made; None for one that is made from nothing, in any form that is asked for.
         whole: whether it can be made whole, once a step, before any micro-batch.
         pieces: the dimensions along which a value made from nothing can be made in pieces.
+        ready: whether it has been made whole of all micro-batches already.
     """
 
     spec: TensorSpec
     form: Form | None
     whole: bool = False
     pieces: frozenset[int] = frozenset()
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a call may run in micro-batches: a signature along time, of which Split may mean `Strided`."""
+
+    signature: Signature
+    outer: int = 1
+
+    @property
+    def operands(self) -> tuple[Form, ...]:
+        """The forms in which it reads its operands."""
+        return tuple(map(self._form, self.signature.operands))
+
+    @property
+    def results(self) -> tuple[Form, ...]:
+        """The forms in which it makes its results; a Broadcast may turn out to be `Own`."""
+        return tuple(map(self._form, self.signature.results))
+
+    def _form(self, sbp: SBP) -> Form:
+        return Strided(sbp.dim, self.outer) if isinstance(sbp, Split) and self.outer > 1 else sbp
 
 
 def even_signatures(call: OpCall, parts: int) -> Iterator[Signature]:
@@ -62,24 +93,66 @@ def even_signatures(call: OpCall, parts: int) -> Iterator[Signature]:
             yield signature
 
 
-def cheapest(candidates: Iterable[Signature], sources: Sequence[Source], batch: int) -> Signature:
-    """The signature that fits the operands best as they are; the first of equals.
+def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
+    """All ways to run a call; the all-Broadcast one first."""
+    forms = (source.form for source in sources)
+    outers = {form.outer for form in forms if isinstance(form, Strided)}
+    for signature in even_signatures(call, parts):
+        yield Way(signature)
+        for outer in outers:
+            if _may_be_strided(call, signature, parts, outer):
+                yield Way(signature, outer)
+
+
+def _may_be_strided(call: OpCall, signature: Signature, parts: int, outer: int) -> bool:
+    """Whether the op does the same with each sample, wherever in the split dimension it stands."""
+    ports = (
+        *zip(call.operands, signature.operands, strict=True),
+        *zip(call.results, signature.results, strict=True),
+    )
+    sizes = {spec.shape[sbp.dim] for spec, sbp in ports if spec and isinstance(sbp, Split)}
+    if len(sizes) != 1 or sizes.pop() % (outer * parts):
+        return False
+    return localize(call, signature, parts, 0) == localize(call, signature, parts, parts - 1)
+
+
+def reshaped(
+    form: Form, source: tuple[int, ...], target: tuple[int, ...], parts: int
+) -> Split | Strided | None:
+    """The form of a view with the shape `target` of a value of shape `source`, both whole.
+
+    Elements are numbered row by row; the micro-batch is one digit of that number, with `before`
+    blocks in front of it. The view has it in the only dimension where it is a digit again.
+    """
+    if not isinstance(form, Split | Strided) or not prod(target):
+        return None
+    before = prod(source[: form.dim]) * (form.outer if isinstance(form, Strided) else 1)
+    for dim, size in enumerate(target):
+        front = prod(target[:dim])
+        outer = before // front
+        if outer and before % front == 0 and size % (outer * parts) == 0:
+            return Strided(dim, outer) if outer > 1 else Split(dim)
+    return None
+
+
+def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
+    """The way that fits the operands best as they are; the first of equals.
 
     Args:
-        candidates: signatures of one call, the all-Broadcast one among them.
+        candidates: ways to run one call, the all-Broadcast one among them.
         sources: the operands.
         batch: size of the whole batch: values made from nothing that have it as their first
             dimension are made in pieces when they can be.
     """
 
-    def cost(signature: Signature) -> float:
-        pairs = zip(sources, signature.operands, strict=True)
-        return sum(reading_cost(source, sbp, batch) for source, sbp in pairs)
+    def cost(way: Way) -> float:
+        pairs = zip(sources, way.operands, strict=True)
+        return sum(reading_cost(source, form, batch) for source, form in pairs)
 
     return min(candidates, key=cost)
 
 
-def reading_cost(source: Source, wanted: SBP, batch: int) -> float:
+def reading_cost(source: Source, wanted: Form, batch: int) -> float:
     """What reading a value as `wanted` costs."""
     size = max(prod(source.spec.shape), 1)
     form = source.form
@@ -89,21 +162,28 @@ def reading_cost(source: Source, wanted: SBP, batch: int) -> float:
         return 0.0
     match wanted:
         case Broadcast():
-            if isinstance(form, Own):
-                return 0.0
-            return _WHOLE * size if source.whole else _JOIN * size + _BARRIER
-        case Split():
-            return reading_cost(source, Broadcast(), batch) * (form != Broadcast()) + _SLICE * size
+            return _cost_of_whole(source, size)
+        case Split() | Strided():
+            stands = form == Broadcast()
+            return (0.0 if stands else _cost_of_whole(source, size)) + _SLICE * size
     averages = isinstance(form, Own) and wanted == Partial("sum") and "float" in source.spec.dtype
     return _AVERAGE * size if averages else inf
 
 
-def _cost_from_nothing(source: Source, wanted: SBP, batch: int) -> float:
+def _cost_of_whole(source: Source, size: int) -> float:
+    if isinstance(source.form, Own):
+        return 0.0
+    if source.ready or source.whole:
+        return (_SLICE if source.ready else _WHOLE) * size
+    return (_ADD if isinstance(source.form, Partial) else _JOIN) * size + _BARRIER
+
+
+def _cost_from_nothing(source: Source, wanted: Form, batch: int) -> float:
     match wanted:
         case Broadcast():
             return _LIGHT * (source.spec.shape[:1] == (batch,))
         case Split(dim=dim) if dim in source.pieces:
             return 2 * _LIGHT * (source.spec.shape[dim] != batch)
-        case Split():
+        case Split() | Strided():
             return 3 * _LIGHT
     return inf

@@ -89,12 +89,12 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
     names: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        node = renamed(node, names)
-        if isinstance(node, Input) and node.value.name in uncut:
-            node = replace(node, value=leaves[node.value.name])
-        if isinstance(node, Call) and node_uses(node)[:1] and node_uses(node)[0] in uncut:
+        uses = node_uses(node)
+        if isinstance(node, Call) and uses and uses[0] in uncut:
             # Only the view of the whole leaf reads it, and that view is the leaf now.
-            names[node_outputs(node)[0].name] = node_uses(node)[0]
+            names[node_outputs(node)[0].name] = uses[0]
+        elif isinstance(node, Input) and node.value.name in uncut:
+            nodes.append(replace(node, value=leaves[node.value.name]))
         else:
-            nodes.append(node)
+            nodes.append(renamed(node, names))
     return replace(graph, nodes=tuple(nodes))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.loops import SELECT
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import Facts
-from weft.compiler.microbatch_forms import Form, Own, Source, even_signatures
+from weft.compiler.microbatch_forms import Form, Own, Source, Strided, even_signatures
 from weft.errors import StrategyError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
+from weft.ops.rule import rule_of
 
 
 @dataclass
@@ -58,12 +60,13 @@ class Values:
         form = self.forms[name]
         if isinstance(form, Partial) and self._home(name).stage != phase.stage:
             form = Broadcast()  # a sum is accumulated before it crosses to another stage
-        return Source(spec, form, whole=name in self.facts.whole)
+        ready = (name, Broadcast(), None) in self.made
+        return Source(spec, form, whole=name in self.facts.whole, ready=ready)
 
-    def operand(self, name: str, sbp: SBP, phase: Phase) -> Value:
-        """What a call reads whose signature says `sbp`."""
-        own = self.forms.get(name) == Own() and sbp == Broadcast()
-        return self.read(name, Own() if own else sbp, phase)
+    def operand(self, name: str, form: Form, phase: Phase) -> Value:
+        """What a call reads that wants a value in a form; `Own` stands for Broadcast."""
+        own = self.forms.get(name) == Own() and form == Broadcast()
+        return self.read(name, Own() if own else form, phase)
 
     def read(self, name: str, form: Form, phase: Phase = FORWARD) -> Value:
         """The value `name` of the whole-batch graph in a form, for a reader in `phase`."""
@@ -73,6 +76,8 @@ class Values:
         match form:
             case Split():
                 return self._piece(name, form, phase)
+            case Strided():
+                return self._pieces(name, form, phase)
             case Broadcast():
                 return self._whole(name, phase)
             case Partial():
@@ -96,6 +101,32 @@ class Values:
         args = (Ref(whole.name), form.dim, self._varying(length), length)
         return self._converted(name, "micro", "weft.slice", args, form, phase)
 
+    def _pieces(self, name: str, form: Strided, phase: Phase) -> Value:
+        """For each micro-batch its part of every block, cut from the whole."""
+        whole, dim = self.operand(name, Broadcast(), phase), form.dim
+        shape, outer = whole.shape, form.outer
+        blocks = (*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :])
+        viewed = self._viewed(whole, blocks, name, phase)
+        length = blocks[dim + 1] // self.parts
+        cut = (*blocks[: dim + 1], length, *shape[dim + 1 :])
+        args = (Ref(viewed.name), dim + 1, self._varying(length), length)
+        part = self._new(name, "micro", "weft.slice", args, cut, phase)
+        made = self._viewed(part, self._shape(self.graph.values[name], form), name, phase)
+        self.note(name, form, made, phase.stage)
+        return made
+
+    def _packed(self, name: str, form: Strided, read: Value) -> Value:
+        """All blocks whole again."""
+        old, dim, home = self.graph.values[name], form.dim, self._home(name)
+        blocks = (*old.shape[:dim], form.outer, read.shape[dim] // form.outer)
+        rest = old.shape[dim + 1 :]
+        viewed = self._viewed(read, (*blocks, *rest), name, home)
+        whole = (*blocks[:-1], blocks[-1] * self.parts, *rest)
+        packed = self._new(name, "all", "weft.pack", (Ref(viewed.name), dim + 1), whole, home)
+        made = self._viewed(packed, old.shape, name, home)
+        self.note(name, Broadcast(), made)
+        return made
+
     def _whole(self, name: str, phase: Phase) -> Value:
         """Once a step: made whole where that is possible, else of all micro-batches."""
         if name in self.facts.leaves:
@@ -104,7 +135,12 @@ class Values:
         if name in self.facts.nothing or name in self.facts.whole:
             return self._again(name, Broadcast(), phase)
         form = self.forms[name]
+        if isinstance(form, Split | Strided) and self._is_view(name):
+            # What it views may be wanted whole as well, and is packed once for both.
+            return self._again(name, Broadcast(), self._home(name), None)
         read = self.read(name, Partial() if form == Own() else form, phase)
+        if isinstance(form, Strided):
+            return self._packed(name, form, read)
         how: Arg = form.reduction if isinstance(form, Partial) else "sum"
         op, how = ("weft.pack", form.dim) if isinstance(form, Split) else ("weft.accumulate", how)
         every = (Ref(read.name), how)
@@ -132,16 +168,47 @@ class Values:
         phase: Phase,
         stage: int | None = -1,
     ) -> Value:
-        """Add a call that makes another form of a value."""
-        old, producer = self.graph.values[name], self.graph.producers[name]
-        made = Value(self._fresh(f"{name}.{suffix}"), self._shape(old, form), old.dtype)
-        location = producer.location if isinstance(producer, Call) else None
-        self.calls.append(Call(op, args, (), (made,), location, phase))
+        """Add a call that makes another form of a value; by default for the stage of `phase`."""
+        shape = self._shape(self.graph.values[name], form)
+        made = self._new(name, suffix, op, args, shape, phase)
         self.note(name, form, made, phase.stage if stage == -1 else stage)
         return made
 
-    def _again(self, name: str, form: SBP, phase: Phase) -> Value:
+    def _viewed(self, value: Value, shape: tuple[int, ...], name: str, phase: Phase) -> Value:
+        return self._new(
+            name, "blocks", "aten.reshape.default", (Ref(value.name), shape), shape, phase
+        )
+
+    def _new(
+        self,
+        name: str,
+        suffix: str,
+        op: str,
+        args: tuple[Arg, ...],
+        shape: tuple[int, ...],
+        phase: Phase,
+    ) -> Value:
+        """Add a call that makes something of a value of the old graph, called after it."""
+        producer = self.graph.producers[name]
+        made = Value(self._fresh(f"{name}.{suffix}"), shape, self.graph.values[name].dtype)
+        location = producer.location if isinstance(producer, Call) else None
+        self.calls.append(Call(op, args, (), (made,), location, phase))
+        return made
+
+    def _is_view(self, name: str) -> bool:
+        """Whether a value is all of another one, seen otherwise."""
+        node = self._producer(name)
+        operands = operand_names(node)
+        size = prod(self.graph.values[name].shape)
+        return (
+            len(operands) == 1
+            and rule_of(op_call(self.graph, node)).view
+            and prod(self.graph.values[operands[0]].shape) == size
+        )
+
+    def _again(self, name: str, form: SBP, phase: Phase, stage: int | None = -1) -> Value:
         """Make a value in a form in which its operands can be made as well."""
+        stage = phase.stage if stage == -1 else stage
         node = self._producer(name)
         signature = next(self._makers(node, name, form))
         reads = [
@@ -156,8 +223,8 @@ class Values:
         self.calls.append(replace(call, outputs=outputs, phase=again))
         for old, new, sbp in zip(node.outputs, outputs, signature.results, strict=True):
             if old is not None and new is not None:
-                self.note(old.name, sbp, new, phase.stage)
-        return self.made[name, form, phase.stage]
+                self.note(old.name, sbp, new, stage)
+        return self.made[name, form, stage]
 
     def _can_make(self, name: str, form: SBP) -> bool:
         """Whether a value made from nothing can be made in this form."""
@@ -189,7 +256,7 @@ class Values:
         return node.phase if isinstance(node, Call) else FORWARD
 
     def _shape(self, old: Value, form: Form) -> tuple[int, ...]:
-        if not isinstance(form, Split):
+        if not isinstance(form, Split | Strided):
             return old.shape
         length = old.shape[form.dim] // self.parts
         return (*old.shape[: form.dim], length, *old.shape[form.dim + 1 :])
