@@ -16,6 +16,7 @@ def of_gradients() -> Iterator[TorchCall]:
     yield torch_call("weft.nonfinite", f(5, 4) / 0.0)
     yield torch_call("weft.scale", f(5, 4), f())
     yield torch_call("weft.take", f(5, 4), "S(0)", 0)
+    yield torch_call("weft.after", f(5, 4), f(6))
     yield torch_call("weft.clip_factor", f().abs(), 0.5)
 
 

@@ -63,7 +63,7 @@ VIEW_OPS = frozenset(
         "view_as_complex.default",
         "view_as_real.default",
     )
-) | frozenset(("weft.slice", "weft.keep", "weft.hint", "weft.checked"))
+) | frozenset(("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after"))
 
 
 def variable_views(program: LocalProgram) -> dict[str, str]:

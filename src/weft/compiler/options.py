@@ -99,7 +99,6 @@ UNSUPPORTED = frozenset(
     (
         "micro_batches",
         "schedule",
-        "recompute",
         "offload",
         "precision",
         "memory_limit",

@@ -16,6 +16,7 @@ from weft.compiler.localize import localize
 from weft.compiler.microbatch import split_time
 from weft.compiler.microbatch_leaves import on_cut_leaves
 from weft.compiler.options import Options, check_supported
+from weft.compiler.recompute import recompute
 from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
@@ -74,6 +75,7 @@ def compile_graph(
     options = options or Options()
     check_supported(options)
     graph, stages = assign_stages(verify(graph), options, placement, homes)
+    graph = verify(recompute(graph, options.recompute))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}

@@ -56,6 +56,7 @@ class Rule:
     reduction: Reduction = "sum"
     adapt: Adapt | None = None
     ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]] = ()
+    anyhow: tuple[int, ...] = ()
     view: bool = False
     flops: Callable[[OpCall], int] | None = None
     traffic: Callable[[OpCall], int] | None = None
@@ -102,6 +103,7 @@ def rule(
                 or positions.
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
+            anyhow: positions of arguments that are not looked at: they may lie in any way.
             view: whether the op moves no data.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 

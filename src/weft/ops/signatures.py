@@ -10,7 +10,7 @@ from typing import Any
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split
 from weft.layout.reduction import BITWISE, reductions_of
 from weft.ops.arguments import operand_indices, slots
-from weft.ops.call import OpCall, Signature
+from weft.ops.call import OpCall, Signature, TensorSpec
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import Groups, Rule, rule_of
 
@@ -49,7 +49,24 @@ def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Sign
     legal = tuple(one for one in found if one is not None)
     ignored = _at(call, rule.ignored_positions(call))
     freed = (_freed(call, one, ignored) for one in legal if ignored)
-    return tuple(dict.fromkeys(one for one in (*legal, *freed) if _sound(call, one)))
+    every: Iterable[Signature] = (*legal, *freed)
+    for slot in _at(call, rule.anyhow):
+        operand = slots(call)[slot]
+        sbps = tuple(_anyhow(call.operands[operand], parts, empty))
+        every = [_placed(one, operand, sbp) for sbp in sbps for one in every]
+    return tuple(dict.fromkeys(one for one in every if _sound(call, one)))
+
+
+def _anyhow(spec: TensorSpec, parts: int, empty: bool) -> Iterator[SBP]:
+    """All ways in which a tensor may lie that nobody looks at."""
+    yield Broadcast()
+    yield from (Split(dim) for dim, size in enumerate(spec.shape) if size >= parts or empty)
+    yield Partial()
+
+
+def _placed(signature: Signature, operand: int, sbp: SBP) -> Signature:
+    before, after = signature.operands[:operand], signature.operands[operand + 1 :]
+    return Signature((*before, sbp, *after), signature.results)
 
 
 def _freed(call: OpCall, signature: Signature, ignored: frozenset[int]) -> Signature:

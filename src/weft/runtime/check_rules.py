@@ -415,6 +415,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
     **TIME_OPS,
+    "weft.after": lambda x, awaited: x,
     "weft.take": lambda x, sbp, *rest: x,
     "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),
 }

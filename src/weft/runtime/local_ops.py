@@ -201,4 +201,4 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
 }
 
 # Local ops whose result may share memory with their first operand.
-VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint", "weft.checked")
+VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after")

@@ -37,9 +37,15 @@ def clip_factor(square: Tensor, max_norm: float) -> Tensor:
     return torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
 
 
+def after(x: Tensor, awaited: Tensor) -> Tensor:
+    """`weft.after`: `x`; whoever runs it has waited for `awaited`."""
+    return x
+
+
 PASS_OPS: dict[str, Callable[..., Any]] = {
     "weft.square_sum": square_sum,
     "weft.nonfinite": nonfinite,
     "weft.scale": scale,
     "weft.clip_factor": clip_factor,
+    "weft.after": after,
 }

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall
-from weft.ops.factors import whole_factors
+from weft.ops.factors import WHOLE, Factors, whole_factors
 from weft.ops.rule import rule
-from weft.ops.rules.common import FIRST, pointwise
+from weft.ops.rules.common import FIRST, numbered, pointwise
+
+
+def _first_alone(call: OpCall) -> Factors:
+    """Every dimension of the first operand is a factor; the second has none."""
+    names = numbered(len(slot_specs(call)[0].shape))
+    return Factors((names, (WHOLE,) * len(slot_specs(call)[1].shape)), (names,))
 
 
 def _no_work(call: OpCall) -> int:
@@ -23,3 +30,13 @@ rule("weft.scale", pointwise, linear=FIRST)
 rule("weft.clip_factor", whole_factors)
 # A parameter for one group of its readers, in each micro-batch; lies as its text says.
 rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
+# The first operand, but not before the second is there.
+rule(
+    "weft.after",
+    _first_alone,
+    linear=FIRST,
+    monotone=FIRST,
+    anyhow=(1,),
+    view=True,
+    traffic=_no_work,
+)

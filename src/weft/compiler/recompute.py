@@ -1,0 +1,133 @@
+"""Recompute: the backward makes parts of the forward again instead of keeping their results.
+
+Before: backward calls read what forward calls of a region made. After: they read copies of these
+calls, which stand right before their first reader. A region is a module that the user names, with
+all below it, or a set of ops. What a module hands on is kept, and so is what it gets; only what
+lies in between is made again (Chen et al. 2016, "Training deep nets with sublinear memory cost").
+
+Copies of random ops draw the same numbers, as they carry the same salts. So that nothing is made
+again before its time, copies read what was kept through `weft.after`, which waits for the gradient
+that the backward of the region starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.box import renamed
+from weft.compiler.recompute_regions import kept_values, regions
+from weft.ir.logical import Call, LogicalGraph, Node, Phase, Ref, node_outputs, node_uses
+
+AFTER = "weft.after"
+
+
+def recompute(graph: LogicalGraph, patterns: Sequence[str]) -> LogicalGraph:
+    """Let the backward make again what the forward made in the regions that `patterns` name.
+
+    Args:
+        graph: without layouts; every call has its phase.
+        patterns: of module paths, one part for each part of a path ("blocks.*" is each block), or
+            of ops ("aten.gelu.default").
+
+    Raises:
+        StrategyError: when a pattern names nothing.
+    """
+    region_of = regions(graph, patterns)
+    again = region_of.keys() - kept_values(graph, region_of)
+    if not again:
+        return graph
+    walk = _Walk(graph, {name: region_of[name] for name in again})
+    for number, node in enumerate(graph.nodes):
+        walk.add(number, node)
+    return replace(graph, nodes=tuple(walk.nodes))
+
+
+@dataclass
+class _Walk:
+    """The nodes so far, and what stands for a value in the backward.
+
+    Attributes:
+        region_of: for each value that is made again, its region.
+        copies: the names of values that were made again.
+        held: by region, the kept values as its copies read them.
+        backward: the values that calls of the backward made so far, with the numbers of their
+            nodes.
+    """
+
+    graph: LogicalGraph
+    region_of: Mapping[str, str]
+    nodes: list[Node] = field(default_factory=list)
+    copies: dict[str, str] = field(default_factory=dict)
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    backward: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.number = {
+            value.name: number
+            for number, node in enumerate(self.graph.nodes)
+            for value in node_outputs(node)
+        }
+
+    def add(self, number: int, node: Node) -> None:
+        if isinstance(node, Call) and node.phase.kind != "forward":
+            self._make_again(number, node)
+            node = renamed(node, self.copies)
+            self.backward.update((value.name, number) for value in node_outputs(node))
+        self.nodes.append(node)
+
+    def _make_again(self, number: int, reader: Call) -> None:
+        """Copies of all calls that `reader` needs made again, in the order of the originals."""
+        missing = self._missing(reader)
+        if not missing:
+            return
+        awaited = self._awaited(number, reader)
+        for place in sorted(missing):
+            call = self.graph.nodes[place]
+            assert isinstance(call, Call)  # only calls are made again
+            phase = Phase(call.phase.stage, reader.phase.kind)
+            names = {name: self._read(name, call, awaited, phase) for name in node_uses(call)}
+            outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
+            copy = replace(call, outputs=outputs, phase=phase)
+            self.nodes.append(renamed(copy, names))
+            self.copies.update((v.name, f"{v.name}.again") for v in node_outputs(call))
+
+    def _missing(self, reader: Call) -> set[int]:
+        """The numbers of the calls that must be copied before `reader`."""
+        found: set[int] = set()
+        waiting = list(node_uses(reader))
+        while waiting:
+            name = waiting.pop()
+            if name in self.region_of and name not in self.copies:
+                place = self.number[name]
+                if place not in found:
+                    found.add(place)
+                    waiting += node_uses(self.graph.nodes[place])
+        return found
+
+    def _read(self, name: str, call: Call, awaited: str | None, phase: Phase) -> str:
+        """What the copy of `call` reads in place of `name`."""
+        region = self.region_of[node_outputs(call)[0].name]
+        if name in self.copies:
+            return self.copies[name]
+        if awaited is None or not isinstance(self.graph.producers[name], Call):
+            return name
+        if (region, name) not in self.held:
+            value = replace(self.graph.values[name], name=f"{name}.held{len(self.held)}")
+            args = (Ref(name), Ref(awaited))
+            self.nodes.append(Call(AFTER, args, (), (value,), call.location, phase))
+            self.held[region, name] = value.name
+        return self.held[region, name]
+
+    def _awaited(self, number: int, reader: Call) -> str | None:
+        """The gradient that the backward of the region starts from.
+
+        It is the last value made before `reader` among what the backward reads first: `reader`
+        itself, or else the calls after it.
+        """
+        for node in self.graph.nodes[number:]:
+            if isinstance(node, Call) and node.phase == reader.phase:
+                known = [name for name in node_uses(node) if name in self.backward]
+                if known:
+                    return max(known, key=self.backward.__getitem__)
+        return None

@@ -1,0 +1,96 @@
+"""Regions: the parts of the forward that are run again, from the patterns of modules and ops that name them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from weft.compiler.aliases import VIEW_OPS
+from weft.errors import StrategyError
+from weft.ir.logical import Call, LogicalGraph, Output, node_outputs, node_uses
+
+# The region of all calls that a pattern of ops names; those of modules are called by their paths.
+OPS = "ops"
+
+
+def regions(graph: LogicalGraph, patterns: Sequence[str]) -> dict[str, str]:
+    """The region of each value that can be made again.
+
+    Raises:
+        StrategyError: when a pattern names neither a module nor an op of the forward.
+    """
+    forward = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
+    paths = {around for call in forward for around in _around(_module(call))}
+    ops = {call.op for call in forward}
+    for pattern in patterns:
+        if not any(_names(pattern, path) for path in paths) and not _matching(ops, pattern):
+            raise StrategyError(_unknown(pattern, paths, ops))
+    found: dict[str, str] = {}
+    for call in forward:
+        region = _region(call, patterns)
+        if region is None and call.op in VIEW_OPS and found.get(node_uses(call)[0]) == OPS:
+            region = OPS  # a view of what is made again would keep it
+        found.update((value.name, region) for value in node_outputs(call) if region is not None)
+    return found
+
+
+def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[str]:
+    """The values of regions that are there in the backward anyway.
+
+    These are what a module hands on to other calls of the forward, and what the step returns; and
+    what they are views of.
+    """
+    kept: set[str] = set()
+    for node in reversed(graph.nodes):
+        if isinstance(node, Output):
+            kept.add(node.value.name)
+        elif isinstance(node, Call) and node.phase.kind == "forward":
+            kept |= _taken(node, region_of)
+            made = {value.name for value in node_outputs(node)}
+            if made & kept:
+                kept |= made  # a call is made again as a whole, or not at all
+                kept.update(node_uses(node)[:1] if node.op in VIEW_OPS else ())
+    return frozenset(kept)
+
+
+def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
+    """What a call takes from the regions of other modules."""
+    here = next((region_of.get(value.name) for value in node_outputs(call)), None)
+    return {name for name in node_uses(call) if region_of.get(name, OPS) not in (here, OPS)}
+
+
+def _region(call: Call, patterns: Sequence[str]) -> str | None:
+    """The outermost module around a call that a pattern names; `OPS` when one names its op."""
+    for path in _around(_module(call)):
+        if any(_names(pattern, path) for pattern in patterns):
+            return path
+    return OPS if any(fnmatchcase(call.op, pattern) for pattern in patterns) else None
+
+
+def _module(call: Call) -> str:
+    return call.location.module if call.location else ""
+
+
+def _around(path: str) -> Iterator[str]:
+    """The modules around a call, outermost first: "blocks", "blocks.0", "blocks.0.fc"."""
+    parts = path.split(".") if path else []
+    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _names(pattern: str, path: str) -> bool:
+    """Whether a pattern names a module: part by part."""
+    wanted, parts = pattern.split("."), path.split(".")
+    return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+
+
+def _matching(ops: Iterable[str], pattern: str) -> list[str]:
+    return [op for op in ops if fnmatchcase(op, pattern)]
+
+
+def _unknown(pattern: str, paths: Iterable[str], ops: Iterable[str]) -> str:
+    near = difflib.get_close_matches(pattern, [*paths, *ops], n=3, cutoff=0.4)
+    return (
+        f"recompute=[{pattern!r}]: the pattern names neither a module nor an op of the forward; "
+        f"there are {', '.join(near or [*sorted(paths)[:5], *sorted(ops)[:3]])}"
+    )
