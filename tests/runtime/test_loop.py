@@ -350,3 +350,29 @@ def test_a_queue_without_an_order_for_its_micro_batches_is_refused():
             InternalError, match="no order is given for the micro-batches of comm:0"
         ):
             Executor(without, channels[0], CPU, variables, optimizer=optimizer)
+
+
+def test_a_rank_that_waits_in_a_circle_says_so():
+    """The second actor needs the total of all micro-batches, but keeps the only copy of `part` until then."""
+    x, part, total = value("x", M, ROWS), value("part", ROWS), value("total", ROWS)
+    both = call("aten.add.Tensor", (Ref("part"), Ref("total")), value("both", ROWS))
+    plan = RankPlan(
+        0,
+        (LocalInput(x, "batch", "x"),),
+        (
+            Feed(0, ("x",), ("x",)),
+            loop(1, (select("x", part), accumulate("part", total)), ("x",), ("part", "total")),
+            loop(2, (both,), ("part", "total"), ()),
+        ),
+        (Register(x, "batch", 0, (1,)), each(part, 1, (2,)), Register(total, "gradient", 1, (2,))),
+        M,
+    )
+    with (
+        Executor(plan, {}, CPU, Variables(), timeout=0.2) as executor,
+        pytest.raises(RankFailure) as caught,
+    ):
+        executor.step({"x": numbers(M, ROWS)})
+    assert str(caught.value).splitlines()[0] == (
+        "rank 0: nothing happened for 0.2 s; each of Compute 1 on compute (aten.select.int +1), "
+        "Compute 2 on compute (aten.add.Tensor) waits for the next one"
+    )

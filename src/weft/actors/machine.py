@@ -268,8 +268,10 @@ class QueueMachine:
     def _read(self, ports: tuple[Port, ...], version: int, actions: list[Action]) -> None:
         """A reader is done with a version of each register; the last one of this queue gives it back."""
         for port in ports:
-            port.local[version] -= 1
-            if not port.local[version]:
+            left = port.local[version] - 1
+            if left:
+                port.local[version] = left
+            else:
                 self._release(port, version, actions)
 
     def _release(self, port: Port, version: int, actions: list[Action]) -> None:
@@ -285,7 +287,8 @@ class QueueMachine:
         """Give a copy back to its producer once neither this queue nor another one reads it."""
         if version in port.local or port.remote.get(version, 0):
             return
-        port.remote.pop(version, None)
+        if port.queues:
+            port.remote.pop(version, None)
         port.taken -= 1
         task = port.producer
         if port.taken < 0 or task is None:
