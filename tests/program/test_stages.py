@@ -50,20 +50,20 @@ def on(*ranks: Any) -> Placement:
 
 
 class UNet(nn.Module):
-    """Two levels with skip connections: what the first layers make, the last ones read."""
+    """Two levels with skip connections: what the first layers make, and the input, the last ones read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.down1, self.down2 = nn.Linear(8, 12), nn.Linear(12, 6)
         self.middle = nn.Linear(6, 6)
-        self.up2, self.up1 = nn.Linear(12, 12), nn.Linear(24, 4)
+        self.up2, self.up1 = nn.Linear(12, 12), nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = torch.tanh(self.down1(x))
         narrow = torch.tanh(self.down2(wide))
         middle = torch.tanh(self.middle(narrow))
         up = torch.tanh(self.up2(torch.cat([narrow, middle], 1)))
-        out: torch.Tensor = self.up1(torch.cat([wide, up], 1))
+        out: torch.Tensor = self.up1(torch.cat([x, wide, up], 1))
         return out
 
 

@@ -8,7 +8,8 @@ until nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.deduce_descent import Choice, descend
@@ -25,15 +26,21 @@ def deduce(
     hints: Hints,
     placement: Placement,
     cost_model: CostModel = CostModel(),  # noqa: B008 (frozen)
-    coming: Iterable[str] = (),
+    coming: Mapping[str, bool] = MappingProxyType({}),
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
     Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any
     dimension (Broadcast when that is as cheap), batch leaves Broadcast or split on their first,
     constants Broadcast; an optimizer's state follows its parameter. An update runs in the layout of
-    its target; outputs are Broadcast. Inputs that are `coming` from other stages do so once per
-    micro-batch.
+    its target; outputs are Broadcast.
+
+    Args:
+        graph: the step, or one stage of it.
+        hints: what the user fixed.
+        placement: where it runs.
+        cost_model: what is minimised.
+        coming: inputs that come from other stages; whether they come once per micro-batch.
 
     Raises:
         LayoutError: when a hint cannot hold.

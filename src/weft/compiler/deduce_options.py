@@ -99,8 +99,9 @@ class GivenOptions:
         key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
         if key not in self._known:
             fit = self._fitting(given, given.choices[axis], axis, chosen)
-            dear = self._split_charge(given, axis, chosen)
-            costs = [dear * isinstance(one.operands[0], Split) for one in fit]
+            split = self._split_charge(given, axis, chosen)
+            copied = self._idle(given, axis, chosen) if given.sent else 0.0
+            costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
             self._known[key] = Options(fit, np.array(costs))
         return self._known[key]
 
@@ -108,10 +109,14 @@ class GivenOptions:
         """What splitting an input costs where the user left it free."""
         if not given.prefer_broadcast or len(given.choices[axis]) == 1:
             return 0.0
-        others = tuple(one.operands[0] for one in chosen)
-        unused = idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
+        unused = self._idle(given, axis, chosen)
         # The collective decides ties.
         return self.cost_model.whole_parameter * unused + self.cost_model.bytes_per_collective
+
+    def _idle(self, given: Given, axis: int, chosen: PerAxis) -> float:
+        """Bytes of the copies of an input that a split along `axis` would save."""
+        others = tuple(one.operands[0] for one in chosen)
+        return idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
 
     def shared(self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
         """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
@@ -44,12 +45,14 @@ class Given:
             passed over, except where `thin` allows them.
         prefer_broadcast: whether a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
+        sent: whether it comes from another stage: every copy of it is sent.
     """
 
     spec: TensorSpec
     choices: tuple[tuple[Signature, ...], ...]
     prefer_broadcast: bool = False
     thin: Thin = frozenset()
+    sent: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,12 @@ class Problem:
 
 
 def build(
-    graph: LogicalGraph, hints: Hints, placement: Placement, coming: Iterable[str] = ()
+    graph: LogicalGraph,
+    hints: Hints,
+    placement: Placement,
+    coming: Mapping[str, bool] = MappingProxyType({}),
 ) -> Problem:
-    """The problem of a graph without layouts; inputs that are `coming` do so once per micro-batch.
+    """The problem of a graph without layouts; for `coming` see `weft.compiler.deduce.deduce`.
 
     Raises:
         LayoutError: when a hint does not fit the value, or the update of a variable.
@@ -137,7 +143,7 @@ def build(
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
         thin=thin,
-        loop=loop_values(graph, coming),
+        loop=loop_values(graph, [name for name, looped in coming.items() if looped]),
         micro_batches=graph.micro_batches,
     )
     cut = cut_leaves(graph)
@@ -148,7 +154,8 @@ def build(
             if owner is not None:
                 problem.made[node.value.name] = problem.made[owner]
                 continue
-            variable: Variable = _input(node, hints, placement, whole, thin, _free(node, cut))
+            given = _input(node, hints, placement, whole, thin, _free(node, cut))
+            variable: Variable = replace(given, sent=node.value.name in coming)
         elif isinstance(node, Call):
             variable = _call(graph, node, placement, problem)
         elif isinstance(node, Output):

@@ -124,28 +124,48 @@ def _backward(
 ) -> dict[str, int]:
     """The stage of every backward call, by the name of its first result.
 
-    What belongs to no forward call, such as sums of gradients and the seed, stands where its result
-    is read: a sum goes where the value is made that it is the gradient of.
+    What belongs to no forward call, such as sums of gradients and the seed, stands with its
+    operands where these are of one stage, else where its result is read: where the value is made
+    that it is the gradient of.
     """
     of_sequence: dict[int, int] = {}
+    made: dict[str, int] = {}
     for name, call in _forward_calls(graph).items():
+        made.update((value.name, forward[name]) for value in node_outputs(call))
         if call.location is not None and call.location.sequence is not None:
             of_sequence.setdefault(call.location.sequence, forward[name])
+    known: dict[str, int] = {}
+    backward = {_name(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
+    for name, call in backward.items():
+        sequence = call.location.sequence if call.location else None
+        if sequence in of_sequence:
+            known[name] = of_sequence[sequence]
+    wanted = _readers(graph, {**forward, **known}, homes)
+    for name, call in backward.items():
+        operands = {made[used] for used in node_uses(call) if used in made}
+        stage = operands.pop() if len(operands) == 1 else wanted.get(name, 0)
+        stage = known.get(name, stage)
+        made.update((value.name, stage) for value in node_outputs(call))
+    return {name: made[name] for name in backward}
+
+
+def _readers(
+    graph: LogicalGraph, known: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """For each call, by its first result, the stage of the first thing that reads it: an update or a known call.
+
+    A reader whose stage is not known stands for its own readers.
+    """
     keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     found: dict[str, int] = {}
-
-    def stage_of(node: Node) -> int | None:
-        if isinstance(node, Update):
-            return homes.get(keys[node.target.name], 0)
-        return found.get(_name(node), forward.get(_name(node)))
-
     for call in reversed(graph.of_kind(Call)):
-        if call.phase.kind == "forward":
-            continue
-        sequence = call.location.sequence if call.location else None
-        readers = (stage_of(n) for value in node_outputs(call) for n in graph.users[value.name])
-        read = next((stage for stage in readers if stage is not None), 0)
-        found[_name(call)] = of_sequence.get(sequence, read) if sequence is not None else read
+        for reader in (n for value in node_outputs(call) for n in graph.users[value.name]):
+            if isinstance(reader, Update):
+                found.setdefault(_name(call), homes.get(keys[reader.target.name], 0))
+            else:
+                stage = known.get(_name(reader), found.get(_name(reader)))
+                if stage is not None:
+                    found.setdefault(_name(call), stage)
     return found
 
 

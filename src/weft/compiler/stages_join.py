@@ -65,7 +65,7 @@ def lay_out(
     for part in cut_stages(graph, stages):
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
-        coming = [here for here, there in part.crossing.items() if there in loop]
+        coming = {here: there in loop for here, there in part.crossing.items()}
         assignment = deduce(part.graph, own, placement, cost_model, coming)
         boxed = box(*split_classes(part.graph, assignment))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
@@ -180,8 +180,8 @@ def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
             output = part.graph.values[here]
             values = [value for other in parts for value in other.standing(there)]
             source = min(values, key=lambda value: _moved(value, layout_of(output)))
-            reader = next(iter(part.graph.users[here]))
-            cause = describe(reader, part.graph)
+            reader = part.graph.users[here][0]
+            cause = reader.cause if isinstance(reader, Box) else describe(reader, part.graph)
             found.setdefault(source.name, []).append(Box(Ref(source.name), output, cause))
     return found
 

@@ -91,15 +91,26 @@ def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def keys_unique(graph: LogicalGraph) -> Iterator[Finding]:
-    """No two inputs share role and key; no two outputs share a key."""
-    seen: set[tuple[str, str]] = set()
+    """No two inputs share role and key, except leaves of the batch and constants on other ranks; no two outputs do."""
+    seen: set[tuple[str, str, int]] = set()
     for node in graph.nodes:
         if not isinstance(node, Input | Output):
             continue
-        entry = (node.role if isinstance(node, Input) else "output", node.key)
-        if entry in seen:
+        entries = {(*_role_and_key(node), rank) for rank in _leaf_ranks(node)}
+        if seen & entries:
             yield node, f"the key {node.key!r} stands twice"
-        seen.add(entry)
+        seen |= entries
+
+
+def _role_and_key(node: Input | Output) -> tuple[str, str]:
+    return node.role if isinstance(node, Input) else "output", node.key
+
+
+def _leaf_ranks(node: Input | Output) -> tuple[int, ...]:
+    """The ranks of a leaf of the batch or a constant, once it has a layout; else one that stands for all."""
+    if isinstance(node, Output) or node.role in VARIABLE_ROLES or node.value.layout is None:
+        return (-1,)
+    return node.value.layout.placement.ranks
 
 
 def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:

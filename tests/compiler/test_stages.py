@@ -1,0 +1,242 @@
+"""Stages: which call runs where, cutting, joining."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import nn
+
+from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
+from weft.capture import capture
+from weft.compiler.calls import op_call
+from weft.compiler.deduce import Hints
+from weft.compiler.options import Options, Stage
+from weft.compiler.phases import node_phases
+from weft.compiler.stages import Stages, stage_placements
+from weft.compiler.stages_assign import assign_stages
+from weft.compiler.stages_cut import copy_sources, cut_stages
+from weft.compiler.stages_join import lay_out
+from weft.compiler.stages_patterns import covers
+from weft.errors import StrategyError
+from weft.hardware import CostModel
+from weft.ir import parse_graph, verify
+from weft.ir.logical import Box, Call, Input, LogicalGraph
+from weft.layout import Placement, Split, placement
+from weft.ops import flops, traffic
+
+Golden: TypeAlias = Callable[..., None]
+
+
+def on(*ranks: Any) -> Placement:
+    return placement("cpu", list(ranks))
+
+
+@pytest.mark.parametrize(
+    ("grid", "stages", "expected"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([0, 1, 2], 2, [[0, 1], [2]]),
+        ([[0, 1], [2, 3]], 2, [[[0, 1]], [[2, 3]]]),
+        ([4, 5], 4, [[4], [5], [4], [5]]),
+        ([0, 1], 3, [[0], [1], [0]]),
+        ([0, 1], 1, [[0, 1]]),
+        ([0, 1], (), [[0, 1]]),
+    ],
+)
+def test_a_number_of_stages_cuts_the_first_axis(grid: Any, stages: Any, expected: Any) -> None:
+    assert [each.grid for each in stage_placements(stages, on(*grid))] == expected
+
+
+def test_stages_may_be_equal_disjoint_or_nested() -> None:
+    placements = on(0, 1), on(2), on(1, 0), on(0, 1, 2)
+    stages = tuple(Stage([], each) for each in placements)
+    assert stage_placements(stages, on(0, 1, 2)) == placements
+    everywhere = Stages(placements).everywhere()
+    assert (everywhere.placement, len(everywhere.sbp)) == (on(0, 1, 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("embed.*", "embed", True),
+        ("embed.*", "embed.tokens.weight", True),
+        ("embed", "embedding", False),
+        ("blocks.[0-3].*", "blocks.2.fc", True),
+        ("blocks.[0-3].*", "blocks.4.fc", False),
+        ("blocks.1", "blocks.10.fc", False),
+        ("head.weight", "head.weight", True),
+        ("head.weight", "head", False),
+        ("*", "", False),
+        ("*", "anything.below", True),
+    ],
+)
+def test_patterns_cover_what_lies_below(pattern: str, path: str, expected: bool) -> None:
+    assert covers(pattern, path) is expected
+
+
+def captured(model: nn.Module, loss: Any, batch: Batch) -> LogicalGraph:
+    return capture(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).graph
+
+
+def assigned(graph: LogicalGraph, stages: int) -> tuple[LogicalGraph, Stages]:
+    return assign_stages(graph, Options(stages=stages), on(*range(stages)))
+
+
+def modules_of(graph: LogicalGraph, stage: int) -> set[str]:
+    """The first two names of the modules of a stage's forward calls."""
+    places = (
+        call.location
+        for call in graph.of_kind(Call)
+        if call.phase == type(call.phase)(stage, "forward")
+    )
+    return {".".join(place.module.split(".")[:2]) for place in places if place} - {""}
+
+
+def test_an_even_split_cuts_between_blocks() -> None:
+    graph, stages = assigned(captured(GPT(layers=6), token_loss, token_batch()), 3)
+    assert modules_of(graph, 0) == {"tokens", "positions", "dropout", "blocks.0", "blocks.1"} - {
+        "dropout"
+    }
+    assert modules_of(graph, 1) == {"blocks.2", "blocks.3"}
+    assert modules_of(graph, 2) == {"blocks.4", "blocks.5", "norm", "head"}
+    assert stages.homes["blocks.3.up.weight"] == 1
+    # One activation there and one gradient back at each border.
+    parts = cut_stages(copy_sources(graph), stages)
+    assert [len(part.crossing) for part in parts] == [1, 2, 1]
+
+
+def test_an_even_split_cuts_within_a_block_where_one_is_too_large() -> None:
+    """One block dearer than all else is cut itself."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(
+                nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 256), nn.Linear(256, 8))
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.blocks(x)
+            return out
+
+    batch = {"x": torch.zeros(64, 8)}
+    graph = captured(Model(), lambda m, b: m(b["x"]).sum(), batch)
+    graph, _ = assigned(graph, 2)
+    stage_of = {
+        call.location.module: call.phase.stage
+        for call in graph.of_kind(Call)
+        if call.phase.kind == "forward" and call.location
+    }
+    assert (stage_of["blocks.1.0"], stage_of["blocks.1.1"]) == (0, 1)
+
+
+def test_stages_of_an_even_split_cost_about_the_same() -> None:
+    graph, _ = assigned(captured(ResNet(blocks=3), classification_loss, image_batch()), 2)
+    costs: Counter[int] = Counter()
+    for call in graph.of_kind(Call):
+        whole = op_call(graph, call)
+        costs[call.phase.stage] += int(CostModel().work(flops(whole), traffic(whole)))
+    assert set(costs) == {0, 1}
+    assert max(costs.values()) < 1.3 * min(costs.values())
+
+
+def test_too_many_stages_are_refused() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    graph = captured(model, lambda m, b: m.weight.sum() * 2, {"x": torch.zeros(2)})
+    with pytest.raises(StrategyError, match="the step has only 2 forward ops to cut"):
+        assigned(graph, 9)
+
+
+def test_backward_calls_follow_their_forward() -> None:
+    """Each backward op of a block runs where the block's forward does; a tied weight's sum where it lives."""
+    graph, stages = assigned(captured(GPT(layers=2, tied=True), token_loss, token_batch()), 2)
+    for call in graph.of_kind(Call):
+        if call.phase.kind == "backward" and call.location and "blocks" in call.location.module:
+            assert call.phase.stage == int(call.location.module.split(".")[1])
+    assert stages.homes["tokens.weight"] == 0
+    update = next(node for node in graph.nodes if getattr(node, "rule", "") == "SGD")
+    assert graph.producers[update.source.name].phase.stage == 0
+
+
+# Two stages with a skip, a leaf of the batch for both, and a weight that both read.
+TEXT = """graph "two stages"
+%w = parameter "w" : float32[4, 4]
+%x = batch "x" : float32[8, 4]
+%places = call aten.arange.default(4, dtype=!dtype:float32) : float32[4]
+%h = call aten.mm.default(%x, %w) : float32[8, 4]
+%h2 = call aten.add.Tensor(%h, %places) : float32[8, 4]
+%y = call aten.mm.default(%h2, %w) : float32[8, 4] {1 forward}
+%z = call aten.add.Tensor(%y, %x) : float32[8, 4] {1 forward}
+%z2 = call aten.add.Tensor(%z, %places) : float32[8, 4] {1 forward}
+%loss = call aten.sum.default(%z2) : float32[] {1 forward}
+%gz = call aten.ones_like.default(%z2) : float32[8, 4] {1 backward}
+%ht = call aten.t.default(%h2) : float32[4, 8] {1 backward}
+%g1 = call aten.mm.default(%ht, %gz) : float32[4, 4] {1 backward}
+%wt = call aten.t.default(%w) : float32[4, 4] {1 backward}
+%gh = call aten.mm.default(%gz, %wt) : float32[8, 4] {1 backward}
+%xt = call aten.t.default(%x) : float32[4, 8] {0 backward}
+%g0 = call aten.mm.default(%xt, %gh) : float32[4, 4] {0 backward}
+%g = call aten.add.Tensor(%g0, %g1) : float32[4, 4] {0 backward}
+update "SGD" group 0 %w from %g
+output "loss" %loss
+"""
+
+
+def two_stages() -> tuple[LogicalGraph, Stages]:
+    return verify(parse_graph(TEXT)), Stages((on(0, 1), on(2, 3)), {"w": 0})
+
+
+def test_cut(golden: Golden) -> None:
+    graph, stages = two_stages()
+    parts = cut_stages(copy_sources(graph), stages)
+    assert [dict(part.crossing) for part in parts] == [
+        {"gh.at0": "gh", "g1.at0": "g1"},
+        {"h2.at1": "h2", "w.at1": "w"},
+    ]
+    # Each stage takes the leaf from the user, and makes positions itself.
+    for part in parts:
+        verify(part.graph)
+        assert [node.key for node in part.graph.of_kind(Input) if node.key == "x"] == ["x"]
+        assert sum(call.op == "aten.arange.default" for call in part.graph.of_kind(Call)) == 1
+    golden("".join(str(part.graph) for part in parts), "cut_stages")
+
+
+def joined(placements: tuple[Placement, ...]) -> LogicalGraph:
+    graph, _ = two_stages()
+    hints = {1: Hints({"x": (Split(0),)})}
+    return verify(
+        lay_out(graph, hints, Stages(placements, {"w": 0}), CostModel()), with_layouts=True
+    )
+
+
+def test_join(golden: Golden) -> None:
+    graph = joined((on(0, 1), on(2, 3)))
+    golden(str(graph), "joined_stages")
+    assert parse_graph(str(graph)) == graph
+
+
+def test_stages_on_the_same_ranks_share_leaves() -> None:
+    """Interleaved stages take a leaf once; what crosses stays on its ranks."""
+    graph = joined((on(0, 1), on(0, 1)))
+    assert [node.key for node in graph.of_kind(Input) if node.role == "batch"] == ["x"]
+    assert {value.layout.placement for value in graph.values.values()} == {on(0, 1)}
+
+
+def test_a_crossing_keeps_the_layout_of_an_earlier_stage() -> None:
+    graph = joined((on(0, 1), on(2, 3)))
+    assert graph.values["h2.at1"].layout.sbp == graph.values["h2"].layout.sbp == (Split(0),)
+
+
+def test_phases_of_boxings_and_updates() -> None:
+    graph = joined((on(0, 1), on(2, 3)))
+    found = dict(zip(map(str, graph.nodes), node_phases(graph, {"w": 0}), strict=True))
+    phases = {node.output.name: found[str(node)] for node in graph.of_kind(Box)}
+    assert str(phases["h2.at1"]) == "{1 forward}"
+    assert str(phases["gh.at0"]) == "{0 backward}"
+    # To the caller: as the value is made.
+    assert str(phases[graph.nodes[-1].value.name]) == "{1 forward}"
+    assert [str(p) for node, p in found.items() if node.startswith("Update")] == ["{0 backward}"]
