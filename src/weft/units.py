@@ -27,3 +27,13 @@ ITEM_SIZE: dict[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
+
+
+def bytes_text(size: int) -> str:
+    """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"

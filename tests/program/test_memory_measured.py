@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
+from weft.errors import StrategyError
+from weft.units import bytes_text
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -121,3 +125,29 @@ def test_measuring_ends_with_the_first_step() -> None:
         assert any(works[id].act is not act for id, act in watched.items())
         program.step(vector_batch(8))
         assert program.memory()[0].measured is first
+
+
+def test_a_plan_over_the_limit_is_an_error_that_says_what_would_help() -> None:
+    model, loss, batch = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    placement = weft.placement("cpu", [0, 1])
+
+    def compiled(limit: int | None) -> weft.Program:
+        strategy = replace(weft.data_parallel(), memory_limit=limit)
+        return weft.compile(model, loss, optimizer, batch, placement=placement, strategy=strategy)
+
+    with weft.local_world(2):
+        peak = compiled(None).memory()[0].predicted
+        assert compiled(peak.peak).memory()[0].predicted == peak
+        with pytest.raises(StrategyError) as caught:
+            compiled(peak.peak - 1)
+    text = str(caught.value)
+    assert text.startswith("rank 0 would hold ")
+    assert "1 B more than memory_limit=" in text
+    assert f"activations {bytes_text(peak.activations)}" in text
+    assert re.search(r"addmm_\d+ by aten.addmm.default at \S*models.py:\d+ in blocks.\d", text)
+    assert 'recompute=["blocks.*"]: up to ' in text
+    assert "micro_batches=2: about " in text
+    saved = bytes_text(peak.states // 2)
+    assert f"zero=weft.Zero(level=1, axis=0): {saved} less states" in text
+    assert f"a memory_limit of at least {peak.peak}" in text

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import TypeAlias
 
 from weft.compiler.memory_act import Taken, act_memory, gradient_sources
@@ -51,7 +52,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What exists at the peak for one register or value: its name, how many versions, their bytes."""
+    """What exists at the peak for one register, or one value of an act that runs: name, versions, their bytes."""
 
     register: str
     versions: int
@@ -65,7 +66,7 @@ class Peak:
     Attributes:
         rank: whose.
         memory: bytes by kind.
-        held: what its registers hold then, largest first, without variables and batch.
+        held: what registers and running acts hold then, largest first, without variables and batch.
         actor: the actor that runs then; None when the rank holds nothing but variables.
     """
 
@@ -100,6 +101,17 @@ class _Storage:
     users: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """What was held at a moment: in all, by kind, in registers; and what each act that ran might free."""
+
+    total: int
+    kinds: Counter[Kind]
+    held: tuple[tuple[str, int], ...] = ()
+    taken: Mapping[int, frozenset[Taken]] = field(default_factory=dict)
+    actor: int | None = None
+
+
 # A register's name and the number of a version.
 _Version: TypeAlias = tuple[str, int]
 
@@ -115,7 +127,8 @@ class _Walk:
         running: what the acts that run take.
         extras: what acts were found to take, by actor and what it may free.
         now: bytes by kind, without `running`.
-        most: total, bytes by kind, storages and actor at the peak so far.
+        taken: what they may free on their way.
+        most: the peak so far.
     """
 
     plan: RankPlan
@@ -125,7 +138,8 @@ class _Walk:
     running: dict[int, Counter[Kind]] = field(default_factory=dict)
     extras: dict[tuple[int, frozenset[Taken]], Counter[Kind]] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
-    most: tuple[int, Counter[Kind], tuple[_Storage, ...], int | None] = (-1, Counter(), (), None)
+    taken: dict[int, frozenset[Taken]] = field(default_factory=dict)
+    most: _Most = field(default_factory=lambda: _Most(-1, Counter()))
 
     def __post_init__(self) -> None:
         sources = gradient_sources(self.plan.actors)
@@ -144,11 +158,12 @@ class _Walk:
         if (actor, taken) not in self.extras:
             self.extras[actor, taken] = self.acts[actor].extra(taken)
         self.running[actor] = self.extras[actor, taken]
+        self.taken[actor] = taken
         self._look(actor)
 
     def end(self, actor: int, micro: int) -> None:
         """It leaves what it made, and gives back what it was the last to read."""
-        del self.running[actor]
+        del self.running[actor], self.taken[actor]
         self._publish(actor, micro, kept=False)
         one = self.plan.actors[actor]
         if isinstance(one, Fetch):
@@ -233,16 +248,18 @@ class _Walk:
         """Remember the moment, if more is held than ever before."""
         total = self.now.total() + sum(extra.total() for extra in self.running.values())
         total -= self.now["host"]
-        if total > self.most[0]:
+        if total > self.most.total:
             kinds = sum(self.running.values(), self.now.copy())
-            self.most = (total, kinds, tuple(self.storages.values()), actor)
+            held = tuple((each.register, each.bytes) for each in self.storages.values())
+            taken = dict(self.taken)
+            self.most = _Most(total, kinds, held, taken, actor)
 
     def peak(self) -> Peak:
         """What was held when it was most."""
-        _, kinds, storages, actor = self.most
-        held: dict[str, list[int]] = {}
-        for storage in storages:
-            held.setdefault(storage.register, []).append(storage.bytes)
-        sizes = [Held(name, len(found), Bytes(sum(found))) for name, found in held.items()]
+        found: dict[str, list[int]] = {}
+        inside = (self.acts[actor].live(taken) for actor, taken in self.most.taken.items())
+        for name, size in chain(self.most.held, *(live.items() for live in inside)):
+            found.setdefault(name, []).append(size)
+        sizes = [Held(name, len(each), Bytes(sum(each))) for name, each in found.items()]
         sizes.sort(key=lambda each: (-each.bytes, each.register))
-        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), actor)
+        return Peak(self.plan.rank, Memory.of(self.most.kinds), tuple(sizes), self.most.actor)

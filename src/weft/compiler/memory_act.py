@@ -52,6 +52,8 @@ class ActMemory:
 
     Attributes:
         extra: what it takes beside what it reads and `kept`.
+        live: the values that it has made when it takes most, with their bytes, given what it may
+            free.
         fresh: the storages that it leaves: kind and bytes, by the name that they were made for.
         bases: for each register that it fills: a name in `fresh`, or what it reads and looks at.
         kept: those in `fresh` that are there from its first act of a step: what adds up over
@@ -59,6 +61,7 @@ class ActMemory:
     """
 
     extra: Extra = lambda taken: Counter()
+    live: Callable[[Collection[Taken]], Mapping[str, int]] = lambda taken: {}
     fresh: Mapping[str, tuple[Kind, int]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
@@ -114,7 +117,7 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
     fresh = {
         base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
     }
-    return ActMemory(walk.most, fresh, produced, frozenset(kept))
+    return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
 
 
 def view_bases(calls: Iterable[LocalCall]) -> dict[str, str]:
@@ -162,12 +165,27 @@ class _Segment:
 
     def most(self, taken: Collection[Taken]) -> Counter[Kind]:
         """The most that the calls take at a time; values are freed after their last use."""
+        return self._highest(taken)[0]
+
+    def live(self, taken: Collection[Taken]) -> dict[str, int]:
+        """The values, with their bytes, that calls have made and that are there when they take most."""
+        highest = self._highest(taken)[1]
+        return {
+            value.name: value_bytes(value)
+            for call in self.calls[: highest + 1]
+            for value in call.makes
+            if value.name not in self.bases
+            and (value.name in self.lasting or self.last[value.name] >= highest)
+        }
+
+    def _highest(self, taken: Collection[Taken]) -> tuple[Counter[Kind], int]:
+        """What is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, int]]] = {}
         for each in taken:
             if self.lasting.isdisjoint(each.names):
                 place = max((self.last.get(name, 0) for name in each.names), default=0)
                 ending.setdefault(place, []).append((each.kind, each.bytes))
-        now, most, total, highest = Counter[Kind](), Counter[Kind](), 0, 0
+        now, most, total, highest, where = Counter[Kind](), Counter[Kind](), 0, 0, -1
         size: int
         for place, call in enumerate(self.calls):
             for value in call.makes:
@@ -179,11 +197,11 @@ class _Segment:
                 if value.name not in self.lasting:
                     ending.setdefault(self.last[value.name], []).append((kind, size))
             if total > highest:
-                most, highest = now.copy(), total
+                most, highest, where = now.copy(), total, place
             for kind, size in ending.get(place, ()):
                 now[kind] -= size
                 total -= size
-        return most
+        return most, where
 
 
 def _communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
@@ -201,7 +219,7 @@ def _communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
             kind, size = fresh.get(base, ("communication", 0))
             gradient = value.name in sources
             fresh[base] = ("gradients" if gradient else kind, size + value_bytes(value))
-    return ActMemory(partial(_exchanged, actor.collectives), fresh, bases)
+    return ActMemory(partial(_exchanged, actor.collectives), fresh=fresh, bases=bases)
 
 
 def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from weft.actors.ensemble import Timed
 from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
 
 
@@ -68,3 +69,14 @@ def _once(
 def acts_of(actor: Actor) -> int:
     """How often an actor acts in a step."""
     return actor.acts if isinstance(actor, (Compute, Communicate)) else 1
+
+
+def moments_of(timeline: Iterable[Timed]) -> Iterator[Moment]:
+    """The acts of one rank as a rehearsal timed them; what ends comes before what begins at the same time."""
+    events: list[tuple[float, int, int, Moment]] = []
+    for number, each in enumerate(timeline):
+        brief = each.end <= each.start
+        events.append((each.start, 1, 2 * number, Moment(True, each.actor, each.micro)))
+        end = Moment(False, each.actor, each.micro)
+        events.append((each.end, int(brief), 2 * number + 1, end))
+    return (moment for _, _, _, moment in sorted(events))

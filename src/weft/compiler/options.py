@@ -101,7 +101,6 @@ UNSUPPORTED = frozenset(
         "schedule",
         "offload",
         "precision",
-        "memory_limit",
     )
 )
 

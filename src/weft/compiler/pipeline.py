@@ -13,6 +13,8 @@ from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints
 from weft.compiler.localize import localize
+from weft.compiler.memory import Peak, memory
+from weft.compiler.memory_limit import check_limit
 from weft.compiler.microbatch import split_time
 from weft.compiler.microbatch_leaves import on_cut_leaves
 from weft.compiler.options import Options, check_supported
@@ -41,6 +43,7 @@ class Compiled:
         fingerprint: equal on all ranks that compiled the same program.
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
+        peaks: what the ranks that were asked for hold when they hold most.
     """
 
     graph: LogicalGraph
@@ -50,6 +53,7 @@ class Compiled:
     fingerprint: str
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    peaks: tuple[Peak, ...] = ()
 
 
 def compile_graph(
@@ -87,9 +91,10 @@ def compile_graph(
     local = (localize(boxed, rank, groups, stages.homes) for rank in ranks)
     programs = tuple(map(copy_escaping_views, local))
     plans = tuple(_rank_plan(program, groups, options) for program in programs)
+    peaks = check_limit(tuple(map(memory, plans)), boxed, options)
     plan = Plan(graph.name, groups, plans)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
-    return Compiled(boxed, stages, programs, plan, fingerprint, sharded.stored, sharded.notes)
+    return Compiled(boxed, stages, programs, plan, fingerprint, sharded.stored, sharded.notes, peaks)
 
 
 def _rank_plan(

@@ -17,8 +17,8 @@ from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
 from weft.program.memory import ProgramMemory
-from weft.program.tables import bytes_text, table, text_of
-from weft.units import ITEM_SIZE
+from weft.program.tables import table, text_of
+from weft.units import ITEM_SIZE, bytes_text
 
 
 def explain(compiled: Compiled, peaks: ProgramMemory) -> str:

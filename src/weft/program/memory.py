@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from rich.table import Table
 
-from weft.compiler.memory import Memory, memory
-from weft.ir import Plan
-from weft.program.tables import bytes_text, table, text_of
+from weft.compiler.memory import Memory, Peak
+from weft.program.tables import table, text_of
+from weft.units import bytes_text
 
 KINDS = tuple(each.name for each in fields(Memory))
 
@@ -64,13 +64,10 @@ class ProgramMemory:
         )
 
 
-def program_memory(plan: Plan, measured: Mapping[int, Memory | None]) -> ProgramMemory:
-    """The peaks of a plan's ranks, given what was measured so far."""
+def program_memory(peaks: Iterable[Peak], measured: Mapping[int, Memory | None]) -> ProgramMemory:
+    """The peaks of ranks as their plans say them, with what was measured so far."""
     return ProgramMemory(
-        tuple(
-            RankMemory(each.rank, memory(each).memory, measured.get(each.rank))
-            for each in plan.ranks
-        )
+        tuple(RankMemory(each.rank, each.memory, measured.get(each.rank)) for each in peaks)
     )
 
 

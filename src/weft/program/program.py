@@ -120,7 +120,7 @@ class Program:
     def memory(self) -> ProgramMemory:
         """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""
         measured = {rank: executor.measured for rank, executor in self._executors.items()}
-        return program_memory(self.plan, measured)
+        return program_memory(self._compiled.peaks, measured)
 
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from weft.units import bytes_text
+
 # Wide enough that no cell of a row is broken: one row, one line.
 WIDTH = 400
 
@@ -39,13 +41,3 @@ def table(
         )
         made.caption_justify = "left"
     return made
-
-
-def bytes_text(size: int) -> str:
-    """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
-    amount, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
