@@ -24,12 +24,13 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler.loops import cut_leaves, loop_values
+from weft.compiler.loops import cut_leaves
 from weft.compiler.microbatch import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.ir.nodes import Phase
+from weft.program.time_notes import barriers
 
 
 @pytest.fixture(autouse=True)
@@ -72,27 +73,10 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12, msg=key)
 
 
-def barriers(graph: LogicalGraph) -> list[Call]:
-    """Calls that make one value of all micro-batches, which a call in the loop waits for."""
-    loop = loop_values(graph)
-    waiting: dict[str, list[Call]] = {}
-    found: list[Call] = []
-    for node in graph.of_kind(Call):
-        names = [value.name for value in node.outputs if value]
-        causes = {id(c): c for use in node_uses(node) for c in waiting.get(use, ())}
-        if node.op in ("weft.accumulate", "weft.pack"):
-            waiting[names[0]] = [node]
-        elif loop.intersection(names):
-            found += causes.values()
-        else:
-            waiting |= {name: list(causes.values()) for name in names}
-    return list({id(call): call for call in found}.values())
-
-
 @pytest.mark.parametrize("parts", [2, 4])
 def test_mlp(parts: int) -> None:
     split = split_and_compare(MLP(dropout=0.3), classification_loss, vector_batch(8), parts)
-    assert barriers(split) == []
+    assert barriers(split) == ()
     assert cut_leaves(split) == {"x", "y"}
     assert [node.value.shape for node in split.of_kind(Input)][-2:] == [
         (parts, 8 // parts, 8),
@@ -103,7 +87,7 @@ def test_mlp(parts: int) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_gpt(tied: bool) -> None:
     split = split_and_compare(GPT(dropout=0.1, tied=tied), token_loss, token_batch(4))
-    assert barriers(split) == []
+    assert barriers(split) == ()
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], int]] = {
@@ -158,7 +142,7 @@ def test_batch_norm_sees_micro_batches(parts: int) -> None:
     assert_same(found.outputs, {"loss": loss})
     assert_same({key: found.updates[key] for key in buffers}, buffers)
     assert_same({key: found.updates[key] for key in gradients}, gradients)
-    assert barriers(split) == []
+    assert barriers(split) == ()
 
 
 def test_other_buffers_have_one_version_a_step() -> None:
