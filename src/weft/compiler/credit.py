@@ -1,16 +1,17 @@
 """Give every tensor that passes between actors a register, and every register its credits.
 
-Before: the actors of one rank. After: its `RankPlan`, legal and proven live.
+Before: the actors of one rank. After: its `RankPlan`, legal.
 """
 
 from __future__ import annotations
 
-from weft.compiler.liveness import prove_live
 from weft.ir.plan import (
     Actor,
     Communicate,
+    Compute,
     Feed,
     LocalProgram,
+    LocalUpdate,
     LocalValue,
     RankPlan,
     Register,
@@ -22,8 +23,19 @@ from weft.ir.verify_plan import verify_plan
 BATCH_CREDITS = 2
 
 
-def credit(program: LocalProgram, actors: tuple[Actor, ...]) -> RankPlan:
-    """The plan of one rank, with as few credits as one step at a time needs."""
+def credit(
+    program: LocalProgram, actors: tuple[Actor, ...], controls: tuple[Register, ...] = ()
+) -> RankPlan:
+    """The plan of one rank, with as few credits as one step at a time needs.
+
+    With micro-batches or several stages, `schedule.py` gives more and proves the plan live together
+    with those of the other ranks.
+
+    Args:
+        program: of the rank.
+        actors: its actors.
+        controls: registers that only make actors wait (`prefetch.py`).
+    """
     kinds: dict[str, RegisterKind] = {item.value.name: item.role for item in program.inputs}
     for actor in actors:
         if isinstance(actor, Communicate):
@@ -32,19 +44,42 @@ def credit(program: LocalProgram, actors: tuple[Actor, ...]) -> RankPlan:
     for actor in actors:
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
+    extra = {register.value.name for register in controls}
+    rates = _rates(program, actors)
     registers = tuple(
-        _register(program.values[name], kinds.get(name, "activation"), actor, readers.get(name, []))
+        _register(
+            program.values[name],
+            kinds.get(name, "activation"),
+            actor,
+            readers.get(name, []),
+            rates.get(name, 1),
+        )
         for actor in actors
         for name in actor.produces
+        if name not in extra
     )
-    plan = RankPlan(program.rank, program.inputs, actors, registers)
-    prove_live(plan)
+    plan = RankPlan(
+        program.rank, program.inputs, actors, (*registers, *controls), program.micro_batches
+    )
     return verify_plan(plan)
 
 
+def _rates(program: LocalProgram, actors: tuple[Actor, ...]) -> dict[str, int]:
+    """The registers with a version for each micro-batch: loop values, and variables written in the loop."""
+    written = (
+        name
+        for actor in actors
+        if isinstance(actor, Compute) and actor.acts > 1
+        for node in actor.nodes
+        if isinstance(node, LocalUpdate)
+        for name in (node.target, *node.states)
+    )
+    return dict.fromkeys((*program.loop, *written), program.micro_batches)
+
+
 def _register(
-    value: LocalValue, kind: RegisterKind, producer: Actor, consumers: list[int]
+    value: LocalValue, kind: RegisterKind, producer: Actor, consumers: list[int], rate: int
 ) -> Register:
     credits = BATCH_CREDITS if isinstance(producer, Feed) else 1
     full = kind in ("parameter", "buffer", "state", "constant")
-    return Register(value, kind, producer.id, tuple(consumers), credits, full)
+    return Register(value, kind, producer.id, tuple(consumers), credits, full, rate)

@@ -97,8 +97,6 @@ class Options:
 # Fields whose pass does not stand in the pipeline.
 UNSUPPORTED = frozenset(
     (
-        "micro_batches",
-        "schedule",
         "offload",
         "precision",
     )

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.aliases import copy_escaping_views
-from weft.compiler.bucket import bucket
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
-from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints
 from weft.compiler.localize import localize
 from weft.compiler.memory import Peak, memory
@@ -19,15 +17,14 @@ from weft.compiler.microbatch import split_time
 from weft.compiler.microbatch_leaves import on_cut_leaves
 from weft.compiler.options import Options, check_supported
 from weft.compiler.recompute import recompute
-from weft.compiler.segment import segment
+from weft.compiler.schedule import Scheduled, plan_alone, plan_together
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import GridHints, lay_out
 from weft.compiler.zero import shard_variables
-from weft.ir import LogicalGraph, Plan, RankPlan, verify
-from weft.ir.plan import Communicator, LocalProgram
-from weft.ir.verify_plan import verify_communicators
+from weft.ir import LogicalGraph, Plan, verify
+from weft.ir.plan import LocalProgram
 from weft.layout import Placement
 
 
@@ -41,6 +38,7 @@ class Compiled:
         programs: the local programs of the ranks that were asked for.
         plan: their plans.
         fingerprint: equal on all ranks that compiled the same program.
+        schedule: what was decided about time, for all ranks when they were planned together.
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
         peaks: what the ranks that were asked for hold when they hold most.
@@ -51,6 +49,7 @@ class Compiled:
     programs: tuple[LocalProgram, ...]
     plan: Plan
     fingerprint: str
+    schedule: Scheduled
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     peaks: tuple[Peak, ...] = ()
@@ -88,21 +87,17 @@ def compile_graph(
     laid = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_signatures(verify(laid, with_layouts=True))
     groups = communicators(boxed)
-    local = (localize(boxed, rank, groups, stages.homes) for rank in ranks)
+    # Micro-batches and stages are scheduled for all ranks together, by every rank.
+    together = boxed.micro_batches > 1 or len(stages.placements) > 1
+    every = sorted(placement.ranks) if together else ranks
+    local = (localize(boxed, rank, groups, stages.homes) for rank in every)
     programs = tuple(map(copy_escaping_views, local))
-    plans = tuple(_rank_plan(program, groups, options) for program in programs)
-    peaks = check_limit(tuple(map(memory, plans)), boxed, options)
-    plan = Plan(graph.name, groups, plans)
+    schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
+    plans = {plan.rank: plan for plan in schedule.plans}
+    own = tuple(program for program in programs if program.rank in ranks)
+    plan = Plan(graph.name, groups, tuple(plans[program.rank] for program in own))
+    peaks = (memory(each, schedule.moments(each.rank)) for each in plan.ranks)
+    held = check_limit(tuple(peaks), boxed, options)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
-    return Compiled(boxed, stages, programs, plan, fingerprint, sharded.stored, sharded.notes, peaks)
-
-
-def _rank_plan(
-    program: LocalProgram, groups: tuple[Communicator, ...], options: Options
-) -> RankPlan:
-    schedule = bucket(program, options.bucket_bytes)
-    # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
-    actors = segment(program, schedule, groups)
-    plan = credit(program, actors)
-    verify_communicators(plan, groups)
-    return plan
+    notes = sharded.notes
+    return Compiled(boxed, stages, own, plan, fingerprint, schedule, sharded.stored, notes, held)

@@ -1,0 +1,134 @@
+"""The named schedules as what they are here: priorities of phases, and how many micro-batches a stage has in flight.
+
+GPipe (Huang et al. 2019), 1F1B (PipeDream, Narayanan et al. 2019), interleaved 1F1B (Megatron-LM,
+Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1). No list of acts
+stands anywhere: actors act when they may, those of high priority first, and registers with few
+copies hold them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.compiler.options import Schedule
+from weft.compiler.stages import Stages
+from weft.errors import StrategyError
+from weft.ir.nodes import Phase, PhaseKind
+from weft.ir.plan import Actor, Communicate, Compute
+
+# Which phase goes first when several may act.
+_RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
+    "gpipe": ("forward", "backward", "weight"),
+    "1f1b": ("backward", "forward", "weight"),
+    "interleaved": ("backward", "forward", "weight"),
+    "zero_bubble": ("backward", "forward", "weight"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named schedule on given stages.
+
+    Attributes:
+        name: which.
+        stages: number of stages.
+        around: number of stages after which they begin again on the same ranks.
+        micro_batches: of a step.
+    """
+
+    name: Schedule
+    stages: int
+    around: int
+    micro_batches: int
+
+    def in_flight(self, stage: int) -> int:
+        """How many micro-batches may be between a stage's forward and the end of its backward."""
+        found = self.micro_batches
+        if self.name in ("1f1b", "zero_bubble"):
+            found = self.stages - stage
+        elif self.name == "interleaved":
+            found = interleaved_in_flight(stage, self.stages, self.around, self.micro_batches)
+        return max(1, min(found, self.micro_batches))
+
+    def priority(self, phase: Phase) -> int:
+        """Of a phase: lower goes first. Of equal kinds, that goes first which is nearer to the end of a micro-batch."""
+        kind = _RANKS[self.name].index(phase.kind)
+        ahead = phase.stage if phase.kind != "forward" else self.stages - 1 - phase.stage
+        return 1 + kind * self.stages + ahead
+
+
+def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
+    """A named schedule for the stages of a program.
+
+    Raises:
+        StrategyError: when it is interleaved and no ranks run several stages.
+    """
+    count = len(stages.placements)
+    around = next(
+        (n for n in range(1, count) if stages.placements[n] == stages.placements[0]), count
+    )
+    if name == "interleaved" and around == count:
+        raise StrategyError(
+            'schedule="interleaved" needs several stages on each rank, such as stages=4 on 2 ranks, '
+            f'found {count} on ranks of their own; "1f1b" does without'
+        )
+    return Preset(name, count, around, micro_batches)
+
+
+def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: int) -> int:
+    """The most micro-batches that one of several stages of a rank has in flight in Megatron's interleaved schedule.
+
+    Its rank goes through groups of `around` micro-batches, stage after stage; it is ahead by
+    `2 (around - place - 1) + (chunks - 1) around` forward acts, and then alternates.
+    """
+    chunks, place, own = stages // around, stage % around, stage // around
+    total = chunks * micro_batches
+    ahead = min(total, 2 * (around - place - 1) + (chunks - 1) * around)
+    acts = [(number // around) % chunks for number in range(total)]
+    held = most = 0
+    for number in range(total + ahead):
+        if number < total:
+            held += acts[number] == own
+        most = max(most, held)
+        if number >= ahead:
+            held -= chunks - 1 - acts[number - ahead] == own
+    return most
+
+
+def with_priorities(
+    actors: Sequence[Actor], preset: Preset, early: frozenset[int]
+) -> tuple[Actor, ...]:
+    """The actors of a rank with the priorities of a schedule.
+
+    What runs once a step goes first when the loop waits for it, and last otherwise.
+
+    Args:
+        actors: of the rank.
+        preset: the schedule.
+        early: actors that the loop waits for.
+    """
+    last = 1 + 3 * preset.stages
+
+    def priority(actor: Compute | Communicate) -> int:
+        if actor.acts > 1 or preset.micro_batches == 1:
+            return preset.priority(actor.phase)
+        return 0 if actor.id in early else last
+
+    return tuple(
+        replace(actor, priority=priority(actor))
+        if isinstance(actor, Compute | Communicate)
+        else actor
+        for actor in actors
+    )
+
+
+def early_actors(actors: Sequence[Actor]) -> frozenset[int]:
+    """The actors that act once a step and whose results some actor of the loop reads, directly or not."""
+    makers = {name: actor.id for actor in actors for name in actor.produces}
+    found: set[int] = set()
+    for actor in reversed(actors):
+        if actor.acts > 1 or actor.id in found:
+            ids = {makers[name] for name in actor.consumes if name in makers}
+            found |= {id for id in ids if id < actor.id and actors[id].acts == 1}
+    return frozenset(found)

@@ -1,0 +1,194 @@
+"""The actors of all ranks as one graph, in which a communication is one node on all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from graphlib import TopologicalSorter
+from typing import TypeAlias
+
+from weft.actors.cycles import Edge
+from weft.errors import InternalError
+from weft.ir.plan import Communicate, Compute, Hold, RankPlan, Register
+
+# An actor of a rank, or a communication: (queue, place among its actors).
+Node: TypeAlias = "tuple[int, int] | tuple[str, int]"
+# A register of a rank, by name.
+Slot: TypeAlias = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A register between two nodes."""
+
+    slot: Slot
+    register: Register
+    source: Node
+    target: Node
+
+
+@dataclass(frozen=True)
+class Web:
+    """All plans of a program together.
+
+    Attributes:
+        plans: of all its ranks.
+        seconds: for each rank, how long an act of each of its actors takes.
+    """
+
+    plans: tuple[RankPlan, ...]
+    seconds: Mapping[int, Sequence[float]]
+
+    @property
+    def micro_batches(self) -> int:
+        """How often a node of the loop acts."""
+        return self.plans[0].micro_batches
+
+    @cached_property
+    def _ranks(self) -> dict[int, RankPlan]:
+        return {plan.rank: plan for plan in self.plans}
+
+    @cached_property
+    def nodes(self) -> dict[Node, dict[int, int]]:
+        """Every node, with the actor that it is on each of its ranks.
+
+        Raises:
+            InternalError: when the ranks of a communicator do not agree on how often they meet.
+        """
+        found: dict[Node, dict[int, int]] = {}
+        meetings: dict[str, dict[int, int]] = {}
+        for plan in self.plans:
+            for actor in plan.actors:
+                if isinstance(actor, Communicate):
+                    counts = meetings.setdefault(actor.queue, {})
+                    counts[plan.rank] = counts.get(plan.rank, -1) + 1
+                    found.setdefault((actor.queue, counts[plan.rank]), {})[plan.rank] = actor.id
+                elif not isinstance(actor, Hold):
+                    found[plan.rank, actor.id] = {plan.rank: actor.id}
+        for queue, counts in meetings.items():
+            if len(set(counts.values())) > 1:
+                raise InternalError(f"the ranks meet {counts} times on {queue}")
+        return found
+
+    @cached_property
+    def node_of(self) -> dict[tuple[int, int], Node]:
+        """The node of every actor of every rank."""
+        return {(rank, id): node for node, own in self.nodes.items() for rank, id in own.items()}
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """Every register between acting nodes, once for each reader."""
+        return tuple(self._links())
+
+    def _links(self) -> Iterator[Link]:
+        for plan in self.plans:
+            for register in plan.registers:
+                if isinstance(plan.actors[register.producer], Hold):
+                    continue
+                source = self.node_of[plan.rank, register.producer]
+                for reader in register.consumers:
+                    target = self.node_of[plan.rank, reader]
+                    yield Link((plan.rank, register.value.name), register, source, target)
+
+    @cached_property
+    def into(self) -> dict[Node, list[Link]]:
+        """What each node reads."""
+        found: dict[Node, list[Link]] = {node: [] for node in self.nodes}
+        for link in self.links:
+            found[link.target].append(link)
+        return found
+
+    @cached_property
+    def loop(self) -> frozenset[Node]:
+        """The nodes that act for each micro-batch."""
+        return frozenset(
+            node
+            for node, own in self.nodes.items()
+            if all(self._ranks[rank].actors[id].acts > 1 for rank, id in own.items())
+        )
+
+    def actor(self, node: Node) -> Compute | Communicate | None:
+        """The actor that a node is on the first of its ranks; None for the host's."""
+        rank, id = next(iter(self.nodes[node].items()))
+        actor = self._ranks[rank].actors[id]
+        return actor if isinstance(actor, Compute | Communicate) else None
+
+    @cached_property
+    def levels(self) -> dict[Node, int]:
+        """How often each node waits for all acts of others: it can begin only after so many barriers.
+
+        A register of rate 1 that is made over all micro-batches is a barrier for those that
+        depend on it.
+        """
+        waits = {
+            node: [x for x in links if not x.register.full] for node, links in self.into.items()
+        }
+        order = TopologicalSorter(
+            {node: {x.source for x in links} for node, links in waits.items()}
+        )
+        found: dict[Node, int] = {}
+        for node in order.static_order():
+            levels = (found[x.source] + self._is_barrier(x) for x in waits[node])
+            found[node] = max(levels, default=0)
+        return found
+
+    def _is_barrier(self, link: Link) -> bool:
+        return link.register.rate == 1 and link.source in self.loop
+
+    def crosses_barrier(self, link: Link) -> bool:
+        """Whether a loop register is read only after all its versions have been made."""
+        return link.register.rate > 1 and self.levels[link.source] < self.levels[link.target]
+
+    def lasts(self, node: Node) -> float:
+        """Seconds of an act of a node: its slowest rank's."""
+        return max(self.seconds[rank][id] for rank, id in self.nodes[node].items())
+
+    @cached_property
+    def busiest(self) -> float:
+        """Seconds that the queue with the most work is busy for each micro-batch."""
+        loads: dict[tuple[int, str], float] = {}
+        for plan in self.plans:
+            for actor in plan.actors:
+                node = self.node_of.get((plan.rank, actor.id))
+                if node in self.loop and node is not None:
+                    seat = plan.rank, actor.queue
+                    loads[seat] = loads.get(seat, 0.0) + self.lasts(node)
+        return max(loads.values(), default=0.0)
+
+    def marked_graph(self, copies: Mapping[Slot, int]) -> list[Edge[Node]]:
+        """The edges of the loop: data, and copies that are given back.
+
+        Edges for copies have as labels the registers that have the fewest of all between their two
+        nodes.
+        """
+        data: dict[tuple[Node, Node], int] = {}
+        back: dict[tuple[Node, Node], tuple[int, list[Slot]]] = {}
+        for link in self.links:
+            if link.register.rate == 1 or not {link.source, link.target} <= self.loop:
+                continue
+            if self.crosses_barrier(link):
+                continue
+            full = int(link.register.full)
+            key = link.source, link.target
+            data[key] = min(full, data.get(key, full))
+            free = copies.get(link.slot, link.register.credits) - full
+            fewest, slots = back.get(key, (free, []))
+            if free < fewest:
+                fewest, slots = free, []
+            back[key] = (fewest, [*slots, link.slot] if free == fewest else slots)
+        edges: list[Edge[Node]] = []
+        for (source, target), tokens in data.items():
+            edges.append(Edge(source, target, self.lasts(source), tokens))
+            free, slots = back[source, target]
+            edges.append(Edge(target, source, self.lasts(target), free, tuple(slots)))
+        return edges
+
+
+def with_copies(plan: RankPlan, copies: Mapping[Slot, int]) -> RankPlan:
+    """The plan with other credits."""
+    registers = tuple(
+        replace(each, credits=copies.get((plan.rank, each.value.name), each.credits))
+        for each in plan.registers
+    )
+    return replace(plan, registers=registers)
