@@ -51,6 +51,7 @@ def capture(
     example_batch: Any,
     device_type: str = "cpu",
     training: bool = True,
+    precision: str | None = None,
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -63,6 +64,7 @@ def capture(
             used.
         device_type: where the step will run: "cpu" or "cuda".
         training: False for forward only, with the model in evaluation mode.
+        precision: "bf16" or "fp16" for a forward under torch's autocast.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -81,6 +83,7 @@ def capture(
             batch.flatten_batch(example_batch),
             device_type,
             training,
+            precision,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = update_rules(optimizer, variables.parameters, groups) if optimizer else {}

@@ -31,6 +31,7 @@ from weft.capture.locations import (
     module_paths_noted,
 )
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
+from weft.capture.precision import autocast, loss_seed
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
@@ -79,14 +80,18 @@ def trace_step(
     example: Mapping[str, torch.Tensor],
     device: str,
     training: bool,
+    precision: str | None = None,
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
+
+    With a `precision` the forward runs under autocast; with "fp16" the gradients start from
+    `weft.loss_seed`.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
-    step = _Step(model, loss_fn, variables, batch, training)
+    step = _Step(model, loss_fn, variables, batch, training, (precision, device))
     inputs = _fakes(variables, example, mode, device, training)
     with (
         hints_recorded(),
@@ -153,11 +158,13 @@ class _Step:
         variables: Variables,
         batch: BatchSpec,
         training: bool,
+        cast: tuple[str | None, str] = (None, "cpu"),
     ) -> None:
         self.owner = _Owner(model, loss_fn)
         self.variables = variables
         self.batch = batch
         self.training = training
+        self.cast = cast
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
@@ -173,7 +180,7 @@ class _Step:
             for name, tensor in zip(names, tensors, strict=True)
         }
         # The last mode sees calls first: frames of the other one would hide the user's.
-        with _AttentionWithDropout(), LinesNoted():
+        with _AttentionWithDropout(), LinesNoted(), autocast(*self.cast):
             result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
         loss = self._described(find_loss, result) if self.training else None
         self.outputs, tensors = self._described(describe_outputs, result, loss)
@@ -203,7 +210,8 @@ class _Step:
         }
         mark_backward(loss)
         with backward_noted():
-            found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+            seed = loss_seed(loss) if self.cast[0] == "fp16" else None
+            found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())

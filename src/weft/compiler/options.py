@@ -98,7 +98,6 @@ class Options:
 UNSUPPORTED = frozenset(
     (
         "offload",
-        "precision",
     )
 )
 

@@ -100,7 +100,15 @@ def evaluation(
 ) -> tuple[Captured, Compiled]:
     """A step without updates that reads the variables of `trained` as they lie."""
     device_type = setting.placement.device_type
-    captured = capture(setting.model, function, None, batch, device_type, training=False)
+    captured = capture(
+        setting.model,
+        function,
+        None,
+        batch,
+        device_type,
+        training=False,
+        precision=setting.options.precision,
+    )
     return captured, _compiled(setting, trained, captured.graph)
 
 

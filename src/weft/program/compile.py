@@ -67,8 +67,8 @@ def compile(
     batch, _ = without_shards(example_batch)
     device_type = placement.device_type
     training = optimizer is not None
-    captured = capture(model, loss_fn, optimizer, batch, device_type, training=training)
     options = strategy.options()
+    captured = capture(model, loss_fn, optimizer, batch, device_type, training, options.precision)
     hints = strategy_hints(strategy, captured.graph, stage_placements(options.stages, placement))
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(model, compiled.graph, world, ranks)
