@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
 GRID = [[0, 1], [2, 3]]
+DATA = {"*": weft.split(0)}
 
 
 def mlp() -> tuple[nn.Module, Any, Any]:
@@ -44,6 +45,17 @@ CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Any, Any]], Any, weft.Strat
     "gpt, data": (gpt, [0, 1], weft.data_parallel()),
     "gpt, tensor": (gpt, [0, 1], weft.tensor_parallel(COLUMNS, ROWS)),
     "gpt, hybrid": (gpt, GRID, weft.hybrid_parallel(COLUMNS, ROWS)),
+    "gpt, zero 1": (gpt, [0, 1], weft.Strategy(DATA, zero=weft.Zero(1))),
+    "gpt, zero 3": (gpt, [0, 1], weft.Strategy(DATA, zero=weft.Zero(3))),
+    "gpt, recomputed": (gpt, [0, 1], weft.Strategy(DATA, recompute=["blocks.*"])),
+    "gpt, micro-batches": (gpt, [0, 1], weft.Strategy(DATA, micro_batches=4)),
+    "gpt, zero 3, micro-batches": (
+        gpt,
+        [0, 1],
+        weft.Strategy(DATA, micro_batches=4, zero=weft.Zero(3)),
+    ),
+    "gpt, pipeline": (gpt, [0, 1], weft.Strategy(stages=2, micro_batches=4, schedule="1f1b")),
+    "resnet, micro-batches": (resnet, [0], weft.Strategy(micro_batches=4)),
     "resnet": (resnet, [0], weft.data_parallel()),
     "resnet, data": (resnet, [0, 1, 2, 3], weft.data_parallel()),
 }

@@ -56,13 +56,15 @@ class MeasuredStep:
         meter = self._meter
         lasting: Counter[Kind] = Counter()
         lasting["batch"] = sum(part.nbytes for part in feed.values())
-        known = {meter.number(result) for result in results}
+        returned = {meter.number(result) for result in results}
+        # Views of the batch bring its storage.
+        known = returned | {meter.number(part) for part in feed.values()}
         for item in self._plan.inputs:
             tensor = variables.get(item.key)
             if item.role != "batch" and tensor is not None:
                 lasting[KINDS[item.role]] += tensor.nbytes
                 known.add(meter.number(tensor))
-        left_out = known - {meter.number(result) for result in results}
+        left_out = known - returned
         for number, size, _ in tuple(meter.alive.values()):
             if number not in known:
                 lasting[meter.kinds[number]] += size
