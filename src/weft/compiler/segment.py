@@ -14,6 +14,7 @@ from functools import cached_property
 from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule
 from weft.compiler.parts import Parts, gather
+from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -105,6 +106,7 @@ class _Cutter:
         run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts.
         made: values that `run` makes.
+        joined: those of them that all micro-batches make together: no micro-batch of `run` has them.
     """
 
     outside: set[str]
@@ -113,6 +115,7 @@ class _Cutter:
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
     made: set[str] = field(default_factory=set)
+    joined: set[str] = field(default_factory=set)
 
     def add(self, item: LocalCall | LocalUpdate | Bucket) -> None:
         if isinstance(item, Bucket):
@@ -122,6 +125,8 @@ class _Cutter:
             return
         if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
             self.cut()
+        if item.reads & self.joined:
+            self.cut()
         late = item.reads - self.outside - self.made - self.waited
         # What comes once a step is there for all micro-batches but the first: no reason to cut.
         if self.run and any(self.parts.comes_again(name, item) for name in late):
@@ -129,6 +134,8 @@ class _Cutter:
         self.waited |= late
         self.run.append(item)
         self.made.update(value.name for value in item.makes)
+        if isinstance(item, LocalCall) and item.op in OVER_STEP:
+            self.joined.update(value.name for value in item.makes)
 
     def cut(self) -> None:
         """End the run that grows."""
@@ -136,7 +143,7 @@ class _Cutter:
             return
         self.work.append(Run(tuple(self.run)))
         self.outside |= self.made | self.waited
-        self.run, self.waited, self.made = [], set(), set()
+        self.run, self.waited, self.made, self.joined = [], set(), set(), set()
 
 
 def _sources(program: LocalProgram, work: Sequence[Run | Bucket]) -> tuple[Hold, Feed]:

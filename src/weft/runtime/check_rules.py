@@ -22,7 +22,7 @@ from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.check_losses import nll_gradient_shard, nll_shard
-from weft.runtime.local_ops import blank
+from weft.runtime.local_ops import blank, slice_
 from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
 
@@ -405,6 +405,7 @@ def _embedding_gradient_shard(
 _WEFT_OPS: dict[str, Any] = {
     "weft.hint": lambda x, sbp: x,
     "weft.blank": blank,
+    "weft.slice": slice_,
     "weft.checked": lambda x, info, name, matrix: x,
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,

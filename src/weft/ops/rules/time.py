@@ -14,8 +14,8 @@ def _sums(call: OpCall) -> Groups:
     return FIRST if argument(call, 1, "reduction") == "sum" else ()
 
 
-def _pack(call: OpCall) -> Factors:
-    """The packed dimension is whole: balanced shards of the result are not those of its parts."""
+def _along(call: OpCall) -> Factors:
+    """The dimension is whole: balanced shards of the whole are not those of its parts."""
     rank = len(call.operands[0].shape)
     names = except_dims(rank, {normal_dim(argument(call, 1, "dim"), rank)})
     return Factors((names,), (names,))
@@ -23,7 +23,9 @@ def _pack(call: OpCall) -> Factors:
 
 # The reduction of a value over all micro-batches; their concatenation along a dimension.
 rule("weft.accumulate", pointwise, linear=_sums)
-rule("weft.pack", _pack, linear=FIRST, monotone=FIRST)
+rule("weft.pack", _along, linear=FIRST, monotone=FIRST)
+# A micro-batch's part of a value of the step (the offset varies).
+rule("weft.slice", _along, linear=FIRST, monotone=FIRST, view=True)
 # A value of the step as every micro-batch reads it (the second argument varies).
 rule("weft.use", pointwise, linear=FIRST, monotone=FIRST, view=True)
 # A total over the batch divided by (its count less a correction): what BatchNorm normalizes with.
