@@ -20,7 +20,7 @@ from weft.compiler.memory_order import Moment, moments_of
 from weft.compiler.options import Options
 from weft.compiler.prefetch import prefetch
 from weft.compiler.schedule_copies import enough, fewest, of_preset
-from weft.compiler.schedule_presets import Preset, early_actors, preset, with_priorities
+from weft.compiler.schedule_presets import Preset, computed, early_actors, preset, with_priorities
 from weft.compiler.schedule_web import Slot, Web, with_copies
 from weft.compiler.schedule_weights import split_backward
 from weft.compiler.segment import segment
@@ -83,7 +83,7 @@ def plan_together(
         if named.name == "zero_bubble":
             programs = [split_backward(program) for program in programs]
         return making.with_preset(programs, named)
-    rule = Preset("zero_bubble", len(stages.placements), len(stages.placements), micro_batches)
+    rule = computed(stages, micro_batches)
     best = making.computed(programs, rule)
     if len(stages.placements) > 1 and micro_batches > 1:
         split = making.computed([split_backward(program) for program in programs], rule)

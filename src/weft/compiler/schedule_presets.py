@@ -21,7 +21,7 @@ from weft.ir.plan import Actor, Communicate, Compute
 _RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
     "gpipe": ("forward", "backward", "weight"),
     "1f1b": ("backward", "forward", "weight"),
-    "interleaved": ("backward", "forward", "weight"),
+    "interleaved": ("forward", "backward", "weight"),
     "zero_bubble": ("backward", "forward", "weight"),
 }
 
@@ -45,17 +45,19 @@ class Preset:
     def in_flight(self, stage: int) -> int:
         """How many micro-batches may be between a stage's forward and the end of its backward."""
         found = self.micro_batches
-        if self.name in ("1f1b", "zero_bubble"):
+        if self.name == "1f1b":
             found = self.stages - stage
+        elif self.name == "zero_bubble":
+            # As much as 1F1B's first stage: later ones put the gradients of their weights off.
+            found = self.stages
         elif self.name == "interleaved":
             found = interleaved_in_flight(stage, self.stages, self.around, self.micro_batches)
         return max(1, min(found, self.micro_batches))
 
     def priority(self, phase: Phase) -> int:
-        """Of a phase: lower goes first. Of equal kinds, that goes first which is nearer to the end of a micro-batch."""
+        """Of a phase: lower goes first. Of equal kinds, that of the later stage does."""
         kind = _RANKS[self.name].index(phase.kind)
-        ahead = phase.stage if phase.kind != "forward" else self.stages - 1 - phase.stage
-        return 1 + kind * self.stages + ahead
+        return 1 + kind * self.stages + self.stages - 1 - phase.stage
 
 
 def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
@@ -64,16 +66,25 @@ def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
     Raises:
         StrategyError: when it is interleaved and no ranks run several stages.
     """
-    count = len(stages.placements)
-    around = next(
-        (n for n in range(1, count) if stages.placements[n] == stages.placements[0]), count
-    )
+    count, around = len(stages.placements), stages_around(stages)
     if name == "interleaved" and around == count:
         raise StrategyError(
             'schedule="interleaved" needs several stages on each rank, such as stages=4 on 2 ranks, '
             f'found {count} on ranks of their own; "1f1b" does without'
         )
     return Preset(name, count, around, micro_batches)
+
+
+def computed(stages: Stages, micro_batches: int) -> Preset:
+    """The priorities of computed schedules; their copies are computed."""
+    count, around = len(stages.placements), stages_around(stages)
+    return Preset("zero_bubble" if around == count else "interleaved", count, around, micro_batches)
+
+
+def stages_around(stages: Stages) -> int:
+    """The number of stages after which the ranks of the first run another one; all if none does."""
+    first, count = stages.placements[0], len(stages.placements)
+    return next((n for n in range(1, count) if stages.placements[n] == first), count)
 
 
 def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: int) -> int:
