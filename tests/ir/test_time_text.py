@@ -40,6 +40,7 @@ locations = st.none() | st.builds(
 )
 names = st.sampled_from(("a", "b", "c")).map(lambda name: (name,))
 once = st.integers(1, 4)
+skips = st.none() | st.just("overflow")
 X, Y = LocalValue("x", (2,), "float32"), LocalValue("y", (2,), "float32")
 
 
@@ -57,7 +58,7 @@ def plans(draw):
     phase = draw(phases)
     nodes = (
         LocalCall("aten.add.Tensor", draw(arguments), (), (Y,), phase),
-        LocalUpdate("copy", "x", "y", draw(st.just(()) | names), 0, "w", draw(phases)),
+        LocalUpdate("copy", "x", "y", draw(st.just(()) | names), 0, "w", draw(phases), draw(skips)),
     )
     exchange = draw(
         st.sampled_from(

@@ -88,3 +88,56 @@ def test_bf16_on_two_ranks(level: int | None) -> None:
         if level == 3:  # weights travel as bf16
             moved = [box.output for box in graph.of_kind(Box) if box.output.shape == (64, 16)]
             assert {value.dtype for value in moved} == {"bfloat16"}
+
+
+def scaled_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Cross-entropy times a factor of the batch: a large one makes gradients overflow."""
+    loss: torch.Tensor = token_loss(model, batch) * batch["factor"].mean()
+    return loss
+
+
+def grad_scaler_training(
+    model: nn.Module, batches: list[Any], max_norm: float
+) -> tuple[list[float], dict[str, torch.Tensor], list[float]]:
+    """Losses, final state and scales of plain PyTorch under autocast with a `GradScaler`."""
+    model = copy.deepcopy(model)
+    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu")
+    losses, scales = [], []
+    for batch in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = scaled_loss(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        scales.append(scaler.get_scale())
+    return losses, model.state_dict(), scales
+
+
+FP16: dict[str, tuple[list[int], weft.Strategy]] = {
+    "one rank": ([0], weft.Strategy()),
+    "sharded": ([0, 1], replace(DATA, zero=weft.Zero(3))),
+    "two stages": ([0, 1], replace(DATA, stages=2)),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", FP16)
+def test_fp16_is_autocast_with_a_grad_scaler(case: str) -> None:
+    """The second step overflows: it changes nothing but the scale, on every rank."""
+    grid, strategy = FP16[case]
+    torch.manual_seed(0)
+    model, batches = GPT(), batches_of(token_batch, 4)
+    for batch, factor in zip(batches, (1.0, 1e5, 1.0, 1.0), strict=True):
+        batch["factor"] = torch.full((8,), factor)
+    losses, state, scales = grad_scaler_training(model, batches, 0.3)
+    assert scales == [65536.0, 32768.0, 32768.0, 32768.0]
+    strategy = replace(strategy, precision="fp16", clip_norm=0.3)
+    with compiled(model, scaled_loss, batches[0], grid, strategy) as program:
+        assert [program.step(batch).item() for batch in batches] == pytest.approx(losses, rel=1e-4)
+        assert difference(program.full_state_dict(), state) < 5e-3
+        halved = {node.key for node in program.graph.of_kind(Input) if node.role == "state"}
+        assert {"grad_scaler.scale", "grad_scaler.growth_tracker"} <= halved

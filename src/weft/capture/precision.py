@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import CaptureError
 
-_DTYPES = {"bf16": torch.bfloat16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str | None, device_type: str) -> AbstractContextManager[Any]:
@@ -21,7 +21,7 @@ def autocast(precision: str | None, device_type: str) -> AbstractContextManager[
     if precision is None:
         return nullcontext()
     if precision not in _DTYPES:
-        raise CaptureError(f"precision={precision!r} is not supported; expected 'bf16' or None")
+        raise CaptureError(f"precision={precision!r} is unknown; expected 'bf16', 'fp16' or None")
     return torch.autocast(device_type, dtype=_DTYPES[precision])
 
 

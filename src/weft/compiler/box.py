@@ -162,8 +162,8 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
         case Call(args=args, kwargs=kwargs):
             kept = tuple((key, _renamed_arg(arg, names)) for key, arg in kwargs)
             return replace(node, args=_renamed_arg(args, names), kwargs=kept)
-        case Update(source=source):
-            return replace(node, source=ref(source))
+        case Update(source=source, skip=skip):
+            return replace(node, source=ref(source), skip=skip and ref(skip))
         case Output(value=value):
             return replace(node, value=ref(value))
         case _:

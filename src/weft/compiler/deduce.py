@@ -18,7 +18,7 @@ from weft.compiler.deduce_hints import check_hints
 from weft.compiler.deduce_problem import Problem, build
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Update, node_uses
-from weft.layout import Layout, Placement
+from weft.layout import Layout, Placement, broadcast_layout
 
 
 def deduce(
@@ -66,9 +66,7 @@ def _assignment(
 
     def wanted(number: int, node: Node) -> tuple[Layout, ...]:
         if isinstance(node, Update):
-            stay, target = {ref.name for ref in node.states}, node.target.name
-            names = dict.fromkeys(node_uses(node))
-            return tuple(values[name if name in stay else target] for name in names)
+            return tuple(_wanted(node, name, values) for name in dict.fromkeys(node_uses(node)))
         return operands(problem.variable_of[number])
 
     values = {name: result(*made) for name, made in problem.made.items()}
@@ -80,3 +78,11 @@ def _assignment(
     shared = {name: result(share, 0) for name, share in problem.share_of.items()}
     differing = {name: layout for name, layout in shared.items() if layout != values[name]}
     return Assignment(values, readers, differing, choice.cost, choice.exact)
+
+
+def _wanted(update: Update, name: str, values: Mapping[str, Layout]) -> Layout:
+    """How an update reads `name`: its source as its target lies, states as they are, numbers whole."""
+    target = values[update.target.name]
+    if update.skip is not None and name == update.skip.name:
+        return broadcast_layout(target.placement)
+    return values[name] if name in {ref.name for ref in update.states} else target

@@ -212,7 +212,10 @@ class _View:
         assert isinstance(target, Input)
         states = tuple(ref.name for ref in node.states)
         source = self.name(node.source.name)
-        return LocalUpdate(node.rule, node.target.name, source, states, node.group, target.key)
+        skip = self.name(node.skip.name) if node.skip else None
+        return LocalUpdate(
+            node.rule, node.target.name, source, states, node.group, target.key, skip=skip
+        )
 
 
 def _place_of(node: Call | Update) -> str:

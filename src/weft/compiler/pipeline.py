@@ -11,6 +11,7 @@ from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
 from weft.compiler.localize import localize
+from weft.compiler.loss_scale import scale_loss, unscale
 from weft.compiler.memory import Peak, memory
 from weft.compiler.memory_limit import check_limit
 from weft.compiler.microbatch import split_time
@@ -77,13 +78,14 @@ def compile_graph(
     """
     options = options or Options()
     check_supported(options)
-    graph, stages = assign_stages(verify(graph), options, placement, homes)
+    graph = verify(scale_loss(verify(graph)))
+    graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(recompute(graph, options.recompute))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     sharded = shard_variables(graph, on_grids, options.zero, stages)
-    graph = verify(clip_norm(sharded.graph, options.clip_norm))
+    graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_signatures(verify(laid, with_layouts=True))
     groups = communicators(boxed)

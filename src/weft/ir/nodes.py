@@ -132,7 +132,8 @@ class Update:
     `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as
     "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
     in place too). `group` is the index of the parameter group that the hyperparameters come from.
-    `elementwise` says whether the rule may run on any shard.
+    `elementwise` says whether the rule may run on any shard. Where the number `skip` is not 0, the
+    update is left out.
     """
 
     rule: str
@@ -141,6 +142,7 @@ class Update:
     states: tuple[Ref, ...] = ()
     group: int = 0
     elementwise: bool = True
+    skip: Ref | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,9 @@ def node_uses(node: Node) -> tuple[str, ...]:
             return tuple(refs(args)) + tuple(name for _, arg in kwargs for name in refs(arg))
         case Box(input=ref) | Output(value=ref):
             return (ref.name,)
-        case Update(target=target, source=source, states=states):
-            return (target.name, source.name, *(ref.name for ref in states))
+        case Update(target=target, source=source, states=states, skip=skip):
+            every = (target, source, *states, *((skip,) if skip else ()))
+            return tuple(ref.name for ref in every)
         case _:
             return ()
 

@@ -124,4 +124,6 @@ def _update(scanner: Scanner) -> Update:
     scanner.expect("from")
     source = Ref(scanner.name())
     states = tuple(map(Ref, scanner.names())) if scanner.accept("states") else ()
-    return Update(rule, target, source, states, group, not scanner.accept("whole"))
+    whole = scanner.accept("whole")
+    skip = Ref(scanner.name()) if scanner.accept("skip") else None
+    return Update(rule, target, source, states, group, not whole, skip)

@@ -97,11 +97,12 @@ class LocalUpdate:
     group: int
     key: str
     phase: Phase = FORWARD
+    skip: str | None = None
 
     @property
     def reads(self) -> set[str]:
         """The local values that the update reads; it writes the target and the states."""
-        return {self.target, self.source, *self.states}
+        return {self.target, self.source, *self.states, *((self.skip,) if self.skip else ())}
 
     @property
     def makes(self) -> tuple[LocalValue, ...]:

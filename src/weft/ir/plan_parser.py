@@ -272,4 +272,5 @@ def _update(scanner: Scanner) -> LocalUpdate:
     scanner.expect("from")
     source = scanner.name()
     states = tuple(scanner.names()) if scanner.accept("states") else ()
-    return LocalUpdate(rule, target, source, states, group, key, scanner.phase())
+    skip = scanner.name() if scanner.accept("skip") else None
+    return LocalUpdate(rule, target, source, states, group, key, scanner.phase(), skip)

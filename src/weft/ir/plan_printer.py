@@ -97,7 +97,8 @@ def local_text(node: LocalNode) -> str:
         case LocalUpdate(rule=rule, group=group, key=key, target=target, source=source):
             states = f" states {_names(node.states)}" if node.states else ""
             head = f"update {quoted(rule)} group {group} {quoted(key)}"
-            return f"{head} %{target} from %{source}{states}{phase_text(node.phase)}"
+            skip = f" skip %{node.skip}" if node.skip else ""
+            return f"{head} %{target} from %{source}{states}{skip}{phase_text(node.phase)}"
         case Collective():
             return _collective_text(node)
         case Transfer():

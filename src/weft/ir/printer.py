@@ -31,9 +31,10 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
 def _update_text(node: Update) -> str:
     states = f" states {', '.join(f'%{ref.name}' for ref in node.states)}" if node.states else ""
     whole = "" if node.elementwise else " whole"
+    skip = f" skip %{node.skip.name}" if node.skip else ""
     return (
         f"update {quoted(node.rule)} group {node.group} %{node.target.name} from %{node.source.name}"
-        f"{states}{whole}"
+        f"{states}{whole}{skip}"
     )
 
 

@@ -18,7 +18,12 @@ from weft.program.hints import strategy_hints
 from weft.program.program import Program
 from weft.program.shards import without_shards
 from weft.program.strategy import Strategy, data_parallel
-from weft.program.variables import add_optimizer_states, agreed_seed, initial_variables
+from weft.program.variables import (
+    add_loss_scale,
+    add_optimizer_states,
+    agreed_seed,
+    initial_variables,
+)
 from weft.runtime.distributed import current_world
 
 
@@ -75,4 +80,5 @@ def compile(
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
     setting = Setting(model, world, placement, options, variables, seed)
     add_optimizer_states(setting, compiled.graph, optimizer)
+    add_loss_scale(setting, compiled.graph)
     return Program(setting, captured, compiled, optimizer)

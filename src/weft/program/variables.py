@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from weft.compiler.loss_scale import FIRST_VALUES
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
@@ -69,6 +70,18 @@ def add_optimizer_states(
             key = f"{keys.get(id(parameter), '')}.{name}"
             if isinstance(whole, Tensor):
                 _add_state(setting, key, whole, states.get(key))
+
+
+def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
+    """Give the states of a loss scale their first values, on the ranks where they live."""
+    for node in graph.of_kind(Input):
+        layout = node.value.layout
+        if node.role == "state" and node.key in FIRST_VALUES and layout is not None:
+            dtype = getattr(torch, node.value.dtype)
+            for rank in setting.variables.keys() & layout.placement.coordinates.keys():
+                device = setting.world.device(rank)
+                first = torch.tensor(FIRST_VALUES[node.key], dtype=dtype, device=device)
+                setting.variables[rank].add(node.key, first)
 
 
 def _add_state(setting: Setting, key: str, whole: Tensor, value: Value | None) -> None:

@@ -23,6 +23,7 @@ from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.check_losses import nll_gradient_shard, nll_shard
 from weft.runtime.local_ops import blank, slice_
+from weft.runtime.pass_ops import next_scale
 from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
 
@@ -416,6 +417,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
     **TIME_OPS,
+    "weft.next_scale": next_scale,
     "weft.after": lambda x, awaited: x,
     "weft.take": lambda x, sbp, *rest: x,
     "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),

@@ -99,10 +99,21 @@ class OptimizerUpdates:
         self._published = True
 
 
+class SkippedUpdates:
+    """Updates that are left out when the last source, a number, is not 0."""
+
+    def __init__(self, updates: Updates) -> None:
+        self._updates = updates
+
+    def run(self, sources: Sequence[Tensor]) -> None:
+        if not sources[-1].item():
+            self._updates.run(sources[:-1])
+
+
 def group_updates(
     updates: Sequence[LocalUpdate], variables: Variables, optimizer: torch.optim.Optimizer | None
 ) -> list[tuple[list[str], Updates]]:
-    """Join the updates of one actor by rule.
+    """Join the updates of one actor by rule, and by what says that they are left out.
 
     Returns:
         For each join, the names of the sources and what runs them.
@@ -110,19 +121,27 @@ def group_updates(
     Raises:
         InternalError: when the plan needs an optimizer of another class than the one given.
     """
-    rules = list(dict.fromkeys(update.rule for update in updates))
+    kinds = list(dict.fromkeys((update.rule, update.skip) for update in updates))
     joined: list[tuple[list[str], Updates]] = []
-    for rule in rules:
-        members = [update for update in updates if update.rule == rule]
+    for rule, skip in kinds:
+        members = [update for update in updates if (update.rule, update.skip) == (rule, skip)]
         sources = [update.source for update in members]
-        if rule == "copy":
-            targets = [variables[update.key].detach() for update in members]
-            joined.append((sources, CopyUpdates(targets)))
-        elif optimizer is None or type(optimizer).__name__ != rule:
-            raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
-        else:
-            joined.append((sources, OptimizerUpdates(optimizer, members, variables)))
+        run = _updates(rule, members, variables, optimizer)
+        joined.append((sources, run) if skip is None else ([*sources, skip], SkippedUpdates(run)))
     return joined
+
+
+def _updates(
+    rule: str,
+    members: Sequence[LocalUpdate],
+    variables: Variables,
+    optimizer: torch.optim.Optimizer | None,
+) -> Updates:
+    if rule == "copy":
+        return CopyUpdates([variables[update.key].detach() for update in members])
+    if optimizer is None or type(optimizer).__name__ != rule:
+        raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
+    return OptimizerUpdates(optimizer, members, variables)
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:

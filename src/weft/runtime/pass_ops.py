@@ -37,6 +37,16 @@ def clip_factor(square: Tensor, max_norm: float) -> Tensor:
     return torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
 
 
+def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor, Tensor]:
+    """`weft.next_scale`: the loss scale after a step, and for how many steps it has stood.
+
+    Halved on overflow, doubled after 2000 steps without: the numbers of `torch.amp.GradScaler`.
+    """
+    scale, tracker = scale.clone(), tracker.clone()
+    torch._amp_update_scale_(scale, tracker, overflow, 2.0, 0.5, 2000)
+    return scale, tracker
+
+
 def after(x: Tensor, awaited: Tensor) -> Tensor:
     """`weft.after`: `x`; whoever runs it has waited for `awaited`."""
     return x
@@ -47,5 +57,6 @@ PASS_OPS: dict[str, Callable[..., Any]] = {
     "weft.nonfinite": nonfinite,
     "weft.scale": scale,
     "weft.clip_factor": clip_factor,
+    "weft.next_scale": next_scale,
     "weft.after": after,
 }

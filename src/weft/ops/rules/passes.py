@@ -28,6 +28,7 @@ rule("weft.nonfinite", "...+ -> ", reduction="max", flops=_no_work, traffic=_no_
 rule("weft.scale", pointwise, linear=FIRST)
 # Numbers of the step, the same on all ranks.
 rule("weft.clip_factor", whole_factors)
+rule("weft.next_scale", whole_factors)
 # A parameter for one group of its readers, in each micro-batch; lies as its text says.
 rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
 # The first operand, but not before the second is there.
