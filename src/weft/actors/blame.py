@@ -10,7 +10,7 @@ from weft.ir.plan import RankPlan
 
 
 def blame(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[int, ...]:
-    """The actor that most of those that wait wait for in the end, or the actors of a circle, each waiting for the next.
+    """The actor that most others wait for in the end, or the actors of a circle of waiting.
 
     Args:
         plan: the rank's plan.
@@ -42,7 +42,7 @@ class _Search:
         self._turns = {actor.id: turns.get(actor.queue) for actor in plan.actors}
 
     def end(self, id: int) -> tuple[int, ...]:
-        """The actor at the end of the chain that begins with `id`, or the circle that it runs into."""
+        """The actor at the end of the chain that begins with `id`, or the circle it runs into."""
         chain: list[int] = []
         while id not in chain:
             chain.append(id)

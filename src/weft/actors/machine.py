@@ -96,7 +96,7 @@ class QueueMachine:
         return tuple(actions)
 
     def ready(self) -> tuple[Act, ...]:
-        """The acts that may start now, in the order in which they would; empty while one runs or when in order."""
+        """The acts that may start now, first to last; none while one runs or when in order."""
         if self._running is not None:
             return ()
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
@@ -195,7 +195,7 @@ class QueueMachine:
         actions.append(self._running)
 
     def _start_part(self, task: Task, step: int, micro: int) -> int:
-        """Take the copies that the first act of a step takes, and count what the next step lacks after the last."""
+        """Take a step's copies before its first act; after its last, count what the next lacks."""
         if not micro:
             self._take(task.fills)
         if micro + 1 < task.acts:
@@ -266,7 +266,7 @@ class QueueMachine:
             self._settle(port, version)
 
     def _read(self, ports: tuple[Port, ...], version: int, actions: list[Action]) -> None:
-        """A reader is done with a version of each register; the last one of this queue gives it back."""
+        """A reader is done with a version of each register; the queue's last one gives it back."""
         for port in ports:
             left = port.local[version] - 1
             if left:

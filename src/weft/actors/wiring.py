@@ -76,7 +76,7 @@ class Port:
 
 
 def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]:
-    """Tasks (in plan order) and ports (by register) of one queue, in the state before the first step."""
+    """Tasks (in plan order) and ports (by register) of one queue, as before the first step."""
     registers = {register.value.name: register for register in plan.registers}
     ports: dict[str, Port] = {}
     tasks = []

@@ -35,8 +35,9 @@ def register_text(register: Register) -> str:
     value = register.value
     rate = "" if register.rate == 1 else f" rate {register.rate}"
     return (
-        f"register %{value.name} : {_type_text(value)} {register.kind} credits {register.credits}{rate}"
-        f" from {register.producer} to {argument_text(register.consumers)}{' full' if register.full else ''}"
+        f"register %{value.name} : {_type_text(value)} {register.kind}"
+        f" credits {register.credits}{rate} from {register.producer}"
+        f" to {argument_text(register.consumers)}{' full' if register.full else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is legal about time in a plan: acts and rates, values made over a step, control registers, orders."""
+"""What is legal about time in a plan: acts, rates, values made over a step, control, orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.ir.plan import Actor, Communicate, Compute, Hold, LocalCall, LocalNode
 
 
 def rates_fit(plan: RankPlan) -> Iterator[str]:
-    """Acts and rates are 1 or the number of micro-batches; no register is faster than an actor at it."""
+    """Acts and rates are 1 or the micro-batches; no register is faster than an actor at it."""
     legal = (1, plan.micro_batches)
     for actor in plan.actors:
         if actor.acts not in legal:
@@ -24,7 +24,7 @@ def rates_fit(plan: RankPlan) -> Iterator[str]:
 
 
 def versions_complete(plan: RankPlan) -> Iterator[str]:
-    """What the acts of a step make together is accumulated or packed; those of the step do not read it."""
+    """What a step's acts make together is accumulated or packed; they do not read it."""
     once = {r.value.name for r in plan.registers if r.rate == 1 and r.kind != "control"}
     for actor in plan.actors if plan.micro_batches > 1 else ():
         calls = list(_calls(actor))
@@ -47,7 +47,7 @@ def varying_arguments_complete(plan: RankPlan) -> Iterator[str]:
 
 
 def control_registers_empty(plan: RankPlan) -> Iterator[str]:
-    """A control register has no tensor to be read or made, and only such a one is waited for or signalled."""
+    """A control register has no tensor; only such a one is waited for or signalled."""
     control = {r.value.name: r for r in plan.registers if r.kind == "control"}
     for name, register in control.items():
         if (register.value.shape, register.value.dtype) != ((0,), "bool"):
@@ -62,7 +62,7 @@ def control_registers_empty(plan: RankPlan) -> Iterator[str]:
 
 
 def orders_complete(plan: RankPlan) -> Iterator[str]:
-    """A queue has one order at most; it names every act once, micro-batches of an actor ascending."""
+    """A queue has one order at most: every act once, micro-batches of an actor ascending."""
     queues = [order.queue for order in plan.orders]
     for queue in sorted({queue for queue in queues if queues.count(queue) > 1}):
         yield f"{queue} has two orders"

@@ -149,7 +149,7 @@ class _Body:
         self._names: dict[str, str] = {}
 
     def lines(self, names: dict[str, str]) -> list[str]:
-        """The lines; fills `names`, which holds those of the inputs, with the local names of values."""
+        """The lines; adds the local names of values to `names`, which holds those of inputs."""
         self._names = names
         last = {name: index for index, call in enumerate(self._calls) for name in call_refs(call)}
         lines = []

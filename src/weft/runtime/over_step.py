@@ -1,4 +1,4 @@
-"""Ops that make one value of all micro-batches of a step (`weft.ir.nodes.OVER_STEP`): they keep it between acts."""
+"""Ops that make one value of all micro-batches of a step (`OVER_STEP`) and keep it between acts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Accumulate:
 
 
 class Pack:
-    """`weft.pack(x, dim)`: the values of the micro-batches, all of one size, one after the other along `dim`."""
+    """`weft.pack(x, dim)`: the values of the micro-batches, all of one size, joined along `dim`."""
 
     def __init__(self, micro_batches: int, owned: bool = False) -> None:
         self._micro_batches = micro_batches

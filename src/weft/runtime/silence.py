@@ -1,4 +1,4 @@
-"""What to say when a rank does nothing for too long: whom everything waits for, who runs, and who waits."""
+"""What to say when a rank does nothing for too long: whom all wait for, who runs, and who waits."""
 
 from __future__ import annotations
 
