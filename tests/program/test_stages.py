@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,35 @@ def test_stages_equal_one_device(case: str) -> None:
         assert len(program.graph.placements) > 1
         assert parse_graph(str(program.graph)) == program.graph
         assert steps(job, program) == pytest.approx(losses, rel=1e-10)
+        assert_state(program.full_state_dict(), state)
+
+
+LAYERS = ("norm1", "attention.qkv", "attention.proj", "norm2", "up", "down")
+MODULES = [
+    "tokens",
+    "positions",
+    *(f"blocks.{block}.{layer}" for block in range(2) for layer in LAYERS),
+    "norm",
+    "head",
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("seed", "micro_batches"), [(4, 1), (1, 2)])
+def test_any_cut_works(seed: int, micro_batches: int) -> None:
+    """Each layer in any stage, forth and back between ranks; two stages share theirs."""
+    draw = random.Random(seed)
+    placements = on(0, 1), on(0, 1), on(2, 3)
+    where = [*range(3), *(draw.randrange(3) for _ in MODULES[3:])]
+    stages = [
+        weft.Stage([module for module, stage in zip(MODULES, where, strict=True) if stage == i], at)
+        for i, at in enumerate(placements)
+    ]
+    model, losses, state = plain("gpt")
+    with weft.local_world(4):
+        strategy = weft.Strategy(stages=stages, micro_batches=micro_batches)
+        program = compiled("gpt", model, LINE, strategy)
+        assert steps("gpt", program) == pytest.approx(losses, rel=1e-10)
         assert_state(program.full_state_dict(), state)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule, ScheduleItem
 from weft.ir.nodes import FORWARD, Phase
-from weft.ir.plan import LocalProgram, LocalUpdate
+from weft.ir.plan import LocalProgram, LocalUpdate, Transfer
 
 
 class Part(NamedTuple):
@@ -137,11 +137,16 @@ class _Line:
 
 
 def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:
-    """For each item, those that must come before it: makers, readers of what it overwrites, earlier communications."""
+    """For each item, those that must come before it: makers, readers of what it overwrites, earlier communications.
+
+    What other ranks make of a transfer may come back in any later communication, so these stay
+    behind it.
+    """
     bases = variable_views(program)
     makers = {value.name: number for number, item in enumerate(items) for value in item.makes}
     readers: dict[str, list[int]] = {}
     last: dict[int, int] = {}
+    sent: list[int] = []
     waits: list[set[int]] = []
     for number, item in enumerate(items):
         found = {makers[name] for name in item.reads if name in makers}
@@ -152,7 +157,13 @@ def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:
             communicator = item.collectives[0].communicator
             found.update([last[communicator]] if communicator in last else [])
             last[communicator] = number
+            found.update(sent[-1:])
+            sent += [number] if _sends(item) else []
         for name in item.reads:
             readers.setdefault(bases.get(name, name), []).append(number)
         waits.append(found - {number})
     return waits
+
+
+def _sends(item: Bucket) -> bool:
+    return any(isinstance(each, Transfer) and each.sends for each in item.collectives)
