@@ -1,21 +1,39 @@
 """Prefetch parameters that are gathered for each use: a few ahead, no more, by control registers.
 
-A gather needs nothing but a shard that is always there, so it could run at any time and its result
-would lie there until it is used. Here the gathers of a stage's forward, and those of its backward,
-form a ring: the last reader of a gather lets the one `AHEAD` places after it begin.
+A gather needs nothing but a shard that is always there, so it could run at any time, and what it
+makes would lie there until it is used. Here the gathers of a phase form a ring, in the order of
+their use: the last reader of a gather lets the one `AHEAD` places after it begin. In a loop the
+ring is closed: the last gathers of a micro-batch let the first of the next one begin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
 from weft.compiler.options import Zero
+from weft.ir.nodes import Phase
 from weft.ir.plan import (
     Actor,
+    Communicate,
+    Compute,
+    LocalCall,
     LocalProgram,
+    LocalValue,
     Register,
 )
 
-# How many gathered parameters, or buckets of them, exist at a time.
+# How many gathers may be done or under way before the results of the first of them are used up.
 AHEAD = 2
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """A gather with the first and the last actor that reads what it makes."""
+
+    id: int
+    first: int
+    last: int
 
 
 def prefetch(
@@ -27,4 +45,75 @@ def prefetch(
     """
     if zero is None or zero.level < 3:
         return actors, ()
-    return actors, ()
+    controls = tuple(
+        control
+        for ring in _rings(program, actors)
+        for control in _controls(ring, program.micro_batches if actors[ring[0].id].acts > 1 else 1)
+    )
+    waits = {control.consumers[0]: control.value.name for control in controls}
+    signals: dict[int, tuple[str, ...]] = {}
+    for control in controls:
+        name = control.value.name
+        signals[control.producer] = (*signals.get(control.producer, ()), name)
+    return tuple(_told(actor, waits, signals) for actor in actors), controls
+
+
+def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gather]]:
+    """The gathers of parameters that run as often as the step needs them, by phase, in the order of their use."""
+    shards = _shards(program)
+    readers: dict[str, list[int]] = {}
+    for actor in actors:
+        for name in actor.consumes:
+            readers.setdefault(name, []).append(actor.id)
+    rings: dict[Phase, list[_Gather]] = {}
+    for actor in actors:
+        if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
+            continue
+        ids = [id for name in actor.produces for id in readers.get(name, ())]
+        gathers = all(each.kind == "all_gather" for each in actor.collectives)
+        if ids and gathers and shards.issuperset(actor.consumes):
+            rings.setdefault(actor.phase, []).append(_Gather(actor.id, min(ids), max(ids)))
+    for ring in rings.values():
+        yield sorted(ring, key=lambda gather: (gather.first, gather.id))
+
+
+def _shards(program: LocalProgram) -> set[str]:
+    """The parameters, and what is made of nothing else."""
+    found = {item.value.name for item in program.inputs if item.role == "parameter"}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.reads and node.reads <= found:
+            found.update(value.name for value in node.makes)
+    return found
+
+
+def _controls(ring: Sequence[_Gather], micro_batches: int) -> Iterator[Register]:
+    """The registers that make each gather wait for the last reader of an earlier one."""
+    for place, gather in enumerate(ring):
+        behind = place + AHEAD
+        again = behind >= len(ring)
+        if again and (micro_batches == 1 or len(ring) <= AHEAD):
+            continue
+        target = ring[behind % len(ring)]
+        # One that is read until late, such as a tied weight, holds nobody up.
+        if gather.last < target.first or again:
+            value = LocalValue(f"turn.{target.id}", (0,), "bool")
+            yield Register(
+                value,
+                "control",
+                gather.last,
+                (target.id,),
+                credits=micro_batches + 1,
+                full=again,
+                rate=micro_batches,
+            )
+
+
+def _told(actor: Actor, waits: Mapping[int, str], signals: Mapping[int, tuple[str, ...]]) -> Actor:
+    """An actor with the control registers that it waits for and gives."""
+    made = signals.get(actor.id, ())
+    if isinstance(actor, Compute) and made:
+        return replace(actor, produces=(*actor.produces, *made))
+    if isinstance(actor, Communicate) and (made or actor.id in waits):
+        waited = (waits[actor.id],) if actor.id in waits else ()
+        return replace(actor, waits=waited, signals=made)
+    return actor

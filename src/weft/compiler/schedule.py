@@ -26,6 +26,7 @@ from weft.compiler.schedule_weights import split_backward
 from weft.compiler.segment import segment
 from weft.compiler.stages import Stages
 from weft.hardware import usual_device
+from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
 from weft.ir.verify_plan import verify_communicators, verify_plan
 
@@ -182,18 +183,24 @@ class _Making:
         return Scheduled(name, fixed, perform(fixed, web.seconds, fixed=True))
 
 
+def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
+    """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
+    found: dict[Phase, float] = {}
+    if scheduled.rehearsal is not None:
+        plan = next(plan for plan in scheduled.plans if plan.rank == rank)
+        for act in scheduled.rehearsal.timelines[rank]:
+            actor = plan.actors[act.actor]
+            if isinstance(actor, Compute) and actor.queue == COMPUTE:
+                found[actor.phase] = found.get(actor.phase, 0.0) + act.end - act.start
+    return found
+
+
 def bubble(scheduled: Scheduled, rank: int) -> float:
     """The part of the step's time in which a rank's compute queue has nothing to do, as rehearsed."""
     rehearsal = scheduled.rehearsal
     if rehearsal is None or not rehearsal.makespan:
         return 0.0
-    plan = next(plan for plan in scheduled.plans if plan.rank == rank)
-    busy = sum(
-        act.end - act.start
-        for act in rehearsal.timelines[rank]
-        if plan.actors[act.actor].queue == COMPUTE
-    )
-    return 1 - busy / rehearsal.makespan
+    return 1 - sum(busy(scheduled, rank).values()) / rehearsal.makespan
 
 
 def in_flight(plan: RankPlan, stage: int) -> int:

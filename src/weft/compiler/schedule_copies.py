@@ -158,5 +158,9 @@ class _Raise:
 
 
 def _loop_links(web: Web) -> list[Link]:
-    """The registers of the loop between acting nodes; variables have the copy that they are."""
-    return [link for link in web.links if link.register.rate > 1 and not link.register.full]
+    """The tensors of the loop between acting nodes; variables have the copy that they are."""
+    return [
+        link
+        for link in web.links
+        if link.register.rate > 1 and not link.register.full and link.register.kind != "control"
+    ]

@@ -17,6 +17,7 @@ from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
 from weft.program.memory import ProgramMemory
+from weft.program.schedule_table import schedule_tables
 from weft.program.tables import table, text_of
 from weft.program.time_notes import time_notes
 from weft.units import ITEM_SIZE, bytes_text
@@ -27,7 +28,8 @@ def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
     graph = compiled.graph
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
     tables = (_inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
-    return text_of(title, *tables, *compiled.notes, *time_notes(graph))
+    times = schedule_tables(compiled.schedule)
+    return text_of(title, *tables, *times, *compiled.notes, *time_notes(graph))
 
 
 def _inputs(graph: LogicalGraph) -> Table:

@@ -1,0 +1,77 @@
+"""Gathers of ZeRO 3 run ahead of their readers, but no more than a few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from local_programs import call, gather, program
+from weft.actors.ensemble import perform
+from weft.compiler.bucket import bucket
+from weft.compiler.credit import credit
+from weft.compiler.liveness import prove_live
+from weft.compiler.options import Zero
+from weft.compiler.prefetch import AHEAD, prefetch
+from weft.compiler.segment import segment
+from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
+from weft.ir.plan import LocalValue as Value
+
+LAYERS = 5
+
+
+def layers(micro_batches: int) -> LocalProgram:
+    """A chain of layers, each of which gathers its parameter and reads it."""
+    nodes: list[LocalNode] = []
+    for layer in range(LAYERS):
+        nodes += [gather(f"w{layer}", f"p{layer}")]
+        nodes += [call(f"h{layer + 1}", f"h{layer}" if layer else "x", f"w{layer}")]
+    made = program(nodes, outputs=())
+    shards = tuple(
+        LocalInput(Value(f"p{layer}", (4,), "float32"), "parameter", f"p{layer}")
+        for layer in range(LAYERS)
+    )
+    loop = frozenset(value.name for node in nodes for value in node.makes)
+    if micro_batches == 1:
+        return replace(made, inputs=(*made.inputs, *shards))
+    return replace(made, inputs=(*made.inputs, *shards), micro_batches=micro_batches, loop=loop)
+
+
+def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
+    actors = segment(local, bucket(local), (Communicator(0, (0, 1)),))
+    return credit(local, *prefetch(local, actors, zero))
+
+
+def most_ahead(plan: RankPlan) -> int:
+    """The most gathers that have begun before their reader ends, when readers take long."""
+    seconds = [0.1 if isinstance(actor, Communicate) else 1.0 for actor in plan.actors]
+    acts = perform([plan], {0: seconds}).timelines[0]
+    begun = [act.start for act in acts if isinstance(plan.actors[act.actor], Communicate)]
+    ended = [act.end for act in acts if "w" in str(plan.actors[act.actor].consumes)]
+    return max(
+        sum(start <= now for start in begun) - sum(end <= now for end in ended) for now in begun
+    )
+
+
+def test_gathers_stay_a_few_ahead() -> None:
+    free, told = plan_of(layers(1), Zero(2)), plan_of(layers(1), Zero(3))
+    assert most_ahead(free) == LAYERS
+    assert most_ahead(told) == AHEAD
+    prove_live(told)
+    controls = [each for each in told.registers if each.kind == "control"]
+    assert len(controls) == LAYERS - AHEAD
+
+
+def test_the_ring_is_closed_over_micro_batches() -> None:
+    free, told = plan_of(layers(3), Zero(2)), plan_of(layers(3), Zero(3))
+    assert most_ahead(free) > AHEAD
+    assert most_ahead(told) == AHEAD
+    controls = [each for each in told.registers if each.kind == "control"]
+    assert (len(controls), sum(each.full for each in controls)) == (LAYERS, AHEAD)
+
+
+def test_a_gather_that_is_read_to_the_end_holds_nobody_up() -> None:
+    local = layers(1)
+    tied = replace(local, nodes=(*local.nodes, call("end", f"h{LAYERS}", "w0")))
+    plan = plan_of(tied, Zero(3))
+    prove_live(plan)
+    controls = [each for each in plan.registers if each.kind == "control"]
+    assert len(controls) == LAYERS - AHEAD - 1
