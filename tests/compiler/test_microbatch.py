@@ -24,7 +24,7 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler.loops import cut_leaves
+from weft.compiler.loops import cut_leaves, loop_values
 from weft.compiler.microbatch import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
@@ -223,6 +223,16 @@ def test_batch_norm_needs_more_than_one_value() -> None:
     graph, _ = captured(model, classification_loss, vector_batch(4))
     with pytest.raises(StrategyError, match="1 value for each channel of a micro-batch"):
         split_time(graph, 4)
+
+
+def test_counts_of_labels_gather_no_labels() -> None:
+    """What is summed over a leaf keeps the leaf's shape, so that its parts may stay on their ranks."""
+    graph, _ = captured(MLP(), micro.ignoring, micro.labels_with_holes())
+    split = split_time(graph, 2)
+    (count,) = (c for c in split.of_kind(Call) if c.op == "aten.sum.default")
+    (counted,) = node_uses(count)
+    assert split.values[counted].shape == (2, 4)
+    assert counted not in loop_values(split)
 
 
 def test_one_micro_batch_changes_nothing() -> None:

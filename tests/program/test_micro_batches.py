@@ -34,6 +34,12 @@ from weft.errors import StrategyError
 
 STEPS = 3
 S, B = weft.split, weft.broadcast
+
+
+def gpt(dropout: float = 0.0, tied: bool = False) -> nn.Module:
+    return GPT(layers=1, dropout=dropout, tied=tied)
+
+
 ONE, PAIR, LINE, GRID = [0], [0, 1], [0, 1, 2, 3], [[0, 1], [2, 3]]
 DATA = weft.data_parallel()
 TENSOR = weft.tensor_parallel(GPT_COLUMNS, GPT_ROWS)
@@ -84,13 +90,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[..., Any], Any, A
     "mlp, data, uneven": (MLP, classification_loss, vector_batch, LINE, DATA, 12, 2),
     "mlp, fewer samples than ranks": (MLP, classification_loss, vector_batch, LINE, DATA, 4, 2),
     "mlp, split classes": (MLP, classification_loss, vector_batch, PAIR, SPLIT_HEAD, 8, 2),
-    "gpt": (GPT, token_loss, token_batch, ONE, DATA, 4, 4),
-    "gpt, data": (GPT, token_loss, token_batch, PAIR, DATA, 8, 4),
-    "gpt, tensor": (GPT, token_loss, token_batch, PAIR, TENSOR, 4, 2),
-    "gpt, hybrid": (GPT, token_loss, token_batch, GRID, HYBRID, 4, 2),
-    "gpt, sharded parameters": (GPT, token_loss, token_batch, PAIR, SHARDED, 4, 2),
-    "gpt, all deduced": (GPT, token_loss, token_batch, PAIR, weft.Strategy(), 4, 2),
-    "tied gpt, hybrid": (lambda: GPT(tied=True), token_loss, token_batch, GRID, HYBRID, 4, 2),
+    "gpt": (gpt, token_loss, token_batch, ONE, DATA, 4, 4),
+    "gpt, data": (gpt, token_loss, token_batch, PAIR, DATA, 8, 4),
+    "gpt, tensor": (gpt, token_loss, token_batch, PAIR, TENSOR, 4, 2),
+    "gpt, hybrid": (gpt, token_loss, token_batch, GRID, HYBRID, 4, 2),
+    "gpt, sharded parameters": (gpt, token_loss, token_batch, PAIR, SHARDED, 4, 2),
+    "tied gpt, hybrid": (lambda: gpt(tied=True), token_loss, token_batch, GRID, HYBRID, 4, 2),
 }
 
 
@@ -136,7 +141,7 @@ def test_losses_that_look_at_the_batch(look: str) -> None:
 @pytest.mark.parametrize("grid", [ONE, PAIR], ids=["1 rank", "2 ranks"])
 def test_random_masks_are_those_of_the_whole_batch(grid: Any) -> None:
     torch.manual_seed(0)
-    model = GPT(dropout=0.2)
+    model = gpt(dropout=0.2)
     batches = [token_batch(4, seed=seed) for seed in range(STEPS)]
     whole, state = train(model, token_loss, batches, ONE, DATA, 1)
     found, own = train(model, token_loss, batches, grid, DATA, 2)

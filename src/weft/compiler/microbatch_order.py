@@ -86,15 +86,21 @@ def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
 def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     """Leaves of which no micro-batch reads a part stay as the user gives them."""
     uncut = leaves.keys() - cut_leaves(graph)
+    leaves = {name: leaves[name] for name in uncut}
     names: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         uses = node_uses(node)
-        if isinstance(node, Call) and uses and uses[0] in uncut:
-            # Only the view of the whole leaf reads it, and that view is the leaf now.
+        if isinstance(node, Call) and uses and _is_whole(node, leaves.get(uses[0])):
+            # The view of the whole leaf is the leaf now.
             names[node_outputs(node)[0].name] = uses[0]
         elif isinstance(node, Input) and node.value.name in uncut:
             nodes.append(replace(node, value=leaves[node.value.name]))
         else:
             nodes.append(renamed(node, names))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _is_whole(node: Call, leaf: Value | None) -> bool:
+    """Whether a call is the view of a whole leaf."""
+    return leaf is not None and node_outputs(node)[0].shape == leaf.shape

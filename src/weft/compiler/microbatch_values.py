@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from weft.compiler.box import renamed
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.loops import SELECT
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import Facts
 from weft.compiler.microbatch_forms import Form, Own, Source, Strided, even_signatures
+from weft.compiler.microbatch_sums import sum_of_leaf
 from weft.errors import StrategyError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
-from weft.ir.nodes import FORWARD, Phase, Varying
+from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.rule import rule_of
@@ -133,7 +135,7 @@ class Values:
             args = (Ref(name), self.graph.values[name].shape)
             return self._converted(name, "whole", "aten.reshape.default", args, Broadcast(), phase)
         if name in self.facts.nothing or name in self.facts.whole:
-            return self._again(name, Broadcast(), phase)
+            return self._summed(name, phase) or self._again(name, Broadcast(), phase)
         form = self.forms[name]
         if isinstance(form, Split | Strided) and self._is_view(name):
             # What it views may be wanted whole as well, and is packed once for both.
@@ -145,6 +147,31 @@ class Values:
         op, how = ("weft.pack", form.dim) if isinstance(form, Split) else ("weft.accumulate", how)
         every = (Ref(read.name), how)
         return self._converted(name, "all", op, every, Broadcast(), self._home(name), None)
+
+    def _summed(self, name: str, phase: Phase) -> Value | None:
+        """A sum over a leaf, of the leaf as it is cut; None when `name` is no such sum."""
+        found = sum_of_leaf(self.graph, name, self.facts.leaves)
+        if found is None:
+            return None
+        leaf, calls = found
+        old = self.graph.values[leaf]
+        shape = (self.parts, old.shape[0] // self.parts, *old.shape[1:])
+        args = (Ref(leaf), shape)
+        made = self._new(leaf, "parts", "aten.reshape.default", args, shape, phase)
+        for call in calls:
+            (value,) = node_outputs(call)
+            whole = replace(
+                value,
+                name=self._copy_name(value.name),
+                shape=() if call is calls[-1] else shape,
+            )
+            again = renamed(call, {operand_names(call)[0]: made.name})
+            assert isinstance(again, Call)
+            kind = Phase(phase.stage, call.phase.kind)
+            self.calls.append(replace(again, outputs=(whole,), phase=kind))
+            made = whole
+        self.note(name, Broadcast(), made, phase.stage)
+        return made
 
     def _average(self, name: str, form: Partial) -> Value:
         """What adds up to the mean over the micro-batches of their own values."""
