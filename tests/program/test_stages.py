@@ -430,7 +430,13 @@ def test_explain_and_files_know_stages(tmp_path: Path) -> None:
     with weft.local_world(3):
         text = compiled("gpt", plain("gpt", 0)[0], [0, 1, 2], strategy).explain()
     assert "GPT on cpu [0, 1], cpu [2], cpu [0, 1, 2]" in text
-    assert "transfer" in text
+    words = [" ".join(line.split()) for line in text.splitlines()]
+    rows = words[words.index("stages") + 2 :][:2]
+    assert rows[0].startswith("0 cpu [0, 1] tokens, positions, blocks.0 ")
+    assert rows[1].startswith("1 cpu [2] blocks.1, norm, head ")
+    # An activation there, its gradient back: 4·8·16 numbers of 8 bytes.
+    assert [row.split(" % ")[1] for row in rows] == ["4.0 KiB", "4.0 KiB"]
+    assert any("(S(0)) on cpu [0, 1] (B) on cpu [2] transfer 4.0 KiB" in line for line in words)
 
 
 STAGES = [weft.Stage(["tokens", "positions"], on(0)), weft.Stage(["blocks", "norm"], on(1))]

@@ -68,16 +68,16 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
         for index, call in reversed(list(enumerate(calls)))
         if call.location is not None
     }
-    costs = np.array([_cost(graph, call, cost_model) for call in calls])
+    costs = np.array([call_cost(graph, call, cost_model) for call in calls])
     for call in graph.of_kind(Call):
         if call.phase.kind != "forward" and call.location is not None:
             index = number.get(call.location.sequence)
             if index is not None and call.location.sequence is not None:
-                costs[index] += _cost(graph, call, cost_model)
+                costs[index] += call_cost(graph, call, cost_model)
     return costs
 
 
-def _cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
+def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
     """What one call costs; an op without a rule, which deduction will refuse, costs nothing."""
     whole = op_call(graph, call)
     try:

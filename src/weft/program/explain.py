@@ -18,6 +18,7 @@ from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Va
 from weft.layout import Layout
 from weft.program.memory import ProgramMemory
 from weft.program.schedule_table import schedule_tables
+from weft.program.stage_table import stage_table
 from weft.program.tables import table, text_of
 from weft.program.time_notes import time_notes
 from weft.units import ITEM_SIZE, bytes_text
@@ -29,7 +30,8 @@ def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
     tables = (_inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
     times = schedule_tables(compiled.schedule)
-    return text_of(title, *tables, *times, *compiled.notes, *time_notes(graph))
+    stages = stage_table(graph, compiled.stages)
+    return text_of(title, *stages, *tables, *times, *compiled.notes, *time_notes(graph))
 
 
 def _inputs(graph: LogicalGraph) -> Table:
@@ -78,9 +80,11 @@ def _boxings(graph: LogicalGraph) -> Table:
 def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
     source = graph.values[node.input.name]
     kinds = [step.kind for step in _steps(source, node)]
+    there, here = _layout(source), _layout(node.output)
+    across = there.placement != here.placement
     return (
-        _sbp(source),
-        _sbp(node.output),
+        str(there) if across else _sbp(source),
+        str(here) if across else _sbp(node.output),
         ", ".join(kinds) or "as it stands",
         bytes_text(_moved(graph, node)),
         _shape(source),
