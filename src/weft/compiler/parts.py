@@ -24,6 +24,9 @@ class Part(NamedTuple):
     phase: Phase
 
 
+_WHOLE = Part(False, FORWARD)
+
+
 class Parts:
     """Knows the part of every item of a rank's schedule.
 
@@ -40,6 +43,8 @@ class Parts:
 
     def of(self, item: ScheduleItem) -> Part:
         """The part of an item. An update in the loop belongs to what makes its source."""
+        if not self._loop and not self._staged:
+            return _WHOLE
         names = {*item.reads, *(value.name for value in item.makes)}
         looped = not self._loop.isdisjoint(names)
         phase = item.phase
