@@ -62,7 +62,8 @@ def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     assert all(other == found[0] for other in found[1:])
     gpt, resnet = (GPT, token_loss, token_batch), (ResNet, classification_loss, image_batch)
-    for name, job in {"gpt data": gpt, "gpt tensor": gpt, "resnet data": resnet}.items():
+    jobs = {"gpt data": gpt, "gpt tensor": gpt, "gpt stages": gpt, "resnet data": resnet}
+    for name, job in jobs.items():
         losses, state = on_one_device(*job)
         assert found[0][name]["losses"] == pytest.approx(losses, rel=1e-10)
         for key, value in state.items():

@@ -34,6 +34,12 @@ JOBS = {
         HYBRID if len(GRID) == 2 and GRID != [0, 1] else COLUMNS,
     ),
     "gpt dropout": (lambda: GPT(dropout=0.2), token_loss, token_batch, weft.data_parallel()),
+    "gpt stages": (
+        GPT,
+        token_loss,
+        token_batch,
+        weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=2),
+    ),
     "resnet data": (ResNet, classification_loss, image_batch, weft.data_parallel()),
 }
 
