@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from models import (
     token_loss,
     vector_batch,
 )
+from weft.compiler.loops import loop_values
 from weft.errors import StrategyError
 from weft.ir import parse_graph
 from weft.ir.logical import Box
@@ -288,6 +290,30 @@ def test_stages_equal_one_device(case: str) -> None:
         assert parse_graph(str(program.graph)) == program.graph
         assert steps(job, program) == pytest.approx(losses, rel=1e-10)
         assert_state(program.full_state_dict(), state)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", ["unet, each level a stage", "encoder and decoder"])
+def test_stages_in_micro_batches_equal_one_device(case: str) -> None:
+    job, grid, strategy = CASES[case]
+    model, losses, state = plain(job)
+    with weft.local_world(4):
+        program = compiled(job, model, grid, dataclasses.replace(strategy, micro_batches=2))
+        assert steps(job, program) == pytest.approx(losses, rel=1e-10)
+        assert_state(program.full_state_dict(), state)
+
+
+def test_tied_weights_cross_once_a_step_also_in_micro_batches() -> None:
+    strategy = weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=2)
+    with weft.local_world(2):
+        program = compiled("tied", plain("tied", 0)[0], PAIR, strategy)
+    loop = loop_values(program.graph)
+    found = {
+        node.output.shape: node.output.name in loop
+        for node in program.graph.of_kind(Box)
+        if node.output.layout.placement != program.graph.values[node.input.name].layout.placement
+    }
+    assert found == {(17, 16): False, (2, 8, 16): True, (): False}
 
 
 LAYERS = ("norm1", "attention.qkv", "attention.proj", "norm2", "up", "down")
