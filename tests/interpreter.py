@@ -33,7 +33,7 @@ class Step:
         self.copies = {
             node.target.name: node.source.name
             for node in self.graph.of_kind(Update)
-            if node.rule == "copy"
+            if node.rule == "copy" and node.source.name in self.loop
         }
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from compiler import micro_models as micro
@@ -102,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], int]] =
     "statistics of the batch": (MLP, micro.spread, vector_batch, 6),
     "the size of the batch": (MLP, micro.by_size, vector_batch, 0),
     "a penalty": (MLP, micro.penalized, vector_batch, 0),
-    "gated experts": (micro.Gated, micro.own_loss, vector_batch, 2),
+    "gated experts": (micro.Gated, micro.own_loss, vector_batch, 1),
     "lstm": (micro.Recurrent, classification_loss, micro.sequences, 0),
     "noise": (micro.Noisy, micro.own_loss, vector_batch, 0),
     "patches": (micro.Patches, classification_loss, image_batch, 0),
@@ -143,6 +144,22 @@ def test_batch_norm_sees_micro_batches(parts: int) -> None:
     assert_same({key: found.updates[key] for key in buffers}, buffers)
     assert_same({key: found.updates[key] for key in gradients}, gradients)
     assert barriers(split) == ()
+
+
+def test_batch_norm_of_what_is_no_sample_sees_the_whole_batch() -> None:
+    """Class means, a sum over samples for each class, are no samples themselves."""
+
+    class Prototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        means = F.one_hot(batch["y"], 4).to(batch["x"].dtype).t() @ model.head(batch["x"])
+        return (model.norm(means) ** 3).sum() + model.head(batch["x"]).mean()
+
+    torch.manual_seed(0)
+    split_and_compare(Prototypes(), loss_fn, vector_batch(8))
 
 
 def test_other_buffers_have_one_version_a_step() -> None:

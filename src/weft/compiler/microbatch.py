@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.microbatch_calls import micro_call
-from weft.compiler.microbatch_facts import STATISTIC, facts
-from weft.compiler.microbatch_forms import Form, Own, cheapest, reshaped, ways
+from weft.compiler.microbatch_facts import STATISTIC, Facts, facts, own_buffers
+from weft.compiler.microbatch_forms import Form, Own, Strided, cheapest, reshaped, ways
 from weft.compiler.microbatch_order import in_order
 from weft.compiler.microbatch_prepare import prepared
 from weft.compiler.microbatch_values import Values
@@ -43,13 +43,22 @@ def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu"
         return graph
     graph = prepared(graph, device_type)
     known = facts(graph, micro_batches)
+    split, values = _walked(graph, micro_batches, known)
+    own = own_buffers(graph, [name for name, form in values.forms.items() if form == Own()])
+    if own:
+        split, _ = _walked(graph, micro_batches, replace(known, own=own))
+    return in_order(split, {name: graph.values[name] for name in known.leaves})
+
+
+def _walked(graph: LogicalGraph, micro_batches: int, known: Facts) -> tuple[LogicalGraph, Values]:
+    """The nodes of the step in micro-batches, not in order yet, and how its values are made."""
     values = Values(graph, micro_batches, known)
     inputs = [_input(values, node) for node in graph.of_kind(Input)]
     for call in graph.of_kind(Call):
         _call(values, call)
     ends = [_end(values, node) for node in graph.nodes if isinstance(node, Update | Output)]
-    split = LogicalGraph(graph.name, (*inputs, *values.calls, *ends), micro_batches)
-    return in_order(split, {name: graph.values[name] for name in known.leaves})
+    nodes = (*inputs, *values.calls, *ends)
+    return LogicalGraph(graph.name, nodes, micro_batches), values
 
 
 def _input(values: Values, node: Input) -> Input:
@@ -72,7 +81,7 @@ def _call(values: Values, node: Call) -> None:
     if values.facts.nothing.issuperset(made):
         return  # made where it is read, in the form that is wanted there
     sources = [values.source(name, node.phase) for name in operands]
-    if node.op == STATISTIC and sources[0].form == Partial("sum"):
+    if node.op == STATISTIC and _sums_samples(values, operands[0]):
         _statistic(values, node, operands[0])
         return
     call = op_call(values.graph, node)
@@ -103,6 +112,14 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
     return True
 
 
+def _sums_samples(values: Values, total: str) -> bool:
+    """Whether a total adds up samples: each micro-batch has its own."""
+    maker = values.graph.producers[total]
+    summed = operand_names(maker) if isinstance(maker, Call) else ()
+    split = any(isinstance(values.forms.get(name), Split | Strided) for name in summed)
+    return split and values.forms.get(total) == Partial("sum")
+
+
 def _statistic(values: Values, node: Call, total: str) -> None:
     """A sum over the batch, divided: every micro-batch divides its own sum by its own count."""
     _, count, correction = node.args
@@ -129,7 +146,8 @@ def _add(values: Values, call: Call, forms: list[Form]) -> None:
 def _end(values: Values, node: Node) -> Node:
     if isinstance(node, Update):
         # BatchNorm's buffers get a new version from each micro-batch.
-        each = node.rule == "copy" and values.forms.get(node.source.name) == Own()
+        follows = node.target.name in values.facts.own
+        each = follows and values.forms.get(node.source.name) == Own()
         form: Form = Own() if each else Broadcast()
         return replace(node, source=Ref(values.read(node.source.name, form).name))
     assert isinstance(node, Output)

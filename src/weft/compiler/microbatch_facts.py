@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from weft.errors import StrategyError
@@ -28,7 +29,7 @@ class Facts:
     leaves: frozenset[str]
     nothing: frozenset[str]
     whole: frozenset[str]
-    own: frozenset[str]
+    own: frozenset[str] = frozenset()
 
 
 def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
@@ -49,7 +50,7 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
         if node.op == STATISTIC or any(name in of_model for name in uses):
             of_model |= made
     whole = frozenset(graph.values) - (of_batch & of_model)
-    return Facts(batch, leaves, frozenset(nothing), whole, _own_buffers(graph))
+    return Facts(batch, leaves, frozenset(nothing), whole)
 
 
 def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str]]:
@@ -80,14 +81,14 @@ def _variables(graph: LogicalGraph) -> set[str]:
     return {node.value.name for node in inputs if node.role == "parameter"} | written
 
 
-def _own_buffers(graph: LogicalGraph) -> frozenset[str]:
-    """The buffers of modules of which one follows a statistic of the batch."""
+def own_buffers(graph: LogicalGraph, statistics: Collection[str]) -> frozenset[str]:
+    """The buffers of modules of which one follows a statistic that each micro-batch has of its own."""
     copied = {
         node.target.name: (_module(graph, node.target.name), node.source.name)
         for node in graph.of_kind(Update)
         if node.rule == "copy"
     }
-    modules = {module for module, source in copied.values() if _follows(graph, source)}
+    modules = {module for module, new in copied.values() if _follows(graph, new, statistics)}
     return frozenset(name for name, (module, _) in copied.items() if module in modules)
 
 
@@ -100,9 +101,8 @@ def _module(graph: LogicalGraph, name: str) -> str:
 _MIXING = ("aten.add", "aten.sub", "aten.mul", "aten.lerp", "aten._to_copy", "aten.where")
 
 
-def _follows(graph: LogicalGraph, name: str) -> bool:
+def _follows(graph: LogicalGraph, name: str, statistics: Collection[str]) -> bool:
     node = graph.producers[name]
-    if not isinstance(node, Call):
+    if not isinstance(node, Call) or not node.op.startswith((*_MIXING, STATISTIC)):
         return False
-    mixes = node.op.startswith(_MIXING)
-    return node.op == STATISTIC or (mixes and any(_follows(graph, use) for use in node_uses(node)))
+    return name in statistics or any(_follows(graph, use, statistics) for use in node_uses(node))

@@ -60,9 +60,10 @@ class Values:
             dims = (dim for dim in range(len(spec.shape)) if self._can_make(name, Split(dim)))
             return Source(spec, None, pieces=frozenset(dims))
         form = self.forms[name]
-        if isinstance(form, Partial) and self._home(name).stage != phase.stage:
-            form = Broadcast()  # a sum is accumulated before it crosses to another stage
         ready = (name, Broadcast(), None) in self.made
+        crosses = self._home(name).stage != phase.stage
+        if isinstance(form, Partial) and (ready or crosses):
+            form = Broadcast()  # a sum is accumulated once, and before it crosses to another stage
         return Source(spec, form, whole=name in self.facts.whole, ready=ready)
 
     def operand(self, name: str, form: Form, phase: Phase) -> Value:
