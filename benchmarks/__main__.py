@@ -10,6 +10,10 @@ COMMANDS = (
     ("-m", "benchmarks.overhead"),
     ("-m", "benchmarks.eager_overhead"),
     ("-m", "weft", "run", "-n", "2", "benchmarks/data_parallel.py"),
+    ("-m", "weft", "run", "-n", "2", "benchmarks/pipeline.py"),
+    ("-m", "weft", "run", "-n", "4", "benchmarks/pipeline.py"),
+    ("-m", "weft", "run", "-n", "2", "benchmarks/zero.py"),
+    ("-m", "benchmarks.memory_flat"),
     ("-m", "benchmarks.compile_time"),
 )
 

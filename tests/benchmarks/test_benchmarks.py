@@ -48,6 +48,43 @@ def test_data_parallel_against_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_pipeline_against_torch(tmp_path: Path) -> None:
+    sizes = "--layers 4 --width 32 --heads 2 --length 8 --batch 8 --rounds 1 --steps 1"
+    script = str(ROOT / "benchmarks/pipeline.py")
+    sides = ("--sides", "1f1b", "torch 1f1b")
+    run(tmp_path, "-m", "weft", "run", "-n", "2", script, *sizes.split(), *sides)
+    found = result(tmp_path, "pipeline_2")
+    assert found["max_relative_loss_difference"] < 1e-5
+    assert set(found["1f1b"]["against"]) == {"torch 1f1b"}
+    assert found["1f1b"]["bubble_in_theory"] == pytest.approx(1 / 9)
+    assert 0 < found["1f1b"]["bubble_rehearsed"] < 1
+    assert 0 < found["1f1b"]["bubble"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_zero_against_fsdp2(tmp_path: Path) -> None:
+    sizes = "--layers 2 --width 64 --heads 2 --length 16 --batch 4 --rounds 1 --steps 1"
+    script = str(ROOT / "benchmarks/zero.py")
+    run(tmp_path, "-m", "weft", "run", "-n", "2", script, *sizes.split())
+    found = result(tmp_path, "zero")
+    assert found["max_relative_loss_difference"] < 1e-5
+    assert found["weft_peak_bytes"] == pytest.approx(found["weft_peak_bytes_predicted"], rel=0.1)
+    assert found["weft_peak_bytes"] < found["fsdp2_peak_bytes"] * 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_memory_is_flat(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "benchmarks.memory_flat", "--steps", "20", "--samples", "2")
+    found = result(tmp_path, "memory_flat")
+    assert {
+        found[name]["live_tensor_growth"] for name in ("data parallel", "zero 3", "pipeline")
+    } == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_compile_time(tmp_path: Path) -> None:
     run(tmp_path, "-m", "benchmarks.compile_time", "--layers", "1", "2", "--repeats", "1")
     found = result(tmp_path, "compile_time")

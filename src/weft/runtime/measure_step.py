@@ -48,7 +48,8 @@ class MeasuredStep:
         Args:
             variables: the rank's shards. Those that the optimizer made in this step count from its
                 start, as they will from the next step on; so does everything else that outlives the
-                step and is no result.
+                step and is no result, but for the fixed buffers of channels: they are no tensors of
+                the step.
             feed: the rank's part of the batch.
             results: what the step returns.
         """
@@ -67,8 +68,9 @@ class MeasuredStep:
         left_out = known - returned
         for number, size, _ in tuple(meter.alive.values()):
             if number not in known:
-                lasting[meter.kinds[number]] += size
                 left_out.add(number)
+                if meter.kinds[number] != "communication":
+                    lasting[meter.kinds[number]] += size
         return Memory.of(meter.most(lasting, left_out))
 
 
