@@ -79,6 +79,7 @@ class Options:
         precision: of the work; None leaves the model's own.
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
+        activations: patterns of modules, and the SBPs of what they return, as texts of hints.
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
@@ -92,6 +93,7 @@ class Options:
     precision: Precision | None = None
     clip_norm: float | None = None
     memory_limit: int | None = None
+    activations: tuple[tuple[str, str], ...] = ()
 
 
 # Fields whose pass does not stand in the pipeline.

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from weft.compiler.activations import lay_activations
 from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
@@ -80,6 +81,7 @@ def compile_graph(
     check_supported(options)
     graph = verify(scale_loss(verify(graph)))
     graph, stages = assign_stages(graph, options, placement, homes)
+    graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints

@@ -12,7 +12,7 @@ from weft.compiler.options import Options, Precision, Schedule, Stage, Zero
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
 from weft.program.strategy_checks import checked
-from weft.program.strategy_text import SBPs, parsed, plain
+from weft.program.strategy_text import LAYOUTS, SBPs, hint_text, parsed, plain
 
 FORMAT = 1
 
@@ -40,6 +40,7 @@ class Strategy:
         precision: "bf16" or "fp16" for mixed precision; None for the model's own.
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
+        activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class Strategy:
     precision: Precision | None = None
     clip_norm: float | None = None
     memory_limit: int | None = None
+    activations: Mapping[str, SBPs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -60,15 +62,16 @@ class Strategy:
 
     def options(self) -> Options:
         """What the compiler's passes need to know of it."""
-        names = (each.name for each in fields(self) if each.name not in ("batch", "parameters"))
-        return Options(**{name: getattr(self, name) for name in names})
+        names = (each.name for each in fields(self) if each.name not in LAYOUTS)
+        laid = tuple((pattern, hint_text(sbp)) for pattern, sbp in self.activations.items())
+        return Options(**{name: getattr(self, name) for name in names}, activations=laid)
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""
         content = {"weft_strategy": FORMAT}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name in ("batch", "parameters") or value != each.default:
+            if each.name in ("batch", "parameters") or value not in (each.default, {}):
                 content[each.name] = plain(each.name, value)
         Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
 
@@ -101,26 +104,50 @@ def data_parallel() -> Strategy:
     return Strategy(batch={"*": split(0)}, parameters={"*": broadcast})
 
 
-def tensor_parallel(columns: Iterable[str], rows: Iterable[str] = ()) -> Strategy:
+def tensor_parallel(
+    columns: Iterable[str], rows: Iterable[str] = (), sequence: int | None = None
+) -> Strategy:
     """Linear layers split over all ranks, the batch whole on each (Megatron-LM, section 3).
 
     Args:
         columns: patterns of `nn.Linear` modules whose outputs are split: weight and bias S(0).
         rows: patterns of `nn.Linear` modules whose inputs are split: weight S(1), bias whole.
+        sequence: the dimension of positions in what `rows` return, 1 for [batch, time, width].
+            Activations stay split along it up to the next layer in `columns`, norms and dropout
+            included (sequence parallelism, Korthikanti et al. 2022); None for whole activations.
     """
-    return Strategy(batch={"*": broadcast}, parameters=_linears(columns, rows, ()))
+    rows = tuple(rows)
+    laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}
+    linears = _linears(columns, rows, ())
+    return Strategy(batch={"*": broadcast}, parameters=linears, activations=laid)
 
 
-def hybrid_parallel(columns: Iterable[str], rows: Iterable[str] = ()) -> Strategy:
+def hybrid_parallel(
+    columns: Iterable[str], rows: Iterable[str] = (), sequence: int | None = None
+) -> Strategy:
     """Data parallel along the first axis of a two-axis placement, tensor parallel along the second.
 
     Args:
         columns: as in `tensor_parallel`.
         rows: as in `tensor_parallel`.
+        sequence: as in `tensor_parallel`.
     """
-    return Strategy(
-        batch={"*": (split(0), broadcast)}, parameters=_linears(columns, rows, (broadcast,))
-    )
+    rows = tuple(rows)
+    laid = {} if sequence is None else {pattern: (split(0), split(sequence)) for pattern in rows}
+    linears = _linears(columns, rows, (broadcast,))
+    return Strategy(batch={"*": (split(0), broadcast)}, parameters=linears, activations=laid)
+
+
+def expert_parallel(experts: Iterable[str]) -> Strategy:
+    """Data parallel, but for the experts of a mixture, which are split over the ranks (GShard, section 3).
+
+    Tokens go to the ranks of their experts and come back by all-to-all.
+
+    Args:
+        experts: patterns of the parameters that hold all experts in their first dimension.
+    """
+    parameters: dict[str, SBPs] = {pattern: split(0) for pattern in experts}
+    return Strategy(batch={"*": split(0)}, parameters={**parameters, "*": broadcast})
 
 
 def _linears(

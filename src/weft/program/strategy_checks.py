@@ -103,6 +103,7 @@ def _patterns(name: str, value: Any) -> tuple[str, ...]:
 _CHECKS: Mapping[str, Check] = {
     "batch": _layouts,
     "parameters": _layouts,
+    "activations": _layouts,
     "stages": _stages,
     "micro_batches": _count,
     "schedule": _choice(SCHEDULES),

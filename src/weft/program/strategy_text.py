@@ -11,10 +11,18 @@ from weft.layout import SBP, parse_sbp, placement
 # One SBP for every axis of the grid, or one for each.
 SBPs: TypeAlias = SBP | tuple[SBP, ...]
 
+# The fields that map patterns to SBPs.
+LAYOUTS = ("batch", "parameters", "activations")
+
+
+def hint_text(sbp: SBPs) -> str:
+    """SBPs as `weft.hint` writes them into a graph: one for all axes, or one for each."""
+    return ",".join(map(str, sbp)) if isinstance(sbp, tuple) else str(sbp)
+
 
 def plain(name: str, value: Any) -> Any:
     """The field `name` of a strategy as lists, dicts, numbers and text."""
-    if name in ("batch", "parameters"):
+    if name in LAYOUTS:
         return {pattern: _plain_sbps(sbp) for pattern, sbp in value.items()}
     if isinstance(value, tuple):
         return [_plain_stage(part) if isinstance(part, Stage) else part for part in value]
@@ -29,7 +37,7 @@ def parsed(name: str, content: Any) -> Any:
     Raises:
         LayoutError, TypeError, AttributeError, KeyError: when it is something else.
     """
-    if name in ("batch", "parameters"):
+    if name in LAYOUTS:
         return {pattern: _parsed_sbps(text) for pattern, text in (content or {}).items()}
     if name == "stages" and isinstance(content, list):
         return tuple(_parsed_stage(part) for part in content)
