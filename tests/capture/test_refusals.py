@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,61 @@ def test_steps_that_depend_on_values(loss_fn: Callable[..., Any], text: str) -> 
 
 def test_cumulative_batch_norm_depends_on_a_value() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=None)).double()
-    assert "values in a tensor" in refused(models.classification_loss, model)
+    message = refused(models.classification_loss, model)
+    assert "values in a tensor" in message
+    assert "give it a momentum" in message
+
+
+def gaussian(model: nn.Module, batch: Any) -> Any:
+    made = model(batch["x"])
+    return F.gaussian_nll_loss(made, made, made.abs())
+
+
+def test_checks_of_torch_that_read_values() -> None:
+    message = refused(gaussian)
+    assert message.startswith(line_of(gaussian, "gaussian_nll_loss"))
+    assert "write it out" in message
+
+
+LIBRARY = "/somewhere/site-packages/transformers/models/some/modeling.py"
+EXPERTS = """
+import torch
+from torch import nn
+
+class SomeExperts(nn.Module):
+    def forward(self, x):
+        return x[(x > 0).nonzero()]
+
+class Grouped(nn.Module):
+    def forward(self, x):
+        return grouped_mm(x)
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return x[(x > 0).nonzero()]
+
+def grouped_mm(x):
+    raise RuntimeError("Expected inputs of BF16 type")
+"""
+
+
+@pytest.mark.parametrize("name", ["SomeExperts", "Grouped", "Plain"])
+def test_mixtures_of_experts_and_lines_of_libraries(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+    exec(compile(EXPERTS, LIBRARY, "exec"), made)
+    lines = EXPERTS.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, LIBRARY, (len(EXPERTS), None, lines, LIBRARY))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return made[name]()(model(batch["x"])).sum()
+
+    message = refused(loss_fn)
+    user, library = message.splitlines()[:2]
+    assert user == line_of(loss_fn, "made[name]")
+    assert library.strip().startswith(LIBRARY)
+    assert ('experts_implementation="batched_mm"' in message) == (name != "Plain")
 
 
 def wrong_shape(model: nn.Module, batch: Any) -> Any:
@@ -115,6 +170,7 @@ def test_random_ops_in_recomputed_parts() -> None:
 
     message = refused(recomputed, models.MLP(dropout=0.5).double())
     assert "checkpoint" in message
+    assert "Strategy(recompute=[...])" in message
     capture(models.MLP(), recomputed, None, models.vector_batch(dtype=torch.float32))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from weft.errors import LayoutError, RuleError, UserError
@@ -110,3 +111,12 @@ def test_writing_somewhere_else_is_refused():
     x = weft.ones(4, placement=PAIR, sbp=S(0))
     with pytest.raises(UserError, match="writes into an argument"):
         torch.add(x, x, out=torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("parameters", [True, False])
+def test_compile_refuses_what_distribute_has_changed(parameters):
+    model = nn.Linear(4, 4, bias=False) if parameters else nn.BatchNorm1d(4, affine=False)
+    weft.distribute(model, PAIR)
+    name = "weight" if parameters else "running_mean"
+    with pytest.raises(UserError, match=rf"found {name} as a global tensor .*weft.distribute"):
+        weft.compile(model, lambda m, x: m(x).sum(), None, torch.ones(2, 4), placement=PAIR)

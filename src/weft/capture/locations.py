@@ -41,6 +41,11 @@ def in_library(file: str) -> bool:
     return file.startswith(_LIBRARIES)
 
 
+def installed(file: str) -> bool:
+    """Whether a source file belongs to a package that pip installed, whoever wrote it."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
+
+
 class LinesNoted(TorchFunctionMode):
     """While this lasts, nodes are recorded with the user's line that called into torch."""
 

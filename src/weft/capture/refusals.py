@@ -6,13 +6,14 @@ import inspect
 import linecache
 import operator
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
 
 from weft.capture.fx import Refusal
-from weft.capture.locations import in_library, location_of
+from weft.capture.locations import in_library, installed, location_of
 from weft.errors import CaptureError
 from weft.ir.logical import Location
 
@@ -28,25 +29,68 @@ _RANDOM = (
 )
 _RANDOM_BACKWARD = (
     "runs in the backward pass, where torch.utils.checkpoint would have to repeat the numbers of the forward; "
-    "leave random ops out of recomputed parts, or take the checkpoint away"
+    "take the checkpoint away and name the modules in Strategy(recompute=[...]), which draws the same numbers again"
 )
 _VALUE = (
     "the step would depend on the values in a tensor ({what}), but the graph is captured once, before any values "
     "exist; keep values in tensors (torch.where, masks of fixed shape), and use no .item(), bool(tensor), "
     "nonzero() or sizes that depend on data"
 )
+_EXPERTS = (
+    'load or configure the model with experts_implementation="batched_mm", whose shapes do not depend on '
+    "where tokens are routed"
+)
+
+# Functions of torch that read a value: the end of the file's name, the function, what would do.
+_KNOWN = (
+    (
+        "functional.py",
+        "gaussian_nll_loss",
+        (
+            "gaussian_nll_loss checks that no variance is negative; write it out, with var clamped where it may be 0: "
+            "(0.5 * (var.log() + (input - target) ** 2 / var)).mean()"
+        ),
+    ),
+    (
+        "batchnorm.py",
+        "forward",
+        "BatchNorm(momentum=None) divides by the number of batches so far; give it a momentum, such as 0.1",
+    ),
+)
+
+# The frames of the trace, outermost first, each with the line that it was at.
+_Frames: TypeAlias = Sequence[tuple[FrameType, int]]
 
 
 def refuse(error: Exception) -> CaptureError:
     """The error to raise in place of one that stopped the trace."""
+    frames = list(traceback.walk_tb(error.__traceback__))
     if isinstance(error, Refusal):
-        return CaptureError(_where(error) + str(error))
+        return CaptureError(_where(frames) + str(error))
     text = f"{type(error).__name__}: {error}"
     if any(word in text for word in _VALUE_WORDS):
         reason = _VALUE.format(what=_first_line(error))
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
-    return CaptureError(_where(error) + reason)
+    advice = _advice(frames)
+    return CaptureError(_where(frames) + reason + (f"; here: {advice}" if advice else ""))
+
+
+def _advice(frames: _Frames) -> str | None:
+    """What would do instead, for code of libraries that is known to need values."""
+    for frame, line in reversed(frames):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        for end, function, advice in _KNOWN:
+            if file.endswith(end) and name == function:
+                return advice
+        if "transformers" in file and _routes_tokens(frame, linecache.getline(file, line)):
+            return _EXPERTS
+    return None
+
+
+def _routes_tokens(frame: FrameType, source: str) -> bool:
+    """Whether a line of `transformers` belongs to a mixture of experts that is not "batched_mm"."""
+    return "grouped_mm" in source or "Experts" in type(frame.f_locals.get("self")).__name__
 
 
 def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
@@ -102,11 +146,13 @@ def source_line(file: str, line: int) -> str:
     return f"{file}:{line}: {linecache.getline(file, line).strip()}\n  "
 
 
-def _where(error: Exception) -> str:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not in_library(frame.filename):
-            return source_line(frame.filename, frame.lineno or 0)
-    return ""
+def _where(frames: _Frames) -> str:
+    """The user's line; where a library of others stopped, its line too."""
+    lines = [(f.f_code.co_filename, line) for f, line in frames]
+    found = [place for place in lines if not in_library(place[0])]
+    own = [place for place in found if not installed(place[0])]
+    places = dict.fromkeys([*own[-1:], *found[-1:]])
+    return "".join(source_line(*place) for place in places)
 
 
 def _first_line(error: Exception) -> str:

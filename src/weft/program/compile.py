@@ -25,6 +25,7 @@ from weft.program.variables import (
     initial_variables,
 )
 from weft.runtime.distributed import current_world
+from weft.tensor.module import refuse_distributed
 
 
 def compile(
@@ -63,10 +64,12 @@ def compile(
         StrategyError: a name pattern of the strategy matches nothing, or stages do not fit.
         LayoutError: a layout does not fit a tensor, or the placement does not fit the world.
         RuleError: an op has no sharding rule.
+        UserError: the model was changed by `weft.distribute`.
     """
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
+    refuse_distributed(model)
     world = current_world(placement.device_type)
     ranks = local_ranks(world, placement)
     batch, _ = without_shards(example_batch)
