@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 import weft
 
-STEPS = 3
+STEPS, MICRO_BATCHES = 3, 2
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
 S, B = weft.split, weft.broadcast
 
 Build = Callable[[], nn.Module]
 Loss = Callable[[Any, Any], torch.Tensor]
+Trained = tuple[list[float], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def settings(layouts: dict[str, Any]) -> dict[str, tuple[Any, weft.Strategy]]:
     """Every strategy by name: the grid of ranks and what is fixed on it."""
     tensor = weft.Strategy(batch={"*": B}, parameters=layouts)
     both = {pattern: (B, sbp) for pattern, sbp in layouts.items()}
+    pipeline = replace(weft.data_parallel(), stages=2, micro_batches=MICRO_BATCHES)
     return {
         "data, 2": (PAIR, weft.data_parallel()),
         "data, 4": (LINE, weft.data_parallel()),
@@ -67,6 +71,8 @@ def settings(layouts: dict[str, Any]) -> dict[str, tuple[Any, weft.Strategy]]:
         "hybrid, 2×2": (GRID, weft.Strategy(batch={"*": (S(0), B)}, parameters=both)),
         "automatic, 2": (PAIR, weft.Strategy()),
         "automatic, 4": (LINE, weft.Strategy()),
+        "pipeline, 2": (PAIR, pipeline),
+        "pipeline × data, 2×2": (GRID, pipeline),
     }
 
 
@@ -89,7 +95,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Comparison:
-    """Trains a model in float64 with plain PyTorch once, and under strategies with weft."""
+    """Trains a model in float64 with plain PyTorch, and under strategies with weft."""
 
     def __init__(self, case: Case) -> None:
         default = torch.get_default_dtype()
@@ -101,29 +107,43 @@ class Comparison:
         finally:
             torch.set_default_dtype(default)
         self._loss = case.loss
-        self.losses, self.state = self._train_plainly(self.batches)
+        self._plainly = cache(lambda parts: self._train_plainly(self.batches, parts))
+        self._rounding = cache(self._moved_away)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The case's loss, all in float64."""
         with InDouble():
             return self._loss(model, batch)
 
-    def rounding(self) -> float:
+    def rounding(self, strategy: weft.Strategy) -> float:
         """How far plain PyTorch's own result moves when the batches' numbers change by 1e-15."""
-        moved = [{key: _moved(value) for key, value in batch.items()} for batch in self.batches]
-        _, state = self._train_plainly(moved)
-        return max(_distance(state[name], self.state[name]) for name in state)
+        return self._rounding(self._parts(strategy))
 
-    def _train_plainly(self, batches: list[Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    def _moved_away(self, parts: int) -> float:
+        moved = [{key: _moved(value) for key, value in batch.items()} for batch in self.batches]
+        state, expected = self._train_plainly(moved, parts)[1], self._plainly(parts)[1]
+        return max(_distance(state[name], expected[name]) for name in state)
+
+    def _parts(self, strategy: weft.Strategy) -> int:
+        """Into how many batches plain PyTorch has to cut: BatchNorm takes each micro-batch's own statistics."""
+        alone = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        return strategy.micro_batches if alone else 1
+
+    def _train_plainly(self, batches: Sequence[Any], parts: int) -> Trained:
+        """Losses and last state; gradients accumulate over `parts` equal parts of a batch."""
         model = copy.deepcopy(self.model)
         optimizer = adamw(model)
         losses = []
         for batch in batches:
             optimizer.zero_grad()
-            loss = self.loss(model, batch)
-            loss.backward()
+            total = 0.0
+            for number in range(parts):
+                part = {key: value.chunk(parts)[number] for key, value in batch.items()}
+                loss = self.loss(model, part) / parts
+                loss.backward()
+                total += loss.item()
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(total)
         return losses, model.state_dict()
 
     def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
@@ -144,10 +164,10 @@ class Comparison:
             losses = [program.step(batch).item() for batch in self.batches]
             state = program.full_state_dict()
             program.close()
-        pairs = zip(losses, self.losses, strict=True)
-        loss = max(abs(found - expected) / abs(expected) for found, expected in pairs)
-        worst = max(self.state, key=lambda name: _distance(state[name], self.state[name]))
-        return Difference(loss, _distance(state[worst], self.state[worst]), worst)
+        expected_losses, expected = self._plainly(self._parts(strategy))
+        loss = max(abs(a - b) / abs(b) for a, b in zip(losses, expected_losses, strict=True))
+        worst = max(expected, key=lambda name: _distance(state[name], expected[name]))
+        return Difference(loss, _distance(state[worst], expected[worst]), worst)
 
 
 def _moved(value: torch.Tensor) -> torch.Tensor:

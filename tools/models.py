@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 
 from tools import huggingface_models, paper_models
-from tools.model_cases import STEPS, Case, Comparison, Difference, settings
+from tools.model_cases import MICRO_BATCHES, STEPS, Case, Comparison, Difference, settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 LIMIT = 1e-9
@@ -30,6 +30,8 @@ own result (ResNet-101: 2e-9). The order of floating-point sums is all that may 
 
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
   `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced.
+- *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets with
+  BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
 - Models are tiny, built from their configs. Those of `transformers` are taken as they are; what they cast to float32 is
   cast to float64 here. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts have
   `experts_implementation="batched_mm"`: "eager" reads values, "grouped_mm" traces in bfloat16 only.
@@ -66,9 +68,9 @@ def cell_of(found: Difference, limit: float) -> str:
 def compare(name: str, case: Case) -> list[str]:
     """The cells of one model, in the order of the strategies."""
     comparison, row = Comparison(case), []
-    limit = max(LIMIT, BLOW_UP * comparison.rounding())
     for strategy, (grid, chosen) in settings(case.layouts).items():
         try:
+            limit = max(LIMIT, BLOW_UP * comparison.rounding(chosen))
             row.append(cell_of(comparison.difference(grid, chosen), limit))
         except Exception as error:
             row.append(f"**{type(error).__name__}**")
