@@ -34,3 +34,11 @@ def test_arguments_join_and_come_apart() -> None:
     assert joined(parts) == (2, (Varying((0, 5)), 5))
     assert [at_micro_batch(joined(parts), m) for m in (0, 1)] == list(parts)
     assert joined((True, 1)) == Varying((True, 1))
+
+
+def test_a_leaf_is_cut_also_where_it_is_boxed_first() -> None:
+    boxed = GRAPH.replace(
+        "%x.micro = call aten.select.int(%x,",
+        "%x.box0 = box %x : float32[2, 5, 4]\n%x.micro = call aten.select.int(%x.box0,",
+    )
+    assert cut_leaves(parse_graph(boxed)) == {"x"}

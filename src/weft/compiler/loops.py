@@ -66,15 +66,15 @@ def joined(parts: tuple[Any, ...]) -> Any:
 
 def cut_leaves(graph: LogicalGraph) -> frozenset[str]:
     """The inputs that hold a leaf of the batch as (micro-batches, part of the batch, ...)."""
-    return frozenset(
-        node.value.name
-        for node in graph.of_kind(Input)
-        if node.role == "batch"
-        and any(
-            isinstance(user, Call) and user.op == SELECT and isinstance(user.args[2], Varying)
-            for user in graph.users[node.value.name]
-        )
-    )
+    found: set[str] = set()
+    for node in graph.of_kind(Call):
+        if node.op == SELECT and isinstance(node.args[2], Varying):
+            producer = graph.producers[node_uses(node)[0]]
+            while isinstance(producer, Box):
+                producer = graph.producers[producer.input.name]
+            if isinstance(producer, Input) and producer.role == "batch":
+                found.add(producer.value.name)
+    return frozenset(found)
 
 
 def _leaves_loop(node: Node) -> bool:
