@@ -13,6 +13,7 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.halo import Halo, graph_halos
+from weft.compiler.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
@@ -68,16 +69,17 @@ def _layouts(graph: LogicalGraph) -> Table:
 
 
 def _boxings(graph: LogicalGraph) -> Table:
-    rows = [_boxing_row(graph, node) for node in graph.of_kind(Box)]
+    loop = loop_values(graph)
+    rows = [_boxing_row(graph, node, loop) for node in graph.of_kind(Box)]
     fetched = tuple(graph_halos(graph))
-    moved = sum(_moved(graph, node) for node in graph.of_kind(Box))
-    moved += sum(halo.total for halo, _ in fetched)
-    rows += [_halo_row(graph, halo, reader) for halo, reader in fetched]
+    moved = sum(_moved(graph, node, loop) for node in graph.of_kind(Box))
+    moved += sum(_fetched(graph, halo, loop) for halo, _ in fetched)
+    rows += [_halo_row(graph, halo, reader, loop) for halo, reader in fetched]
     columns = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
     return table("boxing", columns, rows, total=moved)
 
 
-def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
+def _boxing_row(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> tuple[str, ...]:
     source = graph.values[node.input.name]
     kinds = [step.kind for step in _steps(source, node)]
     there, here = _layout(source), _layout(node.output)
@@ -86,19 +88,21 @@ def _boxing_row(graph: LogicalGraph, node: Box) -> tuple[str, ...]:
         str(there) if across else _sbp(source),
         str(here) if across else _sbp(node.output),
         ", ".join(kinds) or "as it stands",
-        bytes_text(_moved(graph, node)),
+        bytes_text(_moved(graph, node, loop)),
         _shape(source),
         _maker(graph, node.input.name),
         _stars(node.cause),
     )
 
 
-def _halo_row(graph: LogicalGraph, halo: Halo, reader: Call) -> tuple[str, ...]:
+def _halo_row(
+    graph: LogicalGraph, halo: Halo, reader: Call, loop: frozenset[str]
+) -> tuple[str, ...]:
     return (
         _sbp(halo.value),
         "with border rows",
         "halo",
-        bytes_text(halo.total),
+        bytes_text(_fetched(graph, halo, loop)),
         _shape(halo.value),
         _maker(graph, halo.value.name),
         f"{reader.op} at {_where(reader.location)}",
@@ -122,9 +126,16 @@ def _steps(source: Value, node: Box) -> tuple[Step, ...]:
     return steps(_layout(source), _layout(node.output), source.shape, itemsize)
 
 
-def _moved(graph: LogicalGraph, node: Box) -> int:
+def _moved(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> int:
+    """Bytes that a boxing moves in a step."""
     chain = _steps(graph.values[node.input.name], node)
-    return sum(step.bytes for step in chain if step.kind in COLLECTIVES)
+    moved = sum(step.bytes for step in chain if step.kind in COLLECTIVES)
+    return moved * (graph.micro_batches if node.output.name in loop else 1)
+
+
+def _fetched(graph: LogicalGraph, halo: Halo, loop: frozenset[str]) -> int:
+    """Bytes that border rows move in a step."""
+    return halo.total * (graph.micro_batches if halo.value.name in loop else 1)
 
 
 def _stars(name: str) -> str:
