@@ -129,3 +129,12 @@ def test_boxing_of_a_compiled_layer(level: int) -> None:
     ]
     gathers = [("bfloat16", "S(0)", "B")] * (2 if level == 3 else 1)
     assert sorted(moved) == sorted([*gathers, ("bfloat16", "P(sum)", "S(0)")])
+
+
+def test_an_axis_that_stages_use_up() -> None:
+    rows = Stages(tuple(Placement("cpu", (1, 2), ranks) for ranks in ((0, 1), (2, 3))))
+    made = shard_variables(layer(), {2: Hints()}, Zero(3, 0), rows)
+    assert made.stored["fc.weight"] == 1
+    assert made.notes[0] == "zero: axis 0 has one rank in each stage; shards lie along axis 1"
+    single = Stages((Placement("cpu", (1,), (0,)), Placement("cpu", (1,), (1,))))
+    assert shard_variables(layer(), {1: Hints()}, Zero(3, 0), single).stored["fc.weight"] == 0

@@ -82,6 +82,7 @@ def shard_variables(
             f"weft.Zero(axis={zero.axis}) shards along an axis that {first} does not have; expected "
             f"one of {', '.join(map(str, range(first.axes)))}"
         )
+    zero, moved = _along_ranks(zero, stages)
     pass_ = _Zero(graph, hints, zero, stages, stored)
     dims = {node.key: pass_.dim(node) for node in graph.of_kind(Input) if pass_.concerns(node)}
     sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
@@ -89,7 +90,21 @@ def shard_variables(
         f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
     )
     axes = dict.fromkeys(sharded, zero.axis)
-    return Sharded(pass_.graph_of(sharded), pass_.hints_of(sharded), axes, notes)
+    return Sharded(pass_.graph_of(sharded), pass_.hints_of(sharded), axes, moved + notes)
+
+
+def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
+    """`zero` along an axis with ranks: that of a placement cut into stages is used up by them; and a note of it."""
+
+    def ranks(axis: int) -> int:
+        return max(p.shape[axis] if axis < p.axes else 1 for p in stages.placements)
+
+    last = max(placement.axes for placement in stages.placements)
+    axis = next((axis for axis in range(zero.axis, last) if ranks(axis) > 1), zero.axis)
+    if len(stages.placements) == 1 or axis == zero.axis:
+        return zero, ()
+    note = f"zero: axis {zero.axis} has one rank in each stage; shards lie along axis {axis}"
+    return replace(zero, axis=axis), (note,)
 
 
 @dataclass(frozen=True)
