@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -237,6 +238,25 @@ def test_explain_tells_of_micro_batches() -> None:
     assert "2 micro-batches of 4 samples (x)" in text
     assert "BatchNorm sees micro-batches in 1: statistics of each" in text
     assert "all micro-batches wait for one another in weft.pack at" in text
+
+
+def test_explain_counts_what_each_micro_batch_sends() -> None:
+    """Activations are reduced in parts: in all as many bytes as at once."""
+    model, batch, totals = gpt(), token_batch(4), []
+    with weft.local_world(2):
+        for parts in (1, 2):
+            program = weft.compile(
+                model,
+                token_loss,
+                adamw(model),
+                batch,
+                placement=weft.placement("cpu", PAIR),
+                strategy=replace(TENSOR, micro_batches=parts),
+            )
+            totals.append(re.findall(r"boxings, ([\d.]+ \w+) a step", program.explain()))
+            program.close()
+    assert totals[0] == totals[1]
+    assert len(totals[0]) == 1
 
 
 def test_a_batch_that_cannot_be_cut() -> None:
