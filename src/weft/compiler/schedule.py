@@ -61,11 +61,11 @@ def plan_together(
 ) -> Scheduled:
     """The plans of all ranks.
 
-    With a named schedule, priorities and copies are its own (`schedule_presets.py`). Otherwise the
-    backward goes first and there are as few copies as the busiest queue needs
-    (`schedule_copies.enough`), and the backward is split into what other stages wait for and
-    weights' gradients where the rehearsal shows that it shortens the step. One stage keeps the
-    fewest copies that are live: micro-batches are there to save memory.
+    With a named schedule, priorities and copies are its own (`schedule_presets.py`). Otherwise
+    there are as few copies as the busiest queue needs (`schedule_copies.enough`). Where rehearsals
+    show that it shortens the step, weights' gradients are split from the backward, and copies are
+    those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
+    keeps the fewest copies that are live: micro-batches are there to save memory.
 
     Args:
         programs: of all ranks of the program.
@@ -79,17 +79,13 @@ def plan_together(
     """
     making = _Making(communicators, stages, options)
     micro_batches = programs[0].micro_batches
-    if options.schedule is not None:
-        named = preset(options.schedule, stages, micro_batches)
-        if named.name == "zero_bubble":
-            programs = [split_backward(program) for program in programs]
-        return making.with_preset(programs, named)
-    rule = computed(stages, micro_batches)
-    best = making.computed(programs, rule)
-    if len(stages.placements) > 1 and micro_batches > 1:
-        split = making.computed([split_backward(program) for program in programs], rule)
-        best = making.better(best, split)
-    return best
+    if options.schedule is None:
+        return making.fixed("computed", making.best(programs, computed(stages, micro_batches)))
+    named = preset(options.schedule, stages, micro_batches)
+    if named.name == "zero_bubble":
+        programs = [split_backward(program) for program in programs]
+    web = making.web(programs, named)
+    return making.fixed(named.name, draft(web, of_preset(web, named)))
 
 
 def plan_alone(
@@ -111,6 +107,26 @@ def plan_alone(
 
 
 @dataclass(frozen=True)
+class Draft:
+    """Plans with copies, before the order of communicators is fixed."""
+
+    plans: tuple[RankPlan, ...]
+    seconds: Mapping[int, Sequence[float]]
+    rehearsal: Rehearsal
+
+    def peaks(self) -> dict[int, int]:
+        """The most bytes that each rank holds."""
+        lines = self.rehearsal.timelines
+        return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
+
+
+def draft(web: Web, copies: Mapping[Slot, int]) -> Draft:
+    """Plans with copies, rehearsed."""
+    plans = tuple(with_copies(plan, copies) for plan in web.plans)
+    return Draft(plans, web.seconds, perform(plans, web.seconds))
+
+
+@dataclass(frozen=True)
 class _Making:
     """How plans are made from programs."""
 
@@ -123,38 +139,31 @@ class _Making:
         device = usual_device(self.stages.placements[0].device_type)
         object.__setattr__(self, "durations", Durations(device, self.communicators))
 
-    def with_preset(self, programs: Sequence[LocalProgram], named: Preset) -> Scheduled:
-        web = self.web(programs, named)
-        return self.rehearsed(named.name, web, of_preset(web, named))
+    def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
+        """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
+        whole = self.web(programs, rule)
+        if len(self.stages.placements) == 1 or whole.micro_batches == 1:
+            return draft(whole, fewest(whole))
+        split = self.web([split_backward(program) for program in programs], rule)
+        best = draft(whole, enough(whole, self.room(whole)))
+        best = self.better(best, draft(split, enough(split, self.room(split))))
+        if rule.name == "interleaved":
+            best = self.better(best, draft(whole, of_preset(whole, rule)))
+        return self.better(best, draft(split, of_preset(split, rule)))
 
-    def computed(self, programs: Sequence[LocalProgram], rule: Preset) -> Scheduled:
-        web = self.web(programs, rule)
-        least = fewest(web)
-        if len(self.stages.placements) == 1 or web.micro_batches == 1:
-            return self.rehearsed("computed", web, least)
-        return self.rehearsed("computed", web, enough(web, self.room(web, least)))
-
-    def room(self, web: Web, least: Mapping[Slot, int]) -> dict[int, int] | None:
+    def room(self, web: Web) -> dict[int, int] | None:
         """What the memory limit leaves to each rank above the fewest copies."""
         limit = self.options.memory_limit
         if limit is None:
             return None
-        tight = self.rehearsed("fewest", web, least)
-        peaks = {
-            plan.rank: memory(plan, tight.moments(plan.rank)).memory.peak for plan in tight.plans
-        }
-        return {rank: limit - peak for rank, peak in peaks.items()}
+        return {rank: limit - peak for rank, peak in draft(web, fewest(web)).peaks().items()}
 
-    def better(self, plain: Scheduled, split: Scheduled) -> Scheduled:
-        """The one with the shorter step that keeps the memory limit."""
-        assert plain.rehearsal is not None
-        assert split.rehearsal is not None
-        shorter = split.rehearsal.makespan < plain.rehearsal.makespan * WORTH
+    def better(self, old: Draft, new: Draft) -> Draft:
+        """The new one, if its step is shorter and it keeps the memory limit."""
         limit = self.options.memory_limit
-        fits = limit is None or all(
-            memory(plan, split.moments(plan.rank)).memory.peak <= limit for plan in split.plans
-        )
-        return split if shorter and fits else plain
+        if new.rehearsal.makespan >= old.rehearsal.makespan * WORTH:
+            return old
+        return new if limit is None or max(new.peaks().values()) <= limit else old
 
     def web(self, programs: Sequence[LocalProgram], rule: Preset) -> Web:
         """The plans before copies and orders are given, and how long their acts take."""
@@ -175,12 +184,11 @@ class _Making:
         verify_communicators(plan, self.communicators)
         return plan
 
-    def rehearsed(self, name: str, web: Web, copies: Mapping[Slot, int]) -> Scheduled:
-        """Plans with copies and orders, proven live in just these orders."""
-        plans = [with_copies(plan, copies) for plan in web.plans]
-        found = perform(plans, web.seconds)
-        fixed = tuple(verify_plan(replace(plan, orders=found.orders[plan.rank])) for plan in plans)
-        return Scheduled(name, fixed, perform(fixed, web.seconds, fixed=True))
+    def fixed(self, name: str, draft: Draft) -> Scheduled:
+        """The plans of a draft with the orders that its rehearsal found, proven live in just these orders."""
+        orders = draft.rehearsal.orders
+        plans = tuple(verify_plan(replace(p, orders=orders[p.rank])) for p in draft.plans)
+        return Scheduled(name, plans, perform(plans, draft.seconds, fixed=True))
 
 
 def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
