@@ -20,6 +20,8 @@ def of_gradients() -> Iterator[TorchCall]:
     for overflow in (0.0, 1.0):
         flag = torch.tensor(overflow)
         yield torch_call("weft.next_scale", torch.tensor(1024.0), steps, flag)
+    yield torch_call("weft.offload", f(5, 4))
+    yield torch_call("weft.load", f(5, 4), torch.device("cpu"), f(6))
     yield torch_call("weft.after", f(5, 4), f(6))
     yield torch_call("weft.clip_factor", f().abs(), 0.5)
 

@@ -10,6 +10,7 @@ from weft.ir.plan import (
     Communicate,
     Compute,
     Feed,
+    LocalCall,
     LocalProgram,
     LocalUpdate,
     LocalValue,
@@ -40,6 +41,10 @@ def credit(
     for actor in actors:
         if isinstance(actor, Communicate):
             kinds.update((name, "communication") for name in actor.produces)
+        elif isinstance(actor, Compute):
+            calls = (node for node in actor.nodes if isinstance(node, LocalCall))
+            away = (call for call in calls if call.op == "weft.offload")
+            kinds.update((value.name, "host") for call in away for value in call.makes)
     readers: dict[str, list[int]] = {}
     for actor in actors:
         for name in actor.consumes:

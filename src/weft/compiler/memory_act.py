@@ -106,9 +106,12 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
     made = {value.name: value for call in calls for value in call.makes}
     kept = {v.name for call in calls if call.op in LASTING_OPS for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
+    away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
 
     def kind(name: str) -> Kind:
-        return "gradients" if name in marked else registers.get(name, "activations")
+        if name in marked or name in away:
+            return "gradients" if name in marked else "host"
+        return registers.get(name, "activations")
 
     produced = {name: bases.get(name, name) for name in actor.produces if name in made}
     read = {bases.get(update.source, update.source) for update in updates}
@@ -189,9 +192,9 @@ class _Segment:
         size: int
         for place, call in enumerate(self.calls):
             for value in call.makes:
-                if value.name in self.bases or value.name in self.kept:
-                    continue
                 kind, size = self.kind(value.name), value_bytes(value)
+                if value.name in self.bases or value.name in self.kept or kind == "host":
+                    continue
                 now[kind] += size
                 total += size
                 if value.name not in self.lasting:

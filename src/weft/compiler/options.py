@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from weft.compiler.bucket import BUCKET_BYTES
@@ -94,22 +94,6 @@ class Options:
     clip_norm: float | None = None
     memory_limit: int | None = None
     activations: tuple[tuple[str, str], ...] = ()
-
-
-# Fields whose pass does not stand in the pipeline.
-UNSUPPORTED = frozenset(
-    (
-        "offload",
-    )
-)
-
-
-def check_supported(options: Options) -> None:
-    """Raise StrategyError when a field of `options` is set whose pass does not exist."""
-    for each in fields(options):
-        found = getattr(options, each.name)
-        if each.name in UNSUPPORTED and found != each.default:
-            raise StrategyError(f"{each.name}={found!r} is not supported yet; leave it out")
 
 
 def name_patterns(where: str, patterns: object) -> tuple[str, ...]:

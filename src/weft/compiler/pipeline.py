@@ -17,7 +17,8 @@ from weft.compiler.memory import Peak, memory
 from weft.compiler.memory_limit import check_limit
 from weft.compiler.microbatch import split_time
 from weft.compiler.microbatch_leaves import on_cut_leaves
-from weft.compiler.options import Options, check_supported
+from weft.compiler.offload import offload
+from weft.compiler.options import Options
 from weft.compiler.recompute import recompute
 from weft.compiler.schedule import Scheduled, plan_alone, plan_together
 from weft.compiler.signatures import check_signatures
@@ -78,7 +79,6 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    check_supported(options)
     graph = verify(scale_loss(verify(graph)))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
@@ -95,7 +95,7 @@ def compile_graph(
     together = boxed.micro_batches > 1 or len(stages.placements) > 1
     every = sorted(placement.ranks) if together else ranks
     local = (localize(boxed, rank, groups, stages.homes) for rank in every)
-    programs = tuple(map(copy_escaping_views, local))
+    programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in local)
     schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in programs if program.rank in ranks)

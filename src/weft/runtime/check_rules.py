@@ -418,6 +418,8 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.scale": lambda x, factor: x * factor,
     **TIME_OPS,
     "weft.next_scale": next_scale,
+    "weft.offload": lambda x: x,
+    "weft.load": lambda host, device, awaited=None: host,
     "weft.after": lambda x, awaited: x,
     "weft.take": lambda x, sbp, *rest: x,
     "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),

@@ -103,6 +103,13 @@ def note_gradients(tensors: Iterable[Tensor]) -> None:
             meter.mark(tensor, "gradients")
 
 
+def note_host(tensor: Tensor) -> None:
+    """Have this count as host memory, if this thread's tensors are measured."""
+    meter = getattr(_here, "meter", None)
+    if meter is not None:
+        meter.mark(tensor, "host")
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Shows everything that ops return to a meter."""
 

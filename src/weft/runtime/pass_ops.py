@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.measure import note_host
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -47,6 +49,18 @@ def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor
     return scale, tracker
 
 
+def offload(x: Tensor) -> Tensor:
+    """`weft.offload`: a copy in host memory; of a tensor on a GPU in pinned memory, without waiting."""
+    host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
+    note_host(host)
+    return host
+
+
+def load(host: Tensor, device: torch.device, awaited: Tensor | None = None) -> Tensor:
+    """`weft.load`: a copy of what `offload` made, on the device; whoever runs it has waited for `awaited`."""
+    return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+
+
 def after(x: Tensor, awaited: Tensor) -> Tensor:
     """`weft.after`: `x`; whoever runs it has waited for `awaited`."""
     return x
@@ -58,5 +72,7 @@ PASS_OPS: dict[str, Callable[..., Any]] = {
     "weft.scale": scale,
     "weft.clip_factor": clip_factor,
     "weft.next_scale": next_scale,
+    "weft.offload": offload,
+    "weft.load": load,
     "weft.after": after,
 }

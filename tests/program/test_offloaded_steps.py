@@ -1,0 +1,66 @@
+"""Offload: the same steps while what chosen modules keep waits in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from models import GPT, token_batch, token_loss
+from single_device import assert_same_training, compiled, plain_training
+
+S, B = weft.split, weft.broadcast
+CASES: dict[str, tuple[Any, weft.Strategy]] = {
+    "one rank": ([0], weft.Strategy(offload=["blocks.*"])),
+    "beside recompute": ([0], weft.Strategy(offload=["blocks.0"], recompute=["blocks.1"])),
+    "stages, micro-batches, parameters sharded": (
+        [0, 1, 2, 3],
+        weft.Strategy(
+            batch={"*": S(0)},
+            parameters={"*": B},
+            stages=2,
+            micro_batches=2,
+            zero=weft.Zero(3),
+            offload=["blocks.*"],
+        ),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES)
+def test_offloaded_steps(case: str) -> None:
+    grid, strategy = CASES[case]
+    torch.manual_seed(0)
+    model = GPT(context=16)
+    batches = [token_batch(4, time=16, seed=seed) for seed in range(3)]
+    expected = plain_training(model, token_loss, batches)
+    with compiled(model, token_loss, batches[0], grid, strategy) as program:
+        assert "weft.load" in str(program.plan)
+        assert_same_training(program, batches, expected)
+
+
+@pytest.mark.timeout(60)
+def test_memory_of_the_device() -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(width=32, layers=3, context=32), token_batch(16, time=32)
+    peaks = {}
+    for patterns in ((), ("blocks.*",)):
+        with compiled(model, token_loss, batch, [0], weft.Strategy(offload=patterns)) as program:
+            program.step(batch)
+            memory = program.memory()[0]
+            assert memory.measured is not None
+            peaks[patterns] = memory.measured.activations
+            assert memory.predicted.activations == pytest.approx(peaks[patterns], rel=0.02)
+    assert peaks["blocks.*",] < 0.4 * peaks[()]
