@@ -113,6 +113,17 @@ def test_equals_the_whole_batch(case: str) -> None:
     assert_same_state(own, state)
 
 
+def test_ranks_without_elements_accumulate_as_well() -> None:
+    """Two experts' gate on three ranks."""
+    torch.manual_seed(0)
+    model, batches = micro.Gated(), [vector_batch(8)] * STEPS
+    strategy = weft.Strategy(batch={"*": B}, parameters={"*weight": S(0)})
+    losses, state = plain_training(model, micro.own_loss, adamw, batches)
+    found, own = train(model, micro.own_loss, batches, [0, 1, 2], strategy, 2)
+    assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-10)
+    assert_same_state(own, state)
+
+
 LOOKS: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
     "ignored labels": (MLP, micro.ignoring, micro.labels_with_holes),
     "weighted classes": (micro.Weighted, micro.own_loss, vector_batch),

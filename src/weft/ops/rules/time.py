@@ -21,9 +21,10 @@ def _along(call: OpCall) -> Factors:
     return Factors((names,), (names,))
 
 
-# The reduction of a value over all micro-batches; their concatenation along a dimension.
-rule("weft.accumulate", pointwise, linear=_sums)
-rule("weft.pack", _along, linear=FIRST, monotone=FIRST)
+# The reduction of a value over all micro-batches; their concatenation along a dimension. Views, so
+# that ranks without elements run them as well: what they make is made once a step.
+rule("weft.accumulate", pointwise, linear=_sums, view=True)
+rule("weft.pack", _along, linear=FIRST, monotone=FIRST, view=True)
 # A micro-batch's part of a value of the step (the offset varies).
 rule("weft.slice", _along, linear=FIRST, monotone=FIRST, view=True)
 # A value of the step as every micro-batch reads it (the second argument varies).
