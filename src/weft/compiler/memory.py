@@ -107,7 +107,7 @@ class _Most:
 
     total: int
     kinds: Counter[Kind]
-    held: tuple[tuple[str, int], ...] = ()
+    held: tuple[_Storage, ...] = ()
     taken: Mapping[int, frozenset[Taken]] = field(default_factory=dict)
     actor: int | None = None
 
@@ -250,7 +250,7 @@ class _Walk:
         total -= self.now["host"]
         if total > self.most.total:
             kinds = sum(self.running.values(), self.now.copy())
-            held = tuple((each.register, each.bytes) for each in self.storages.values())
+            held = tuple(self.storages.values())
             taken = dict(self.taken)
             self.most = _Most(total, kinds, held, taken, actor)
 
@@ -258,7 +258,8 @@ class _Walk:
         """What was held when it was most."""
         found: dict[str, list[int]] = {}
         inside = (self.acts[actor].live(taken) for actor, taken in self.most.taken.items())
-        for name, size in chain(self.most.held, *(live.items() for live in inside)):
+        held = ((each.register, each.bytes) for each in self.most.held)
+        for name, size in chain(held, *(live.items() for live in inside)):
             found.setdefault(name, []).append(size)
         sizes = [Held(name, len(each), Bytes(sum(each))) for name, each in found.items()]
         sizes.sort(key=lambda each: (-each.bytes, each.register))
