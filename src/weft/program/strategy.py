@@ -31,7 +31,8 @@ class Strategy:
         parameters: patterns of parameter and buffer names ("blocks.0.fc.weight").
         stages: the parts of a pipeline with their modules and placements, or into how many parts
             of equal cost the model is cut.
-        micro_batches: into how many parts the batch is cut in time.
+        micro_batches: into how many equal parts the batch is cut in time, along the first dimension
+            of most of its tensors.
         schedule: order of the pipeline's work, "gpipe", "1f1b", "interleaved" or "zero_bubble";
             None for the one that weft computes.
         zero: how optimizer states, gradients and parameters are sharded.
