@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import weft
 from weft.errors import LayoutError, RankFailure
 from weft.runtime import distributed
 from weft.runtime.distributed import DistributedWorld
+from weft.runtime.waits import PATIENCE
 
 PAIR = weft.placement("cpu", [0, 1])
 S, B, P = weft.split, weft.broadcast, weft.partial
@@ -118,8 +120,31 @@ def missing(rank: int) -> None:
             torch.relu(x)
 
 
+def crossing(rank: int) -> None:
+    """Each waits in a group where the other does not come: both are told, well before the time-out."""
+    pairs = PAIR, weft.placement("cpu", [1, 0])
+    first, second = (weft.ones(4, 4, placement=pair, sbp=P()) for pair in pairs)
+    with pytest.raises(RankFailure) as caught:
+        torch.relu(first) if rank == 0 else torch.exp(second)
+    text = str(caught.value)
+    assert "the ranks wait for one another" in text
+    assert "rank 0 waits for rank 1 among [0, 1]: aten.relu.default" in text
+    assert "rank 1 waits for rank 0 among [1, 0]: aten.exp.default" in text
+    assert "global_rank.py:" in text
+
+
+def slow(rank: int) -> None:
+    """A rank that comes late is waited for, whatever it did before."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=P())
+    started = time.monotonic()
+    while rank == 1 and time.monotonic() < started + 2.5 * PATIENCE:
+        torch.ones(100).exp()
+    assert torch.relu(x).full().sum() == 16
+
+
 if __name__ == "__main__":
     here = start()
-    for case in (training, dtensors, diverging, diverging_early, missing):
+    together = (training, dtensors, diverging, diverging_early, missing)
+    for case in (slow, crossing) if sys.argv[1:] else together:
         case(here)
         sys.stdout.write(f"{case.__name__} passed\n")

@@ -16,10 +16,13 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("global_rank.py")
 
 
-CASES = ["training", "dtensors", "diverging", "diverging_early", "missing"]
+TOGETHER = ["training", "dtensors", "diverging", "diverging_early", "missing"]
 
 
-def test_two_processes():
+@pytest.mark.parametrize(
+    ("arguments", "cases"), [([], TOGETHER), (["waits"], ["slow", "crossing"])]
+)
+def test_two_processes(arguments, cases):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     variables = {
         "WORLD_SIZE": "2",
@@ -30,7 +33,7 @@ def test_two_processes():
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
+            [sys.executable, str(SCRIPT), *arguments],
             env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -43,5 +46,5 @@ def test_two_processes():
     outputs = [process.communicate()[0] for process in processes]
     late.cancel()
     for output in outputs:
-        passed = [case for case in CASES if f"{case} passed\n" in output]
-        assert passed == CASES, output
+        passed = [case for case in cases if f"{case} passed\n" in output]
+        assert passed == cases, output

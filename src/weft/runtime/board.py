@@ -1,10 +1,11 @@
-"""Where the ranks of a job, each a process, learn of a failure at once: entries in the job's store."""
+"""Where the ranks of a job, each a process, learn of failures and long waits at once: entries in the job's store."""
 
 from __future__ import annotations
 
 import atexit
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -73,6 +74,18 @@ class FailureBoard:
         self._known.wait(seconds)
         return self._cause
 
+    def post(self, text: str) -> None:
+        """Say what this rank waits for; "" when it goes on."""
+        with suppress(RuntimeError):  # the store is gone, and with it all who would read
+            self._store.set(_wait_key(self._rank), text)
+
+    def posted(self, rank: int) -> str:
+        """What a rank said last."""
+        key = _wait_key(rank)
+        with suppress(RuntimeError):
+            return str(self._store.get(key).decode()) if self._store.check([key]) else ""
+        return ""
+
     def close(self) -> None:
         """End the watching thread."""
         atexit.unregister(self.close)
@@ -100,6 +113,10 @@ class FailureBoard:
             watchers = list(self._watchers)
         for fail in watchers:
             fail(self._cause)
+
+
+def _wait_key(rank: int) -> str:
+    return f"weft/wait/{rank}"
 
 
 def _key(rank: int) -> str:

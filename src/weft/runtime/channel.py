@@ -25,6 +25,8 @@ class Channel(ABC):
         device: where the tensors are that it takes.
         sent: bytes that this rank has sent to others so far, by what ran.
         running: what runs now: the kind of a collective, or one of the primitives below.
+        while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, where that
+            can be told: between processes of one host. What it raises ends the wait.
     """
 
     def __init__(self, ranks: Sequence[int], index: int, device: torch.device) -> None:
@@ -33,6 +35,7 @@ class Channel(ABC):
         self.device = device
         self.sent: Counter[str] = Counter()
         self.running = EXCHANGE
+        self.while_waiting: Callable[[], None] = _nothing
 
     @property
     def size(self) -> int:
@@ -151,6 +154,10 @@ class Channel(ABC):
         self.exchange([[data]] * self.size, [[buffer] for buffer in texts])
         texts[self.index] = data
         return [bytes(part.tolist()).decode() for part in texts]
+
+
+def _nothing() -> None:
+    pass
 
 
 def reduce_in_order(

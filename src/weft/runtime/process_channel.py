@@ -48,6 +48,11 @@ class ProcessChannel(Channel):
     def abort(self, error: BaseException) -> None:
         self._board.announce(error)
 
+    @property
+    def board(self) -> FailureBoard:
+        """Where failures and long waits are made known to all ranks."""
+        return self._board
+
     def close(self) -> None:
         for fail in self._watchers:
             self._board.forget(fail)

@@ -16,6 +16,7 @@ from weft.runtime.board import FailureBoard
 from weft.runtime.channel import COMBINE, SIGNED
 from weft.runtime.process_channel import ProcessChannel
 from weft.runtime.shared_link import SharedLink, connect, listener, offer
+from weft.runtime.waits import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"
@@ -92,11 +93,17 @@ class SharedChannel(ProcessChannel):
             link.advance()
         end = time.monotonic() + self._timeout
         while waiting := [link for link in waiting if link.busy]:
-            found = self._poll.poll(max(0.0, end - time.monotonic()) * 1000)
-            if not found:
-                raise TimeoutError(f"no answer within {self._timeout:g} s")
+            left = end - time.monotonic()
+            found = self._poll.poll(max(0.0, min(left, PATIENCE)) * 1000)
             for descriptor, _ in found:
                 self._hear(descriptor)
+            if not found:
+                self._go_on_waiting(left)
+
+    def _go_on_waiting(self, left: float) -> None:
+        if left <= PATIENCE:
+            raise TimeoutError(f"no answer within {self._timeout:g} s")
+        self.while_waiting()
 
     def _hear(self, descriptor: int) -> None:
         link = self._by_descriptor[descriptor]

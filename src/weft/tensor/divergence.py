@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from weakref import WeakKeyDictionary
@@ -14,6 +14,8 @@ import torch
 from weft.capture.locations import in_library
 from weft.errors import RankFailure
 from weft.runtime.channel import Channel
+from weft.runtime.process_channel import ProcessChannel
+from weft.runtime.waits import Wait, circle
 from weft.tensor.mesh import Mesh, channel_between
 
 _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
@@ -35,7 +37,8 @@ def check_agreement(channel: Channel, what: str) -> None:
     _counts[channel] = count
     mine = torch.tensor([count, zlib.crc32(what.encode())], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
-    channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
+    with _told_of_circles(channel, what):
+        channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
         return
@@ -44,6 +47,72 @@ def check_agreement(channel: Channel, what: str) -> None:
     raise RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
         + "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
+    )
+
+
+@contextmanager
+def _told_of_circles(channel: Channel, what: str) -> Iterator[None]:
+    """While this lasts, a long wait is made known to the other ranks, and compared with theirs.
+
+    Raises:
+        RankFailure: ranks wait for one another in different groups; names them all.
+    """
+    if not isinstance(channel, ProcessChannel):
+        yield
+        return
+    looking = _Looking(channel, what)
+    alone, channel.while_waiting = channel.while_waiting, looking.look
+    try:
+        yield
+    finally:
+        channel.while_waiting = alone
+        looking.end()
+
+
+class _Looking:
+    """One wait."""
+
+    def __init__(self, channel: ProcessChannel, what: str) -> None:
+        self._channel = channel
+        self._what = what
+        # What was posted of it, once it was long.
+        self._wait: Wait | None = None
+        self._found = False
+
+    def look(self) -> None:
+        """Post the wait, and compare it with what others have posted."""
+        channel = self._channel
+        if self._wait is None:
+            begun = tuple((other.ranks, count) for other, count in _counts.items())
+            text = f"{self._what} ({user_line()})"
+            self._wait = Wait(channel.ranks, _counts[channel], begun, text)
+            channel.board.post(str(self._wait))
+        found = circle(channel.rank, self._wait, self._posted)
+        if found:
+            self._found = True
+            error = RankFailure(_circle_text(found))
+            channel.abort(error)
+            raise error
+
+    def end(self) -> None:
+        """Take back what was posted; in a circle it stays, so that the others find it too."""
+        if self._wait is not None and not self._found:
+            self._channel.board.post("")
+
+    def _posted(self, rank: int) -> Wait | None:
+        text = self._channel.board.posted(rank)
+        return Wait.parse(text) if text else None
+
+
+def _circle_text(waits: Mapping[int, Wait]) -> str:
+    nexts = [*list(waits)[1:], next(iter(waits))]
+    each = (
+        f"rank {rank} waits for rank {peer} among {list(wait.ranks)}: {wait.what}"
+        for (rank, wait), peer in zip(waits.items(), nexts, strict=True)
+    )
+    return (
+        "the ranks wait for one another; every rank must make the same calls on global tensors in the same order. "
+        + "; ".join(each)
     )
 
 

@@ -46,8 +46,9 @@ _stream = _Stream()
 def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
-    With None, and as long as it was never called, they use torch's seed, and start anew when
-    `torch.manual_seed` is called with another one.
+    This starts the numbers anew each time. With None, and as long as it was never called, they use
+    torch's seed, and start anew when `torch.manual_seed` is called with another one; with the same
+    one they go on, as they take nothing from torch's generator that could tell.
     """
     _stream.given, _stream.seed = seed, None
 
