@@ -175,3 +175,18 @@ def with_mask(model: nn.Module, batch: Any) -> Any:
 def masked_batch() -> dict[str, Any]:
     columns = torch.tensor([1.0, 0, 1, 1, 0, 1, 1, 1])[:8]
     return {**vector_batch(16), "columns": columns, "scale": torch.tensor(0.5)}
+
+
+class Merged(nn.Module):
+    """Time before the batch, both in one dimension: masks and sums over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, batch: Any) -> Any:
+        x = batch["x"].transpose(0, 1).flatten(0, 1)
+        out = F.dropout(self.linear(x), 0.3)
+        places = torch.linspace(0, 1, out.shape[0], dtype=x.dtype).unsqueeze(1)
+        sums = (out * places).cumsum(0)
+        return (sums**2).mean() + out.unflatten(0, (5, N)).amax(0).mean()

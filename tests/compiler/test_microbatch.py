@@ -105,6 +105,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any], int]] =
     "a penalty": (MLP, micro.penalized, vector_batch, 0),
     "gated experts": (micro.Gated, micro.own_loss, vector_batch, 1),
     "lstm": (micro.Recurrent, classification_loss, micro.sequences, 0),
+    "time merged with the batch": (micro.Merged, micro.own_loss, micro.sequences, 1),
     "noise": (micro.Noisy, micro.own_loss, vector_batch, 0),
     "patches": (micro.Patches, classification_loss, image_batch, 0),
     "leaves of other sizes": (MLP, micro.with_mask, micro.masked_batch, 0),
