@@ -131,6 +131,16 @@ def two_reductions(first, second):
     ]
 
 
+def test_a_communicator_takes_what_is_ready_on_all_ranks():
+    """Rank 0 has a at 1 and b at 5; rank 1, which begins with b, has b at 1 and a at 3."""
+    first, second = two_reductions((AB, False), (AB, False))
+    begins = replace(second.actors[0], priority=1)
+    plans = [first, replace(second, actors=(begins, *second.actors[1:]))]
+    found = perform(plans, {0: [1.0, 4.0, 1.0, 1.0], 1: [2.0, 1.0, 1.0, 1.0]})
+    starts = [(act.actor, act.start) for act in found.timelines[0]]
+    assert starts == [(0, 0.0), (1, 1.0), (2, 3.0), (3, 5.0)]
+
+
 AB, BA = ((2, 0), (3, 0)), ((3, 0), (2, 0))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import weft
-from pipelines import pipeline
+from pipelines import pipeline, value
 from weft.actors.cycles import max_cycle_ratio
 from weft.actors.ensemble import Rehearsal, perform
 from weft.compiler.options import Schedule
@@ -16,8 +16,8 @@ from weft.compiler.schedule_copies import enough, fewest, of_preset
 from weft.compiler.schedule_presets import Preset, interleaved_in_flight, preset
 from weft.compiler.schedule_web import Slot, Web, with_copies
 from weft.compiler.stages import Stages
-from weft.errors import StrategyError
-from weft.ir.plan import Compute
+from weft.errors import InternalError, StrategyError
+from weft.ir.plan import Compute, Register
 
 SIZES = [(2, 4), (4, 8), (3, 9)]
 # A backward of both parts takes as long as two forwards.
@@ -111,6 +111,26 @@ def test_fewest_copies_run_one_micro_batch_at_a_time() -> None:
     web = pipeline(rule, seconds=TWICE)
     assert set(fewest(web).values()) == {1}
     assert rehearse(web, fewest(web)).makespan == 4 * 3 * 3
+
+
+def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
+    """A loss over the whole batch: all forwards before the first backward."""
+    web = pipeline(by_name("1f1b", 1, 5))
+    plan = web.plans[0]
+    forward, backward = (actor for actor in plan.actors if isinstance(actor, Compute))
+    forward = replace(forward, produces=(*forward.produces, "all"))
+    backward = replace(backward, id=2, consumes=(*backward.consumes, "loss"))
+    actors = (forward, Compute(1, (), ("all",), ("loss",)), backward)
+    once = (
+        Register(value("all"), "activation", 0, (1,)),
+        Register(value("loss"), "activation", 1, (2,)),
+    )
+    kept = (replace(each, consumers=(2,)) for each in plan.registers)
+    web = Web((replace(plan, actors=actors, registers=(*kept, *once)),), {0: [1.0, 1.0, 1.0]})
+    assert fewest(web) == {(0, "s0"): 5}
+    assert rehearse(web, fewest(web)).makespan == 11
+    with pytest.raises(InternalError, match="a free copy of s0, of 4"):
+        rehearse(web, {(0, "s0"): 4})
 
 
 def test_transfers_that_take_long_get_more_copies() -> None:
