@@ -13,6 +13,10 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
+from weft.capture import capture
+from weft.compiler.deduce import Hints
+from weft.compiler.options import Options
+from weft.compiler.pipeline import compile_graph
 from weft.errors import StrategyError
 from weft.units import bytes_text
 
@@ -163,3 +167,18 @@ def test_a_plan_over_the_limit_is_an_error_that_says_what_would_help() -> None:
     saved = bytes_text(peak.states // 2)
     assert f"zero=weft.Zero(level=1, axis=0): {saved} less states" in text
     assert f"a memory_limit of at least {peak.peak}" in text
+
+
+def test_every_rank_looks_at_all_of_a_pipeline() -> None:
+    model, loss, batch = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    graph = capture(model, loss, optimizer, batch, "cpu", training=True).graph
+    placement = weft.placement("cpu", [0, 1])
+    options = Options(stages=2, micro_batches=4, schedule="1f1b")
+    compiled = compile_graph(graph, Hints({}), placement, [0, 1], options)
+    peaks = {each.rank: each.memory.peak for each in compiled.peaks}
+    largest = max(peaks, key=lambda rank: peaks[rank])
+    limited = replace(options, memory_limit=min(peaks.values()))
+    for rank in placement.ranks:
+        with pytest.raises(StrategyError, match=f"^rank {largest} would hold "):
+            compile_graph(graph, Hints({}), placement, [rank], limited)

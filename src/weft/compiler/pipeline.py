@@ -100,8 +100,11 @@ def compile_graph(
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in programs if program.rank in ranks)
     plan = Plan(graph.name, groups, tuple(plans[program.rank] for program in own))
-    peaks = (memory(each, schedule.moments(each.rank)) for each in plan.ranks)
+    # Under a limit every rank looks at all that it knows, so that all give up alike.
+    looked_at = plan.ranks if options.memory_limit is None else schedule.plans
+    peaks = (memory(each, schedule.moments(each.rank)) for each in looked_at)
     held = check_limit(tuple(peaks), boxed, options)
+    held = tuple(peak for peak in held if peak.rank in ranks)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
     notes = sharded.notes
     return Compiled(boxed, stages, own, plan, fingerprint, schedule, sharded.stored, notes, held)
