@@ -25,7 +25,7 @@ from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
-from weft.layout import Placement, Split, placement
+from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
 
 Golden: TypeAlias = Callable[..., None]
@@ -107,6 +107,20 @@ def test_an_even_split_cuts_between_blocks() -> None:
     # One activation there and one gradient back at each border.
     parts = cut_stages(copy_sources(graph), stages)
     assert [len(part.crossing) for part in parts] == [1, 2, 1]
+
+
+def test_an_even_split_keeps_blocks_whole_where_the_stages_are_nearly_even() -> None:
+    """Seven equal blocks in two stages: 4 and 3, not three and a half each."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+
+    batch = {"x": torch.zeros(64, 8)}
+    model = nn.Sequential(*(block() for _ in range(7)))
+    graph, _ = assigned(captured(model, lambda m, b: m(b["x"]).sum(), batch), 2)
+    firsts = [{path.split(".")[0] for path in modules_of(graph, stage)} for stage in range(2)]
+    assert sorted(map(len, firsts)) == [3, 4]
+    assert not firsts[0] & firsts[1]
 
 
 def test_an_even_split_cuts_within_a_block_where_one_is_too_large() -> None:
@@ -205,9 +219,9 @@ def test_cut(golden: Golden) -> None:
     golden("".join(str(part.graph) for part in parts), "cut_stages")
 
 
-def joined(placements: tuple[Placement, ...]) -> LogicalGraph:
+def joined(placements: tuple[Placement, ...], batch: SBP = Split(0)) -> LogicalGraph:  # noqa: B008
     graph, _ = two_stages()
-    hints = {1: Hints({"x": (Split(0),)})}
+    hints = {1: Hints({"x": (batch,)})}
     return verify(
         lay_out(graph, hints, Stages(placements, {"w": 0}), CostModel()), with_layouts=True
     )
@@ -226,9 +240,16 @@ def test_stages_on_the_same_ranks_share_leaves() -> None:
     assert {value.layout.placement for value in graph.values.values()} == {on(0, 1)}
 
 
-def test_a_crossing_keeps_the_layout_of_an_earlier_stage() -> None:
-    graph = joined((on(0, 1), on(2, 3)))
-    assert graph.values["h2.at1"].layout.sbp == graph.values["h2"].layout.sbp == (Split(0),)
+@pytest.mark.parametrize(("sbp", "name"), [(Split(0), "h2"), (Split(1), "w")])
+def test_a_crossing_keeps_the_layout_of_an_earlier_stage(sbp: SBP, name: str) -> None:
+    graph = joined((on(0, 1), on(2, 3)), sbp)
+    assert graph.values[name].layout.sbp == (Split(0),)
+    assert graph.values[f"{name}.at1"].layout.sbp == (Split(0),)
+
+
+def test_a_crossing_is_free_where_the_widths_differ() -> None:
+    graph = joined((on(0), on(1, 2)))
+    assert graph.values["h2.at1"].layout.sbp == (Split(0),)
 
 
 def test_phases_of_boxings_and_updates() -> None:
