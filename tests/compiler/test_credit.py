@@ -43,7 +43,9 @@ def test_an_update_before_a_reader_is_refused_with_the_cycle() -> None:
     plan = RankPlan(0, (), (early, late), registers)
     prove_live(plan)
     stuck = replace(plan, registers=(replace(registers[0], full=False), registers[1]))
-    with pytest.raises(InternalError, match="0 waits for 1 over g"):
+    with pytest.raises(
+        InternalError, match=r"Compute 0 on compute \(SGD update\) waits for actor 1 over g"
+    ):
         prove_live(stuck)
 
 

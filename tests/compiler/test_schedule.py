@@ -133,6 +133,28 @@ def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
         rehearse(web, {(0, "s0"): 4})
 
 
+def test_a_circle_of_ranks_is_named() -> None:
+    """The last stage's forward waits for what the first stage makes of its gradient."""
+    web = pipeline(by_name("1f1b", 2, 2))
+    first, last = web.plans
+    back = next(actor.id for actor in first.actors if isinstance(actor, Compute) and actor.id)
+    begins, ends = first.actors[0], first.actors[back]
+    assert isinstance(begins, Compute)
+    assert isinstance(ends, Compute)
+    forward, ended = replace(begins, consumes=("turn",)), replace(ends, produces=("turn",))
+    control = Register(value("turn"), "control", back, (0,), rate=2)
+    stuck = replace(
+        first,
+        actors=(forward, *first.actors[1:back], ended, *first.actors[back + 1 :]),
+        registers=(*first.registers, control),
+    )
+    with pytest.raises(InternalError) as error:
+        fewest(Web((stuck, last), web.seconds))
+    text = str(error.value)
+    assert "rank 0: forward of stage 0, Compute 0 on compute waits for rank 0: backward" in text
+    assert "rank 1: backward of stage 1, Compute" in text
+
+
 def test_transfers_that_take_long_get_more_copies() -> None:
     rule = by_name("zero_bubble", 2, 8)
     near, far = (pipeline(rule, seconds=TWICE, transfer=t) for t in (0.0, 1.5))

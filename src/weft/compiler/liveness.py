@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
+from weft.actors import actor_text
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, RankPlan
 
@@ -20,9 +21,12 @@ def prove_live(plan: RankPlan) -> None:
     try:
         TopologicalSorter(waits).prepare()
     except CycleError as error:
-        steps = pairwise(error.args[1])
-        path = ", ".join(f"{b} waits for {a} over {waits[b][a]}" for a, b in steps)
-        raise InternalError(f"rank {plan.rank} would wait for itself: actor {path}") from None
+        lines = (
+            f"  {actor_text(plan.actors[b])} waits for actor {a} over {waits[b][a]}"
+            for a, b in pairwise(error.args[1])
+        )
+        text = "\n".join(lines)
+        raise InternalError(f"rank {plan.rank} would wait for itself:\n{text}") from None
 
 
 def _waits(plan: RankPlan) -> dict[int, dict[int, str]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import TypeAlias
 
+from weft.actors import actor_text
 from weft.actors.cycles import Edge
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Compute, Hold, RankPlan, Register
@@ -124,14 +126,36 @@ class Web:
         waits = {
             node: [x for x in links if not x.register.full] for node, links in self.into.items()
         }
-        order = TopologicalSorter(
-            {node: {x.source for x in links} for node, links in waits.items()}
-        )
         found: dict[Node, int] = {}
-        for node in order.static_order():
+        for node in self._in_order(waits):
             levels = (found[x.source] + self._is_barrier(x) for x in waits[node])
             found[node] = max(levels, default=0)
         return found
+
+    def _in_order(self, waits: Mapping[Node, Sequence[Link]]) -> Iterator[Node]:
+        """The nodes, each after those that it waits for.
+
+        Raises:
+            InternalError: naming the circle, when nodes wait for each other.
+        """
+        before = {node: {link.source for link in links} for node, links in waits.items()}
+        try:
+            yield from TopologicalSorter(before).static_order()
+        except CycleError as error:
+            lines = (
+                f"  {self._text(b)} waits for {self._text(a)}" for a, b in pairwise(error.args[1])
+            )
+            text = "\n".join(lines)
+            raise InternalError(
+                f"the plan would hang: these wait for each other:\n{text}"
+            ) from None
+
+    def _text(self, node: Node) -> str:
+        rank, id = next(iter(self.nodes[node].items()))
+        actor = self._ranks[rank].actors[id]
+        if not isinstance(actor, Compute | Communicate):
+            return f"rank {rank}: {actor_text(actor)}"
+        return f"rank {rank}: {actor.phase.kind} of stage {actor.phase.stage}, {actor_text(actor)}"
 
     def _is_barrier(self, link: Link) -> bool:
         return link.register.rate == 1 and link.source in self.loop
