@@ -76,8 +76,9 @@ def compile(
     device_type = placement.device_type
     training = optimizer is not None
     options = strategy.options()
+    placements = stage_placements(options.stages, placement)
     captured = capture(model, loss_fn, optimizer, batch, device_type, training, options.precision)
-    hints = strategy_hints(strategy, captured.graph, stage_placements(options.stages, placement))
+    hints = strategy_hints(strategy, captured.graph, placements)
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -94,10 +95,21 @@ class Strategy:
         unknown = set(content) - {each.name for each in fields(Strategy)}
         if unknown:
             raise StrategyError(f"{path} has unknown entries: {', '.join(sorted(unknown))}")
+        found = {name: _entry(path, name, value) for name, value in content.items()}
         try:
-            return Strategy(**{name: parsed(name, value) for name, value in content.items()})
-        except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
+            return Strategy(**found)
+        except StrategyError as error:
             raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+
+
+def _entry(path: str | Path, name: str, value: Any) -> Any:
+    """A field from its entry in a file."""
+    try:
+        return parsed(name, value)
+    except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
+        raise StrategyError(
+            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error})"
+        ) from error
 
 
 def data_parallel() -> Strategy:
