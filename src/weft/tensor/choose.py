@@ -1,12 +1,14 @@
 """The signature that an eager op runs with: the cheapest in boxing and work, given how its operands lie.
 
 The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its
-operands do, an axis along which they already fit a signature keeps it.
+operands do, an axis along which they already fit a signature keeps it. A split that leaves ranks
+empty is chosen only where an operand lies so already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from heapq import nsmallest
 
 from weft.boxing import COLLECTIVES, axis_bytes, steps
@@ -70,13 +72,15 @@ class _Search:
         self.placement = placement
         self.fixed = fixed
         self.keep = keep
+        # Whether operands leave ranks empty, so that others may too.
+        self.empty = not _all_hold_some(call, layouts, placement)
 
     def candidates(self, call: OpCall, chosen: PerAxis) -> Iterator[tuple[PerAxis, OpCall]]:
         """Every combination, with the call that the rank with the largest shards then runs."""
         axis = len(chosen)
         grid = self.placement.shape
         if axis == len(grid):
-            if all_have_elements(self.call, chosen, grid):
+            if self.empty or all_have_elements(self.call, chosen, grid):
                 yield chosen, call
             return
         for signature in self._of_axis(call, axis):
@@ -96,7 +100,7 @@ class _Search:
     def _of_axis(self, call: OpCall, axis: int) -> Sequence[Signature]:
         every = [
             signature
-            for signature in signatures(call, self.placement.shape[axis])
+            for signature in signatures(call, self.placement.shape[axis], self.empty)
             if all(signature.operands[index] == Broadcast() for index in self.fixed)
         ]
         here = tuple(layout.sbp[axis] for layout in self.layouts)
@@ -115,6 +119,12 @@ class _Search:
                 self.call.operands, self.layouts, signature.operands, strict=True
             )
         )
+
+
+def _all_hold_some(call: OpCall, layouts: Sequence[Layout], placement: Placement) -> bool:
+    by_axis = zip(*(layout.sbp for layout in layouts), strict=True)
+    given = tuple(Signature(operands, ()) for operands in by_axis)
+    return all_have_elements(replace(call, results=()), given, placement.shape)
 
 
 def _boxing(spec: TensorSpec, source: Layout, target: Layout) -> float:

@@ -16,6 +16,7 @@ from weft.ir.plan import LocalCall, LocalValue
 from weft.layout import Layout, broadcast_layout
 from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
 from weft.ops.call import map_argument
+from weft.ops.localize import BLANK
 from weft.runtime.kernels import build_kernel
 from weft.runtime.torch_ops import dtype_name
 from weft.tensor.arguments import Reader, Slot, op_name, takes_slots
@@ -217,7 +218,8 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     kernel = build_kernel((local,), names, mesh.device_of(rank))
     given = [f"t{index}" for index in range(len(call.operands))]
     given += [f"f{index}" for index in range(floats)]
-    if any(name[0] == "f" and name not in kernel.inputs for name in given):
+    lost = any(name[0] == "f" and name not in kernel.inputs for name in given)
+    if lost and call.op != BLANK:
         raise InternalError(f"the rule of {call.op} lost a number: {kernel.source}")
     return _in_order(kernel.function, [given.index(name) for name in kernel.inputs], len(given))
 
