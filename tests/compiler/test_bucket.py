@@ -41,3 +41,16 @@ def test_communicators_are_not_mixed() -> None:
 def test_another_collective_keeps_its_place_on_the_communicator() -> None:
     nodes = [call("a", "x"), all_reduce("s", "a"), gather("g", "a"), all_reduce("t", "a")]
     assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], ["g"], ["t"]]
+
+
+def test_gathers_of_parameters_are_joined() -> None:
+    """Until the first of them is read; what depends on the batch is gathered alone."""
+    nodes = [
+        gather("v.whole", "v"),
+        gather("w.whole", "w"),
+        call("h", "x", "v.whole"),
+        gather("h.whole", "h"),
+        call("loss", "h.whole", "w.whole"),
+    ]
+    items = shown(bucket(program(nodes)))
+    assert items == [["v.whole", "w.whole"], "LocalCall", ["h.whole"], "LocalCall"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.deduce import Hints
+from weft.compiler.gathers import block_of
 from weft.compiler.options import Options, Zero
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import Stages
@@ -138,3 +139,19 @@ def test_an_axis_that_stages_use_up() -> None:
     assert made.notes[0] == "zero: axis 0 has one rank in each stage; shards lie along axis 1"
     single = Stages((Placement("cpu", (1,), (0,)), Placement("cpu", (1,), (1,))))
     assert shard_variables(layer(), {1: Hints()}, Zero(3, 0), single).stored["fc.weight"] == 0
+
+
+def test_a_block_gathers_its_parameters_together() -> None:
+    assert block_of("blocks.3.attention.qkv") == "blocks.3"
+    assert block_of("head") == "head"
+    assert block_of("encoder.norm") == "encoder"
+    assert block_of("") == ""
+    text = LAYER.replace('in "fc"', 'in "blocks.0.fc"').replace(
+        '%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "blocks.0.fc"',
+        '%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "blocks.0.late"',
+    )
+    found = shard_variables(parse_graph(text), {1: Hints()}, Zero(3), Stages((PAIR,)))
+    names = [value.name for call in found.graph.of_kind(Call) for value in call.outputs if value]
+    bias = operand(found.graph, "z", 1)
+    assert bias.startswith("b.hint")
+    assert names.index(bias) < names.index("y")

@@ -14,6 +14,7 @@ import torch
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
+from weft.compiler.loops import loop_values
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
 
@@ -35,6 +36,13 @@ CASES: dict[str, tuple[str, Any, weft.Strategy, weft.Zero]] = {
     "gpt, 3 beside tensor parallelism": ("gpt", GRID, HYBRID, weft.Zero(3)),
     "tied gpt, 3": ("tied gpt", LINE, DATA, weft.Zero(3)),
     "tied gpt, 3 in two stages": ("tied gpt", LINE, STAGES, weft.Zero(3)),
+    "gpt, 2, micro-batches": ("gpt", PAIR, replace(DATA, micro_batches=2), weft.Zero(2)),
+    "tied gpt, 3 in two stages, micro-batches": (
+        "tied gpt",
+        LINE,
+        replace(STAGES, micro_batches=2),
+        weft.Zero(3),
+    ),
     "gpt, 3, all else deduced": ("gpt", LINE, weft.Strategy(), weft.Zero(3)),
     "resnet, 2, uneven": ("resnet", [0, 1, 2], DATA, weft.Zero(2)),
 }
@@ -81,6 +89,22 @@ def test_bytes_of_each_level() -> None:
         assert moved["P-B"] < 100  # the loss
         # Embeddings and biases are not read in the backward.
         assert moved["S-B"] == size if level < 3 else 1.5 * size < moved["S-B"] < 2 * size
+
+
+@pytest.mark.timeout(60)
+def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
+    """Level 1 reduces what is added up over the micro-batches, 2 each of them; 3 gathers in each of them."""
+    for level, reduced_in_loop, gathered_in_loop in ((1, 0, 0), (2, 1, 0), (3, 1, 1)):
+        strategy = replace(DATA, micro_batches=2, zero=weft.Zero(level))  # type: ignore[arg-type]
+        with compiled(GPT(), token_loss, token_batch(4), PAIR, strategy) as program:
+            graph = program.graph
+        loop = loop_values(graph)
+        weights = [box for box in graph.of_kind(Box) if box.output.shape == (64, 16)]
+        kinds = {
+            (str(graph.values[box.input.name].layout.sbp[0])[0], box.output.name in loop)
+            for box in weights
+        }
+        assert kinds == {("P", bool(reduced_in_loop)), ("S", bool(gathered_in_loop))}
 
 
 def held_bytes(program: weft.Program, role: str) -> int:

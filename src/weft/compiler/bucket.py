@@ -1,8 +1,9 @@
-"""Join small all-reduces: one call for many gradients costs one latency instead of many.
+"""Join small collectives: one call for many gradients or parameters costs one latency instead of many.
 
 Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which all-reduces on
-one communicator that nothing waits for yet stand together. Every rank of a communicator decides
-alike: the sizes, the order and the readers that decide are the same on all of them.
+one communicator that nothing waits for yet stand together, and so do all-gathers of parameters.
+Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
+same on all of them.
 """
 
 from __future__ import annotations
@@ -60,24 +61,25 @@ def bucket(
 
     Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
-    joiner = _Joiner(bucket_bytes, program.loop, staged)
+    joiner = _Joiner(bucket_bytes, program.loop, staged, parameter_values(program))
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
     return tuple(joiner.items)
 
 
-# Communicator, reduction, dtype, whether it runs for each micro-batch, and the phase.
-_Kind: TypeAlias = tuple[int, str, str, bool, Phase]
+# Communicator, kind, reduction, dtype, whether it runs for each micro-batch, and the phase.
+_Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 
 
 @dataclass
 class _Joiner:
-    """`open` holds, for each kind of all-reduce, the collectives that wait to be joined; all others are in `items`."""
+    """`open` holds, for each kind, the collectives that wait to be joined; all others are in `items`."""
 
     limit: int
     loop: frozenset[str]
     staged: bool
+    parameters: frozenset[str]
     items: list[ScheduleItem] = field(default_factory=list)
     open: dict[_Kind, list[Collective]] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class _Joiner:
         )
         if not isinstance(node, Exchange):
             self.items.append(node)
-        elif isinstance(node, Collective) and node.kind == "all_reduce":
+        elif isinstance(node, Collective) and self._joins(node):
             self._join(node)
         else:
             self.close(key for key in self.open if key[0] == node.communicator)
@@ -100,11 +102,24 @@ class _Joiner:
         for key in tuple(keys):
             self.items.append(Bucket(tuple(self.open.pop(key))))
 
+    def _joins(self, node: Collective) -> bool:
+        gathers = node.kind == "all_gather" and node.input.name in self.parameters
+        return gathers or node.kind == "all_reduce"
+
     def _join(self, node: Collective) -> None:
         looped = node.input.name in self.loop
         phase = node.phase if self.staged else FORWARD
-        key = (node.communicator, node.reduction, node.input.dtype, looped, phase)
+        key = (node.communicator, node.kind, node.reduction, node.input.dtype, looped, phase)
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
         if sum(collective.bytes for collective in waiting) >= self.limit:
             self.close([key])
+
+
+def parameter_values(program: LocalProgram) -> frozenset[str]:
+    """The parameters, and what calls make of nothing else, such as casts."""
+    found = {item.value.name for item in program.inputs if item.role == "parameter"}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.reads and node.reads <= found:
+            found.update(value.name for value in node.makes)
+    return frozenset(found)

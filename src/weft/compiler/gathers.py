@@ -34,8 +34,9 @@ class Gather:
         axis: along which its shards lie.
         shard: its SBPs, as the text of a hint, for each stage; `*` leaves an axis free.
         whole: the SBPs in which it is used, for each stage.
-        each_time: whether the readers in one module and phase gather it for themselves, in each
-            micro-batch; otherwise it is gathered once a step for all readers of a stage.
+        each_time: whether the readers in one block and phase gather it for themselves, in each
+            micro-batch, together with what else the block reads; otherwise it is gathered once a
+            step for all readers of a stage.
     """
 
     axis: int
@@ -44,15 +45,24 @@ class Gather:
     each_time: bool
 
     def group(self, reader: Call) -> Hashable:
-        """Readers of one group share a gather."""
+        """Readers of one group share a gather: those of a block, such as "blocks.0", in one phase."""
         if not self.each_time:
             return reader.phase.stage
-        return reader.phase, reader.location.module if reader.location else ""
+        return reader.phase, block_of(reader.location.module if reader.location else "")
+
+
+def block_of(module: str) -> str:
+    """The repeated block that a module belongs to, "blocks.0" for "blocks.0.fc"; else its outermost module."""
+    parts = module.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[: number + 1])
 
 
 def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
     """Give the readers of some parameters, named by their values, chains as above."""
     rewriter = _Rewriter(graph, gathers)
+    for node in graph.nodes:
+        rewriter.note(node)
     for node in graph.nodes:
         rewriter.add(node)
     return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
@@ -68,6 +78,8 @@ class _Rewriter:
         made: by group and value, what stands for it: its shard and the whole.
         early: new nodes that run once a step, before the micro-batches.
         body: all other nodes.
+        wanted: by group, the values of chains and their readers, where a group is gathered
+            together.
     """
 
     graph: LogicalGraph
@@ -77,6 +89,7 @@ class _Rewriter:
     made: dict[tuple[Hashable, str, str], str] = field(default_factory=dict)
     early: list[Node] = field(default_factory=list)
     body: list[Node] = field(default_factory=list)
+    wanted: dict[Hashable, list[tuple[str, Call]]] = field(default_factory=dict)
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -88,16 +101,35 @@ class _Rewriter:
         inputs = sum(isinstance(node, Input) for node in self.body)
         return [*self.body[:inputs], *self.early, *self.body[inputs:]]
 
-    def add(self, node: Node) -> None:
-        if not isinstance(node, Call):
-            self.body.append(node)
-        elif self._continues(node):
+    def note(self, node: Node) -> None:
+        """Find the chains and their readers."""
+        if isinstance(node, Call) and self._continues(node):
             source, made = operand_names(node)[0], _result(node)
             self.root[made], self.chain[made] = self.root[source], node
-            self.body.append(node)
-        else:
-            names = {name: self._whole(name, node) for name in node_uses(node) if name in self.root}
-            self.body.append(renamed(node, names))
+        elif isinstance(node, Call):
+            for name in self._read(node):
+                gather = self.gathers[self.root[name]]
+                if gather.each_time:
+                    self.wanted.setdefault(gather.group(node), []).append((name, node))
+
+    def add(self, node: Node) -> None:
+        if isinstance(node, Call) and not self._continues(node):
+            names = self._read(node)
+            groups = dict.fromkeys(self.gathers[self.root[name]].group(node) for name in names)
+            for group in groups:
+                for name, reader in self.wanted.pop(group, ()):
+                    self._gathered(name, reader)
+            node = renamed(node, {name: self._whole(name, node) for name in names})
+        self.body.append(node)
+
+    def _read(self, node: Call) -> tuple[str, ...]:
+        return tuple(name for name in dict.fromkeys(node_uses(node)) if name in self.root)
+
+    def _gathered(self, name: str, reader: Call) -> None:
+        """Make whole what a reader needs of a value's parameter; views of it stand before the reader."""
+        while not self._is_shard(name):
+            name = self._source(name)
+        self._whole(name, reader)
 
     def _continues(self, node: Call) -> bool:
         """Whether a call makes a view or a cast of a parameter."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.compiler.bucket import parameter_values
 from weft.compiler.options import Zero
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
     Actor,
     Communicate,
     Compute,
-    LocalCall,
     LocalProgram,
     LocalValue,
     Register,
@@ -60,7 +60,7 @@ def prefetch(
 
 def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gather]]:
     """The gathers of parameters that run as often as the step needs them, by phase, in the order of their use."""
-    shards = _shards(program)
+    shards = parameter_values(program)
     readers: dict[str, list[int]] = {}
     for actor in actors:
         for name in actor.consumes:
@@ -75,15 +75,6 @@ def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gat
             rings.setdefault(actor.phase, []).append(_Gather(actor.id, min(ids), max(ids)))
     for ring in rings.values():
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))
-
-
-def _shards(program: LocalProgram) -> set[str]:
-    """The parameters, and what is made of nothing else."""
-    found = {item.value.name for item in program.inputs if item.role == "parameter"}
-    for node in program.nodes:
-        if isinstance(node, LocalCall) and node.reads and node.reads <= found:
-            found.update(value.name for value in node.makes)
-    return found
 
 
 def _controls(ring: Sequence[_Gather], micro_batches: int) -> Iterator[Register]:
