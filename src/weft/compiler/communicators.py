@@ -12,7 +12,11 @@ from weft.units import ITEM_SIZE
 
 
 def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
-    """The communicators that the boxings of a graph need, in the order of their first use."""
+    """The communicators that the boxings of a graph need, in the order of their first use.
+
+    The ranks that send stand before those that receive, so that between two stages without common
+    ranks forward and backward have communicators of their own and do not wait for each other.
+    """
     found: dict[tuple[int, ...], Communicator] = {}
     for node in graph.of_kind(Box):
         source = graph.values[node.input.name]
