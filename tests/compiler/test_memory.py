@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.memory import Memory, memory
-from weft.compiler.memory_act import exchange_bytes
+from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
 from weft.ir.logical import Ref
 from weft.ir.plan import (

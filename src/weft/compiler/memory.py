@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import TypeAlias
 
-from weft.compiler.memory_act import Taken, act_memory, gradient_sources
-from weft.compiler.memory_kinds import KINDS, Kind, value_bytes
+from weft.compiler.memory_act import act_memory, gradient_sources
+from weft.compiler.memory_kinds import KINDS, Kind, Taken, value_bytes
 from weft.compiler.memory_order import Moment, acts_of, moments
 from weft.ir.plan import Fetch, RankPlan, Register
 from weft.units import Bytes
