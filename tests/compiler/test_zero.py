@@ -1,4 +1,4 @@
-"""Sharding of variables on small graphs: where gathers stand, and which parameters stay as they are."""
+"""Sharding on a small graph: where gathers stand, and which parameters stay as they are."""
 
 from __future__ import annotations
 

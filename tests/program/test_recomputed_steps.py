@@ -72,7 +72,7 @@ def test_same_masks_again() -> None:
 
 @pytest.mark.timeout(60)
 def test_memory() -> None:
-    """Only one of four blocks has its inner tensors at a time; what the plan says is measured too."""
+    """Only one of four blocks has its inner tensors at a time; the plan says what is measured."""
     torch.manual_seed(0)
     model = GPT(width=32, layers=4, context=32)
     batch = token_batch(16, time=32)

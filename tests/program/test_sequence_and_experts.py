@@ -1,4 +1,4 @@
-"""Sequence parallelism and expert parallelism as strategies: which boxing they lead to, and equality."""
+"""Sequence and expert parallelism as strategies: which boxing they lead to, and equality."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_activations_of_a_missing_module() -> None:
 
 
 class Mixture(nn.Module):
-    """Experts as in GShard: each row of the batch sends up to `capacity` of its positions to each expert.
+    """Experts as in GShard: a row of the batch sends up to `capacity` of its positions to each.
 
     [n, time, width] -> the same.
     """
@@ -122,7 +122,7 @@ EXPERTS = ("mixture.up", "mixture.down")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("zero", [None, weft.Zero(2)])
 def test_expert_parallelism(zero: Any) -> None:
-    """Tokens travel to their experts and back, in the forward and in the backward; experts never."""
+    """Tokens travel to their experts and back, forward and backward; experts never."""
     torch.manual_seed(0)
     model, batches = MixtureModel(), [token_batch(8, seed=seed) for seed in range(2)]
     expected = plain_training(model, token_loss, batches)

@@ -75,7 +75,7 @@ def test_sharded_steps(case: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_bytes_of_each_level() -> None:
-    """On 4 ranks a quarter lies on each; parameters are gathered once or twice, gradients scattered once."""
+    """A quarter lies on each rank; parameters are gathered once or twice, gradients scattered once."""
     torch.manual_seed(0)
     model = GPT(vocabulary=16)
     size = sum(parameter.numel() * 8 for parameter in model.parameters())
@@ -93,11 +93,13 @@ def test_bytes_of_each_level() -> None:
 
 @pytest.mark.timeout(60)
 def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
-    """Level 1 reduces what is added up over the micro-batches, 2 each of them; 3 gathers in each of them."""
+    """Level 1 reduces sums over the micro-batches, 2 each of them; 3 gathers in each of them."""
+    peaks = []
     for level, reduced_in_loop, gathered_in_loop in ((1, 0, 0), (2, 1, 0), (3, 1, 1)):
         strategy = replace(DATA, micro_batches=2, zero=weft.Zero(level))  # type: ignore[arg-type]
-        with compiled(GPT(), token_loss, token_batch(4), PAIR, strategy) as program:
+        with compiled(GPT(layers=4), token_loss, token_batch(4), PAIR, strategy) as program:
             graph = program.graph
+            peaks.append(program.memory()[0].predicted.peak)
         loop = loop_values(graph)
         weights = [box for box in graph.of_kind(Box) if box.output.shape == (64, 16)]
         kinds = {
@@ -105,6 +107,8 @@ def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
             for box in weights
         }
         assert kinds == {("P", bool(reduced_in_loop)), ("S", bool(gathered_in_loop))}
+    assert peaks[0] > 1.1 * peaks[1]
+    assert peaks[1] > 1.1 * peaks[2]
 
 
 def held_bytes(program: weft.Program, role: str) -> int:

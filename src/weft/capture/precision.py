@@ -1,4 +1,4 @@
-"""Mixed precision: the forward under torch's autocast, and the mark where the gradient of the loss starts."""
+"""Mixed precision: the forward under autocast, and a mark where the gradient of the loss starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def autocast(precision: str | None, device_type: str) -> AbstractContextManager[
 
 
 def loss_seed(loss: torch.Tensor) -> torch.Tensor:
-    """The gradient of the loss by itself: ones, marked so that a pass may put a loss scale there."""
+    """The gradient of the loss by itself: ones, marked for the pass that puts a loss scale there."""
     seed: torch.Tensor = torch.ops.weft.loss_seed(loss)
     return seed
 

@@ -49,7 +49,7 @@ def _hint(maker: Call, value: Value, text: str) -> Call:
 
 
 def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tuple[str, str, str]]:
-    """What a call makes that a module returns: its name, the outermost such module, and the text for it."""
+    """What a call makes that a module returns: name, outermost such module, and the text for it."""
     for value in node_outputs(node):
         for path in _around(node):
             text = next((text for pattern, text in layouts if fnmatchcase(path, pattern)), None)

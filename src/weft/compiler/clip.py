@@ -1,4 +1,4 @@
-"""Clip gradients by their norm: the one of all gradients together, whatever their layouts and stages.
+"""Clip gradients by the norm of all of them together, whatever their layouts and stages.
 
 Before: updates by gradients. After: by gradients times `min(1, max_norm / (norm + 1e-6))`, as
 `torch.nn.utils.clip_grad_norm_` does it between backward and the optimizer's step. The squares of a
@@ -13,7 +13,7 @@ from weft.ops.call import Token
 
 
 def clip_norm(graph: LogicalGraph, max_norm: float | None) -> LogicalGraph:
-    """Let every optimizer's update read its gradient scaled to a global norm of at most `max_norm`."""
+    """Let optimizers read gradients that are scaled to a global norm of at most `max_norm`."""
     found = gradients(graph)
     if max_norm is None or not found:
         return graph

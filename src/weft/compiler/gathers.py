@@ -45,14 +45,14 @@ class Gather:
     each_time: bool
 
     def group(self, reader: Call) -> Hashable:
-        """Readers of one group share a gather: those of a block, such as "blocks.0", in one phase."""
+        """Readers of one group share a gather: those of a block ("blocks.0") in one phase."""
         if not self.each_time:
             return reader.phase.stage
         return reader.phase, block_of(reader.location.module if reader.location else "")
 
 
 def block_of(module: str) -> str:
-    """The repeated block that a module belongs to, "blocks.0" for "blocks.0.fc"; else its outermost module."""
+    """The repeated block around a module ("blocks.0" for "blocks.0.fc"), or its outermost module."""
     parts = module.split(".")
     number = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
     return ".".join(parts[: number + 1])
@@ -126,7 +126,7 @@ class _Rewriter:
         return tuple(name for name in dict.fromkeys(node_uses(node)) if name in self.root)
 
     def _gathered(self, name: str, reader: Call) -> None:
-        """Make whole what a reader needs of a value's parameter; views of it stand before the reader."""
+        """Make whole what a value is a view of; the views themselves stand before their reader."""
         while not self._is_shard(name):
             name = self._source(name)
         self._whole(name, reader)
@@ -166,7 +166,7 @@ class _Rewriter:
         return operand_names(self.chain[name])[0]
 
     def _new(self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...]) -> str:
-        """A hint on the shard that stands for `name`, or a use of the parameter; one for a group."""
+        """A hint on the shard that stands for `name`, or a take of the parameter; one a group."""
         key = (self.gathers[self.root[name]].group(reader), kind, name)
         if key not in self.made:
             source = self._shard(name, reader) if op == HINT else name

@@ -1,4 +1,4 @@
-"""The gradients that optimizers read, for the passes that put something between them and the updates."""
+"""The gradients that optimizers read, for passes that put something between the two."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def by_optimizer(update: Update) -> bool:
 def with_sources(
     graph: LogicalGraph, calls: Sequence[Call], sources: Mapping[str, str]
 ) -> LogicalGraph:
-    """The graph with `calls` after all others, and the updates of some targets reading other sources."""
+    """The graph with `calls` after all others, and other sources for the updates of some targets."""
 
     def read(node: Node) -> Node:
         if isinstance(node, Update) and node.target.name in sources:
@@ -65,7 +65,7 @@ def _phase(maker: Node) -> Phase:
 
 @dataclass
 class Scalars:
-    """Calls on numbers of the step, such as norms, and on gradients, that a pass adds at the end of the backward.
+    """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward.
 
     Attributes:
         prefix: of the names of what they make.
@@ -88,7 +88,7 @@ class Scalars:
         return self._add("weft.scale", args, made, gradient.phase).name
 
     def total(self, reduce: str, numbers: Sequence[tuple[Ref, Phase]], name: str) -> Ref:
-        """All numbers as one: first those of each stage, where they are, then these in the first of the stages."""
+        """All numbers as one: first those of each stage, where they are, then these in the first."""
         stages = {phase.stage: phase for _, phase in numbers}
         parts = [
             self._joined(

@@ -29,7 +29,7 @@ FIRST_VALUES = {SCALE: 65536.0, TRACKER: 0}
 
 
 def scale_loss(graph: LogicalGraph) -> LogicalGraph:
-    """Let gradients that start from a `weft.loss_seed`, as captured for float16, start from the scale."""
+    """Let gradients start from the scale where, as captured for float16, they start from a seed."""
     if not any(call.op == SEED for call in graph.of_kind(Call)):
         return graph
     states = (
@@ -51,7 +51,7 @@ def scale_loss(graph: LogicalGraph) -> LogicalGraph:
 
 
 def unscale(graph: LogicalGraph) -> LogicalGraph:
-    """Divide the gradients of a graph with a loss scale by it, and leave updates out where one overflows."""
+    """Divide gradients by the loss scale, if there is one, and skip updates when one overflows."""
     if SCALE not in graph.values:
         return graph
     found = gradients(graph)

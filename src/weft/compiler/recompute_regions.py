@@ -1,4 +1,4 @@
-"""Regions: the parts of the forward that are run again, from the patterns of modules and ops that name them."""
+"""Regions: the parts of the forward that run again, from patterns of modules and ops."""
 
 from __future__ import annotations
 

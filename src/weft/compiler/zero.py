@@ -1,8 +1,8 @@
-"""ZeRO: optimizer states, gradients and parameters in shards along one axis (Rajbhandari et al. 2020, section 5).
+"""ZeRO: optimizer states, gradients and parameters in shards along one axis.
 
-A sharded parameter's variable is Split along the axis; its states and its update go with it. That
-alone turns the all-reduce of its gradient into a reduce-scatter. The levels differ in how long the
-rest is whole:
+The levels are those of Rajbhandari et al. 2020 ("ZeRO", section 5). A sharded parameter's variable is
+Split along the axis; its states and its update go with it. That alone turns the all-reduce of its
+gradient into a reduce-scatter. The levels differ in how long the rest is whole:
 
 - 1: the parameter is gathered once a step; gradients are added up over the micro-batches, then
   reduced;

@@ -1,4 +1,4 @@
-"""What passes put into the graph, on local tensors: gradient clipping and loss scaling (`weft.ops.rules.passes`)."""
+"""The ops that passes put into the graph (`weft.ops.rules.passes`), on local tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def square_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def nonfinite(x: Tensor) -> Tensor:
-    """`weft.nonfinite`: 1.0 when an element of `x` is infinite or not a number, else 0.0; float32, shape `[]`."""
+    """`weft.nonfinite`: 1.0 when an element of `x` is infinite or not a number, else 0.0; float32."""
     return (~torch.isfinite(x).all()).float()
 
 
@@ -50,14 +50,14 @@ def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor
 
 
 def offload(x: Tensor) -> Tensor:
-    """`weft.offload`: a copy in host memory; of a tensor on a GPU in pinned memory, without waiting."""
+    """`weft.offload`: a copy in host memory; for a GPU in pinned memory, without waiting."""
     host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
     note_host(host)
     return host
 
 
 def load(host: Tensor, device: torch.device, awaited: Tensor | None = None) -> Tensor:
-    """`weft.load`: a copy of what `offload` made, on the device; whoever runs it has waited for `awaited`."""
+    """`weft.load`: a copy of what `offload` made, on the device, once `awaited` is there."""
     return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
 

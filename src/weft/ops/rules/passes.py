@@ -1,4 +1,4 @@
-"""Ops that passes put into the graph: gradient clipping, loss scaling, sharded parameters, recompute."""
+"""Ops that passes put into the graph: for clipping, loss scaling, sharding, recompute, offload."""
 
 from __future__ import annotations
 
