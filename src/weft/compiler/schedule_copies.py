@@ -124,16 +124,18 @@ class _Raise:
         """Give the cheapest registers of a cycle the copies that it lacks."""
         tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
         lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)
-        edges = [edge for edge in cycle if isinstance(edge.label, tuple)]
-        choices = [
-            self._choice(edge.label, lack) for edge in edges if isinstance(edge.label, tuple)
-        ]
+        labels = [edge.label for edge in cycle if isinstance(edge.label, tuple)]
+        choices = [self._choice(label, lack) for label in labels if self._may_raise(label)]
         for _, slots, more in sorted(c for c in choices if c is not None):
             if self._fits(slots, more):
                 for slot in slots:
                     self.copies[slot] += more
                 return True
         return False
+
+    def _may_raise(self, label: Iterable[Slot]) -> bool:
+        """Whether an edge can be loosened: a variable that the loop writes has no second copy."""
+        return all(slot in self.group_of for slot in label)
 
     def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
         """Bytes a copy, registers and copies that loosen an edge; None when it has a copy for every micro-batch."""

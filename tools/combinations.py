@@ -1,0 +1,285 @@
+"""GPT and ResNet under data × tensor × pipeline × ZeRO × recompute × precision; writes docs/combinations.md.
+
+python -m tools.combinations             all of them (several minutes)
+python -m tools.combinations gpt         those whose name holds all the words
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+import weft
+from examples import gpt_model
+from examples.models import images, resnet
+
+PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
+STEPS, SIZE, MICRO_BATCHES = 3, 8, 4
+# float64: the order of sums is all that may differ. bfloat16: as much again as it differs from float32.
+LIMITS: dict[str | None, float] = {None: 1e-9, "bf16": 2.0}
+# A relative difference of losses in bfloat16 that counts as much as its difference from float32.
+BF16_LOSS = 1e-3
+S, B = weft.split, weft.broadcast
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model that trains: how it is made, its loss, a batch from a seed, and what tensor parallelism splits."""
+
+    build: Callable[[], nn.Module]
+    loss: Callable[[Any, Any], torch.Tensor]
+    batch: Callable[[int], Any]
+    layouts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the four ranks are used: their grid, the SBPs of the batch and of a split tensor, the stages."""
+
+    grid: Any
+    batch: Any
+    tensor: Callable[[Any], Any] | None = None
+    stages: int = 1
+
+
+def _tokens(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(16, (SIZE, 7), generator=generator)
+    return {"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()}
+
+
+WORKS = {
+    "gpt": Work(
+        partial(gpt_model.GPT, layers=4, width=8, heads=2, length=6, vocabulary=16),
+        gpt_model.loss_fn,
+        _tokens,
+        {
+            "blocks.*.qkv.*": S(0),
+            "blocks.*.up.*": S(0),
+            "blocks.*.proj.weight": S(1),
+            "blocks.*.down.weight": S(1),
+        },
+    ),
+    "resnet": Work(
+        partial(resnet.ResNet, (2, 2), 5, 4),
+        images.loss,
+        partial(images.batch, SIZE, side=32, classes=5),
+        resnet.LAYOUTS,
+    ),
+}
+
+PAIRS = [[0, 1], [2, 3]]
+MESHES = {
+    "data 4": Mesh([0, 1, 2, 3], S(0)),
+    "tensor 4": Mesh([0, 1, 2, 3], B, lambda sbp: sbp),
+    "data 2 × tensor 2": Mesh(PAIRS, (S(0), B), lambda sbp: (B, sbp)),
+    "pipeline 4": Mesh([0, 1, 2, 3], S(0), stages=4),
+    "pipeline 2 × data 2": Mesh(PAIRS, S(0), stages=2),
+    "pipeline 2 × tensor 2": Mesh(PAIRS, B, lambda sbp: sbp, stages=2),
+}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to train one model."""
+
+    work: str
+    mesh: str
+    zero: Literal[0, 1, 2, 3]
+    recompute: bool
+    precision: Literal["bf16"] | None
+
+    def __str__(self) -> str:
+        words = [self.work, self.mesh, f"zero {self.zero}"]
+        words += ["recompute"] * self.recompute + [self.precision or "float64"]
+        return ", ".join(words)
+
+    def strategy(self) -> weft.Strategy:
+        """The strategy that a user would write."""
+        mesh, layouts = MESHES[self.mesh], WORKS[self.work].layouts
+        split = mesh.tensor
+        stages: dict[str, Any] = {"stages": mesh.stages} if mesh.stages > 1 else {}
+        return weft.Strategy(
+            batch={"*": mesh.batch},
+            parameters={name: split(sbp) for name, sbp in layouts.items()} if split else {},
+            micro_batches=MICRO_BATCHES,
+            zero=weft.Zero(level=self.zero, axis=0) if self.zero else None,
+            recompute=["blocks.*"] if self.recompute else [],
+            precision=self.precision,
+            **stages,
+        )
+
+
+def combinations() -> Iterator[Combination]:
+    """All of them."""
+    levels: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+    precisions: tuple[Literal["bf16"] | None, ...] = (None, "bf16")
+    every = itertools.product(WORKS, MESHES, levels, (False, True), precisions)
+    return (Combination(*choice) for choice in every)
+
+
+def difference(combination: Combination) -> float:
+    """Train on four ranks of this process, and compare."""
+    with weft.local_world(4):
+        return compared(combination, *train(combination))
+
+
+def compared(
+    combination: Combination, losses: Sequence[float], state: Mapping[str, torch.Tensor]
+) -> float:
+    """The difference of losses and state from plain PyTorch.
+
+    In float64 the largest one, relative to the largest element. In bfloat16, in which each number
+    rounds by itself, in units of what plain PyTorch in bfloat16 differs from itself in float32.
+    """
+    work, precision = combination.work, combination.precision
+    expected_losses, expected = _plainly(work, precision)
+    loss = max(abs(a - b) / abs(b) for a, b in zip(losses, expected_losses, strict=True))
+    if precision is None:
+        return max(loss, *(_distance(state[name], tensor) for name, tensor in expected.items()))
+    _, exact = _plainly(work, precision, rounded=False)
+    names = [name for name, _ in _model(work, precision).named_parameters()]
+    found, rounded, whole = (_flat([x[name] for name in names]) for x in (state, expected, exact))
+    return max(loss / BF16_LOSS, float((found - rounded).norm() / (whole - rounded).norm()))
+
+
+def train(combination: Combination) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and last state with weft, in a world of four ranks that is already there."""
+    work = WORKS[combination.work]
+    model = _model(combination.work, combination.precision)
+    program = weft.compile(
+        model,
+        work.loss,
+        _optimizer(model),
+        _batches(combination.work, combination.precision)[0],
+        placement=weft.placement("cpu", MESHES[combination.mesh].grid),
+        strategy=combination.strategy(),
+    )
+    batches = _batches(combination.work, combination.precision)
+    losses = [program.step(batch).item() for batch in batches]
+    state = program.full_state_dict()
+    program.close()
+    return losses, state
+
+
+@cache
+def _plainly(
+    work: str, precision: str | None, rounded: bool = True
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Plain PyTorch on one device, gradients accumulated over the micro-batches.
+
+    Args:
+        work: name of the model.
+        precision: of the ops that autocast rounds.
+        rounded: False leaves them in float32.
+    """
+    model, loss_fn = _model(work, precision), WORKS[work].loss
+    optimizer, losses = _optimizer(model), []
+    for batch in _batches(work, precision):
+        total = 0.0
+        for number in range(MICRO_BATCHES):
+            part = {key: value.chunk(MICRO_BATCHES)[number] for key, value in batch.items()}
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16" and rounded):
+                loss = loss_fn(model, part) / MICRO_BATCHES
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, model.state_dict()
+
+
+def _dtype(precision: str | None) -> torch.dtype:
+    return torch.float32 if precision else torch.float64
+
+
+def _model(work: str, precision: str | None) -> nn.Module:
+    torch.manual_seed(0)
+    return copy.deepcopy(WORKS[work].build()).to(_dtype(precision))
+
+
+def _batches(work: str, precision: str | None) -> list[Any]:
+    def cast(value: torch.Tensor) -> torch.Tensor:
+        return value.to(_dtype(precision)) if value.is_floating_point() else value
+
+    batches = (WORKS[work].batch(seed=seed) for seed in range(STEPS))
+    return [{key: cast(value) for key, value in batch.items()} for batch in batches]
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """A large eps: some gradients are zero but for rounding, and Adam would divide it by itself."""
+    if next(model.parameters()).dtype == torch.float32:
+        return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    scale = expected.abs().max().clamp(min=1e-2).item() if expected.is_floating_point() else 1.0
+    return float((found - expected).abs().max()) / scale
+
+
+def main(words: Sequence[str]) -> int:
+    """Compare the combinations that hold all words, or all. Returns how many differ."""
+    warnings.simplefilter("ignore")
+    cells: dict[Combination, str] = {}
+    for combination in combinations():
+        if not all(word in str(combination) for word in words):
+            continue
+        try:
+            found = difference(combination)
+            equal = found <= LIMITS[combination.precision]
+            cells[combination] = f"{found:.0e}" if equal else f"**{found:.0e}**"
+        except Exception as error:
+            cells[combination] = f"**{type(error).__name__}**"
+            print(f"{combination}: {error}", flush=True)
+        print(f"{combination}: {cells[combination]}", flush=True)
+    if not words:
+        PAGE.write_text(page(cells))
+    return sum(cell.startswith("**") for cell in cells.values())
+
+
+def page(cells: Mapping[Combination, str]) -> str:
+    """The whole page: a row for each model, mesh and precision, a column for each level and recompute."""
+    kinds = list(dict.fromkeys((c.zero, c.recompute) for c in cells))
+    rows = list(dict.fromkeys((c.work, c.mesh, c.precision) for c in cells))
+    names = [f"ZeRO {zero}{', recompute' * recompute}" for zero, recompute in kinds]
+    table = [["model", "ranks", "precision", *names], ["---"] * (3 + len(names))]
+    for work, mesh, precision in rows:
+        row = [cells[Combination(work, mesh, *kind, precision)] for kind in kinds]
+        table.append([work, mesh, precision or "float64", *row])
+    equal = sum(not cell.startswith("**") for cell in cells.values())
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([HEAD, f"Equal: {equal} of {len(cells)}.", "", *lines, ""])
+
+
+HEAD = f"""# Combinations
+
+Written by `python -m tools.combinations`. A small GPT and a small ResNet train {STEPS} steps on 4 ranks in
+one process, {MICRO_BATCHES} micro-batches a step, and on one device with plain PyTorch, whose gradients
+accumulate over the same micro-batches.
+
+- float64, AdamW: a cell is the largest difference of losses, parameters and buffers, relative to the
+  largest element; up to {LIMITS[None]:g} is equal.
+- bf16, SGD with momentum, compared with `torch.autocast`: a cell is the difference of all parameters in units
+  of what `torch.autocast` itself differs from float32 (a relative difference of losses of {BF16_LOSS:g} counts
+  as 1); up to {LIMITS["bf16"]:g} is equal.
+- ZeRO is along the first axis of a stage's placement.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
