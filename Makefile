@@ -15,7 +15,7 @@ demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
 
 test: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m pytest
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2
 
 gates: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m tools.gates
