@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import weft
@@ -66,6 +67,16 @@ def across(rank: int, whole: torch.Tensor) -> None:
     assert torch.equal(back.full(), whole * 4)
     back.sum().backward()
     assert torch.equal(x.grad.full(), torch.full_like(whole, 4))
+
+
+def borders(rank: int) -> None:
+    """A convolution of images that are split in height."""
+    images = torch.arange(2 * 7 * 4.0).view(1, 2, 7, 4)
+    weight = torch.arange(2 * 2 * 9.0).view(2, 2, 3, 3)
+    x = weft.tensor(images, placement=PAIR, sbp=S(2))
+    found = F.conv2d(x, weft.tensor(weight, placement=PAIR, sbp=B), padding=1)
+    assert found.sbp == (S(2),)
+    assert torch.equal(found.full(), F.conv2d(images, weight, padding=1))
 
 
 def dtensors(rank: int) -> None:
@@ -144,7 +155,7 @@ def slow(rank: int) -> None:
 
 if __name__ == "__main__":
     here = start()
-    together = (training, dtensors, diverging, diverging_early, missing)
+    together = (training, borders, dtensors, diverging, diverging_early, missing)
     for case in (slow, crossing) if sys.argv[1:] else together:
         case(here)
         sys.stdout.write(f"{case.__name__} passed\n")

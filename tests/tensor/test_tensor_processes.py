@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("global_rank.py")
 
 
-TOGETHER = ["training", "dtensors", "diverging", "diverging_early", "missing"]
+TOGETHER = ["training", "borders", "dtensors", "diverging", "diverging_early", "missing"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -92,14 +92,31 @@ class Halo:
 
 def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
     """The exchanges that a call needs, by the names of the values that it reads."""
-    if not _on_windows(graph, node):
+    if not slides_at(node.op):
         return {}
     names = operand_names(node)
-    placement = layout_of(graph.values[names[0]]).placement
-    read = [operand_regions(graph, node, rank) for rank in placement.ranks]
+    chosen = [signature for signature, _ in axis_signatures(graph, node)]
+    values = [graph.values[name] for name in names]
+    found = call_halos(op_call(graph, node), chosen, values)
+    return {names[number]: halo for number, halo in found.items()}
+
+
+def call_halos(
+    call: OpCall, chosen: Sequence[Signature], values: Sequence[Value]
+) -> dict[int, Halo]:
+    """The exchanges that a call needs, by the numbers of its operands.
+
+    Args:
+        chosen: the signature of each axis.
+        values: its operands, lying as the signatures say.
+    """
+    placement = layout_of(values[0]).placement
+    if not _on_windows(call, chosen, placement.shape):
+        return {}
+    places = placement.coordinates.values()
+    read = [_regions(call, chosen, placement.shape, place) for place in places]
     found = {}
-    for number, name in enumerate(names):
-        value = graph.values[name]
+    for number, value in enumerate(values):
         layout = layout_of(value)
         wanted = tuple(regions[number] for regions in read)
         held = [layout.local_ranges(value.shape, rank) for rank in placement.ranks]
@@ -110,7 +127,7 @@ def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
             and any(one[sbp.dim] != other[sbp.dim] for one, other in zip(wanted, held, strict=True))
         ]
         if axes:
-            found[name] = Halo(value, _groups(placement.coordinates, axes), wanted)
+            found[number] = Halo(value, _groups(placement.coordinates, axes), wanted)
     return found
 
 
@@ -137,13 +154,12 @@ def halo_cost(
     return model.boxing(Bytes(groups * moved), exchanges)
 
 
-def operand_regions(graph: LogicalGraph, node: Call, rank: int) -> list[Region]:
-    """The region of each operand that `rank` reads."""
-    call = op_call(graph, node)
+def _regions(
+    call: OpCall, chosen: Sequence[Signature], grid: Sequence[int], place: Sequence[int]
+) -> list[Region]:
+    """The region of each operand that the rank at a place of the grid reads."""
     regions = [[(0, size) for size in spec.shape] for spec in call.operands]
-    placement = layout_of(graph.values[operand_names(node)[0]]).placement
-    place = placement.coordinates[rank]
-    for (signature, parts), index in zip(axis_signatures(graph, node), place, strict=True):
+    for signature, parts, index in zip(chosen, grid, place, strict=True):
         found = windows(call, signature, parts, index)
         for region, sbp, window in zip(regions, signature.operands, found, strict=True):
             if isinstance(sbp, Split):
@@ -154,12 +170,11 @@ def operand_regions(graph: LogicalGraph, node: Call, rank: int) -> list[Region]:
     return [tuple(region) for region in regions]
 
 
-def _on_windows(graph: LogicalGraph, node: Call) -> bool:
+def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) -> bool:
     """Whether a call is split along a dimension along which its kernel slides; the same on all ranks."""
-    if not slides_at(node.op):
+    if not slides_at(call.op):
         return False
-    call = op_call(graph, node)
-    for signature, parts in axis_signatures(graph, node):
+    for signature, parts in zip(chosen, grid, strict=True):
         if signature in window_signatures(call, parts):
             return True
         call = localize(call, signature, parts, 0)

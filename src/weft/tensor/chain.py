@@ -114,7 +114,7 @@ def _among_own(
 ) -> Locals:
     """One step of which this process holds all ranks."""
     if isinstance(nodes[0], Transfer):
-        return _transfer(step, nodes, locals_, mesh)
+        return transfer_among_own(lambda _: transfer_ranks(step), nodes, locals_, mesh)
     if not isinstance(nodes[0], Collective):
         return tuple(map(_without_peers, nodes, locals_))
     at = dict(zip(mesh.ranks, range(len(mesh.ranks)), strict=True))
@@ -128,13 +128,18 @@ def _among_own(
     return tuple(made[rank] for rank in mesh.ranks)
 
 
-def _transfer(step: Step, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh) -> Locals:
-    """A transfer within one placement."""
-    ranks = transfer_ranks(step)
+def transfer_among_own(
+    group_of: Callable[[int], Sequence[int]],
+    nodes: Sequence[LocalNode | None],
+    locals_: Locals,
+    mesh: Mesh,
+) -> Locals:
+    """A transfer within one placement of which this process holds all ranks; `group_of` those that talk with one."""
     held = {rank: (node, x) for rank, node, x in zip(mesh.ranks, nodes, locals_, strict=True)}
     made = []
     for rank in mesh.ranks:
         node, tensor = held[rank]
+        ranks = group_of(rank)
         assert isinstance(node, Transfer)
         assert node.output is not None
         output = tensor.new_empty(node.output.shape)

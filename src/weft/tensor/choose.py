@@ -13,10 +13,12 @@ from heapq import nsmallest
 
 from weft.boxing import COLLECTIVES, axis_bytes, steps
 from weft.compiler.deduce_options import all_have_elements
+from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.ops.cost import tensor_bytes
+from weft.ops.windows import signatures_with_windows, slides_at
 from weft.units import ITEM_SIZE, Bytes, Flops
 
 PerAxis = tuple[Signature, ...]
@@ -95,12 +97,21 @@ class _Search:
             zip(self.call.operands, self.layouts, strict=True)
         ):
             total += _boxing(spec, layout, operand_layout(chosen, operand, self.placement))
+        return total + self._halos(chosen)
+
+    def _halos(self, chosen: PerAxis) -> float:
+        if not slides_at(self.call.op):
+            return 0.0
+        call, grid, total = self.call, self.placement.shape, 0.0
+        for axis, signature in enumerate(chosen):
+            total += halo_cost(call, signature, grid, axis, _COST)
+            call = localize(call, signature, grid[axis], 0)
         return total
 
     def _of_axis(self, call: OpCall, axis: int) -> Sequence[Signature]:
         every = [
             signature
-            for signature in signatures(call, self.placement.shape[axis], self.empty)
+            for signature in signatures_with_windows(call, self.placement.shape[axis], self.empty)
             if all(signature.operands[index] == Broadcast() for index in self.fixed)
         ]
         here = tuple(layout.sbp[axis] for layout in self.layouts)

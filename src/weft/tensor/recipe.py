@@ -23,6 +23,7 @@ from weft.tensor.arguments import Reader, Slot, op_name, takes_slots
 from weft.tensor.chain import Chain, Locals, chain_between
 from weft.tensor.choose import PerAxis, choose, operand_layout
 from weft.tensor.divergence import user_line
+from weft.tensor.halo import Exchange, exchanges
 from weft.tensor.mesh import Mesh
 from weft.tensor.spec import intern
 from weft.tensor.strict import check_strict
@@ -38,6 +39,7 @@ class Recipe:
         op: its name.
         mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
+        halos: what ranks then fetch of each operand from their neighbours, or ().
         boxed: whether any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
@@ -51,6 +53,7 @@ class Recipe:
     op: str
     mesh: Mesh
     chains: tuple[Chain | None, ...]
+    halos: tuple[Exchange | None, ...]
     boxed: bool
     moved: int
     kernels: tuple[Kernel, ...]
@@ -66,6 +69,11 @@ class Recipe:
             locals_ = [
                 own if chain is None else chain.run(own, self.op)
                 for own, chain in zip(locals_, self.chains, strict=True)
+            ]
+        if self.halos:
+            locals_ = [
+                own if halo is None else halo.run(own, self.op)
+                for own, halo in zip(locals_, self.halos, strict=True)
             ]
         if len(self.kernels) == 1:
             return [self.kernels[0](*[own[0] for own in locals_], *floats)]
@@ -95,12 +103,12 @@ def make_recipe(
         chosen = choose(call, layouts, mesh.placement, plain)
     except RuleError as error:
         raise RuleError(f"{user_line()}: {error}") from None
+    wanted = [operand_layout(chosen, index, mesh.placement) for index in range(len(layouts))]
     chains = tuple(
-        None
-        if index in plain
-        else chain_between(tensor.spec, operand_layout(chosen, index, mesh.placement))
+        None if index in plain else chain_between(tensor.spec, wanted[index])
         for index, tensor in enumerate(reader.tensors)
     )
+    halos = exchanges(call, chosen, wanted, mesh)
     local = [_localized(call, chosen, mesh, rank) for rank in mesh.ranks]
     kernels = (
         _kernel(one, len(reader.floats), mesh, rank)
@@ -110,6 +118,7 @@ def make_recipe(
         op=call.op,
         mesh=mesh,
         chains=chains,
+        halos=halos if any(halos) else (),
         boxed=any(chain is not None for chain in chains),
         moved=sum(chain.bytes for chain in chains if chain is not None),
         kernels=tuple(kernels),
