@@ -15,6 +15,7 @@ from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
+from weft.program.held import check_held
 from weft.program.memory import ProgramMemory, program_memory
 from weft.program.shards import in_micro_batches, layouts_on, own_part, without_shards
 from weft.program.variables import load_whole, state_dict_names
@@ -57,7 +58,7 @@ class Program:
         """The captured step with the layouts of all values and the boxing between them; prints as text."""
         return self._compiled.graph
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: Any, update: bool = True) -> Any:
         """Run one step on every rank of this process.
 
         Args:
@@ -65,20 +66,27 @@ class Program:
                 ranks; each rank takes its part. A leaf that is a global tensor, as
                 `weft.from_local` makes, lies there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
+            update: False updates no parameter; the gradients are kept, in the layouts of the
+                parameters, and added to those of the next step, as when `loss.backward()` is called
+                several times before `optimizer.step()`. Buffers are written in every step.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
 
         Raises:
             BatchError: when the batch differs from the example.
+            UserError: when gradients cannot be kept: there are none, or they are clipped or skipped
+                in every step.
             RankFailure: when a rank failed; the first error is the cause.
         """
+        if not update:
+            check_held(self.graph)
         whole, shards = without_shards(batch)
         leaves = self._captured.batch.flatten_batch(whole)
         given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
         leaves, given = self._in_micro_batches(leaves, given)
         feeds = {rank: self._feed(leaves, given, rank) for rank in self._executors}
-        results = self._setting.run(lambda rank: self._executors[rank].step(feeds[rank]))
+        results = self._setting.run(lambda rank: self._executors[rank].step(feeds[rank], update))
         return self._captured.unflatten_outputs(results)
 
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:

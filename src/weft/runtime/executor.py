@@ -104,11 +104,12 @@ class Executor:
         """Number of the next step, for the random ops."""
         return self._rank.first_step + self._done
 
-    def step(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def step(self, feed: Mapping[str, Tensor], update: bool = True) -> dict[str, Tensor]:
         """Run one step.
 
         Args:
             feed: this rank's part of every leaf of the batch, by key.
+            update: False keeps the gradients and adds them to those of the next step.
 
         Returns:
             What the plan fetches, by key, once every actor has acted.
@@ -129,6 +130,7 @@ class Executor:
             raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
         step = self._done
         self._rank.batches.fed[step] = feed
+        self._rank.batches.held = not update
         try:
             self._run(step)
         except BaseException as error:

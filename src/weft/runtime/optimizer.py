@@ -8,7 +8,7 @@ apply.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -110,10 +110,38 @@ class SkippedUpdates:
             self._updates.run(sources[:-1])
 
 
+class AccumulatedUpdates:
+    """Updates whose sources are added up over the steps that are held, for the first that is not."""
+
+    def __init__(self, updates: Updates, held: Callable[[], bool]) -> None:
+        self._updates = updates
+        self._held = held
+        # The sums of the steps held since the last update.
+        self._sums: list[Tensor] = []
+
+    def run(self, sources: Sequence[Tensor]) -> None:
+        for total, source in zip(self._sums, sources, strict=False):
+            total.add_(source)
+        if self._held():
+            self._sums = self._sums or [source.clone() for source in sources]
+            return
+        sums, self._sums = self._sums, []
+        self._updates.run(sums or sources)
+
+
 def group_updates(
-    updates: Sequence[LocalUpdate], variables: Variables, optimizer: torch.optim.Optimizer | None
+    updates: Sequence[LocalUpdate],
+    variables: Variables,
+    optimizer: torch.optim.Optimizer | None,
+    held: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[str], Updates]]:
     """Join the updates of one actor by rule, and by what says that they are left out.
+
+    Args:
+        updates: of the actor.
+        variables: the rank's shards.
+        optimizer: the user's.
+        held: whether the running step only adds to the gradients of a later one.
 
     Returns:
         For each join, the names of the sources and what runs them.
@@ -126,7 +154,7 @@ def group_updates(
     for rule, skip in kinds:
         members = [update for update in updates if (update.rule, update.skip) == (rule, skip)]
         sources = [update.source for update in members]
-        run = _updates(rule, members, variables, optimizer)
+        run = _updates(rule, members, variables, optimizer, held)
         joined.append((sources, run) if skip is None else ([*sources, skip], SkippedUpdates(run)))
     return joined
 
@@ -136,12 +164,13 @@ def _updates(
     members: Sequence[LocalUpdate],
     variables: Variables,
     optimizer: torch.optim.Optimizer | None,
+    held: Callable[[], bool],
 ) -> Updates:
     if rule == "copy":
         return CopyUpdates([variables[update.key].detach() for update in members])
     if optimizer is None or type(optimizer).__name__ != rule:
         raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
-    return OptimizerUpdates(optimizer, members, variables)
+    return AccumulatedUpdates(OptimizerUpdates(optimizer, members, variables), held)
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:

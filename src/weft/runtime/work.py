@@ -35,10 +35,14 @@ from weft.runtime.state import Variables
 
 @dataclass
 class Batches:
-    """What passes between `step` and the host's actors: batches in, results out, by step and key."""
+    """What passes between `step` and the actors: batches in, results out, by step and key.
+
+    `held` says that the running step keeps its gradients for a later one and updates no parameter.
+    """
 
     fed: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     fetched: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,8 @@ def _bind_compute(
 ) -> ActFunction:
     calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
     updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
-    joined = group_updates(updates, rank.variables, rank.optimizer)
+    held = partial(getattr, rank.batches, "held")
+    joined = group_updates(updates, rank.variables, rank.optimizer, held)
     sources = [name for names, _ in joined for name in names]
     # Readers of a view of a variable hold back its update. Sources are read while other variables
     # are written, and results live on after the step: these must be copies.
