@@ -27,8 +27,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
 STEPS, SIZE, MICRO_BATCHES = 3, 8, 4
 # float64: the order of sums is all that may differ. bfloat16: as much again as it differs from float32.
 LIMITS: dict[str | None, float] = {None: 1e-9, "bf16": 2.0}
-# A relative difference of losses in bfloat16 that counts as much as its difference from float32.
-BF16_LOSS = 1e-3
+# A relative difference of losses in bfloat16 that counts as much as its difference from float32: its
+# rounding unit.
+BF16_LOSS = 2**-8
 S, B = weft.split, weft.broadcast
 
 
@@ -275,7 +276,7 @@ accumulate over the same micro-batches.
 - float64, AdamW: a cell is the largest difference of losses, parameters and buffers, relative to the
   largest element; up to {LIMITS[None]:g} is equal.
 - bf16, SGD with momentum, compared with `torch.autocast`: a cell is the difference of all parameters in units
-  of what `torch.autocast` itself differs from float32 (a relative difference of losses of {BF16_LOSS:g} counts
+  of what `torch.autocast` itself differs from float32 (a relative difference of losses of 2**-8 counts
   as 1); up to {LIMITS["bf16"]:g} is equal.
 - ZeRO is along the first axis of a stage's placement.
 """
