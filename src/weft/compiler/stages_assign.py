@@ -9,10 +9,10 @@ to the stage of the forward call that it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from weft.compiler.options import Options
+from weft.compiler.options import Options, Stage
 from weft.compiler.stages import Stages, stage_placements
 from weft.compiler.stages_even import even_stages
 from weft.compiler.stages_patterns import check_homes, check_patterns, pattern_stage
@@ -68,22 +68,39 @@ def _fixed(
     calls = _forward_calls(graph)
     noted = {name: _note(call, count) for name, call in calls.items()}
     found = {name: stage for name, stage in noted.items() if stage is not None}
+    if not isinstance(options.stages, int):
+        return _by_patterns(graph, options.stages, found, homes)
+    if not found and homes is None:
+        found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
+    return found, dict(homes or {})
+
+
+def _by_patterns(
+    graph: LogicalGraph,
+    stages: Sequence[Stage],
+    noted: Mapping[str, int],
+    homes: Mapping[str, int] | None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What the strategy's patterns say, before what the code notes."""
+    modules = {name: _module(call) for name, call in _forward_calls(graph).items()}
     variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
-    if isinstance(options.stages, int):
-        if not found and homes is None:
-            found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
-        return found, dict(homes or {})
-    modules = {call.location.module if call.location else "" for call in calls.values()}
     if homes is None:
-        check_patterns(options.stages, modules, variables)
-    for name, call in calls.items():
-        stage = pattern_stage(options.stages, call.location.module if call.location else "")
-        found |= {} if stage is None else {name: stage}
-    of_keys = {key: pattern_stage(options.stages, key) for key in variables}
-    given = {key: stage for key, stage in of_keys.items() if stage is not None}
+        check_patterns(stages, set(modules.values()), variables)
+    found = {**noted, **_matched(stages, modules)}
+    given = _matched(stages, {key: key for key in variables})
     if homes is None:
-        check_homes(graph, options.stages, given, found)
+        check_homes(graph, stages, given, found)
     return found, {**given, **(homes or {})}
+
+
+def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int]:
+    """The stages of those whose path a pattern matches."""
+    every = {name: pattern_stage(stages, path) for name, path in paths.items()}
+    return {name: stage for name, stage in every.items() if stage is not None}
+
+
+def _module(call: Call) -> str:
+    return call.location.module if call.location else ""
 
 
 def _note(call: Call, count: int) -> int | None:
@@ -107,16 +124,20 @@ def _forward(
         operands = [made.get(used) for used in node_uses(call)]
         known = [stage for stage in operands if stage is not None]
         stage = fixed.get(name, max(known, default=None))
-        made.update((value.name, stage) for value in call.outputs if value is not None)
+        made.update((value.name, stage) for value in node_outputs(call))
     # What reads nothing of any stage, such as positions and masks, is made where it is read first.
     for call in reversed(calls.values()):
-        names = [value.name for value in call.outputs if value is not None]
+        names = [value.name for value in node_outputs(call)]
         if made[names[0]] is None:
-            readers = (node for name in names for node in graph.users[name])
-            wanted = (made.get(_name(node)) for node in readers if isinstance(node, Call))
-            stage = min((stage for stage in wanted if stage is not None), default=0)
-            made.update(dict.fromkeys(names, stage))
+            made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
     return {name: made[name] or 0 for name in calls}
+
+
+def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
+    """The first stage of the calls that read one of the values."""
+    readers = (node for name in names for node in graph.users[name])
+    wanted = (made.get(_name(node)) for node in readers if isinstance(node, Call))
+    return min((stage for stage in wanted if stage is not None), default=0)
 
 
 def _backward(

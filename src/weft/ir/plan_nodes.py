@@ -237,8 +237,22 @@ class Register:
     rate: int = 1
 
 
+class OncePerStep:
+    """An actor that acts once a step, and before no other on purpose."""
+
+    __slots__ = ()
+
+    @property
+    def acts(self) -> int:
+        return 1
+
+    @property
+    def priority(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(OncePerStep):
     """Host actor: takes the user's batch; leaf `keys[i]` fills register `produces[i]`."""
 
     id: int
@@ -249,14 +263,6 @@ class Feed:
     @property
     def consumes(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def acts(self) -> int:
-        return 1
-
-    @property
-    def priority(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +318,7 @@ class Communicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(OncePerStep):
     """Host actor: hands the results of the step to the caller."""
 
     id: int
@@ -324,17 +330,9 @@ class Fetch:
     def produces(self) -> tuple[str, ...]:
         return ()
 
-    @property
-    def acts(self) -> int:
-        return 1
-
-    @property
-    def priority(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(OncePerStep):
     """Owner of the registers that no actor ever rewrites: constants, and variables without an update. Never acts."""
 
     id: int
@@ -344,14 +342,6 @@ class Hold:
     @property
     def consumes(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def acts(self) -> int:
-        return 1
-
-    @property
-    def priority(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
