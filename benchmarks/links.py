@@ -1,0 +1,242 @@
+"""Ranks with slow links between them: each in a network namespace of its own, on a bridge, at a limited rate.
+
+    python -m benchmarks.links --rate 1gbit -n 2 benchmarks/compare.py --work gpt --strategy data_parallel
+
+Starts the ranks as `weft run -n` does, but so that everything between them goes through the limited
+links: shared memory is off. It needs root (network namespaces and `tc`). The rate is measured with a
+plain socket first. Nothing is left behind: what a killed run left is removed by the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+PREFIX = "weftlink"
+PORT = 29511
+# What is sent to measure the rate.
+SAMPLE = 48 << 20
+# A bucket of packets that the limit lets through at once, and how long a packet may wait.
+BURST, QUEUED = "256kb", "100ms"
+INTERFACE = "link0"
+
+SERVER = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
+client, _ = server.accept()
+buffer, size = bytearray(1 << 20), client.recv_into(bytearray(1), 1)
+start = time.perf_counter()
+while count := client.recv_into(buffer):
+    size += count
+print(size * 8 / (time.perf_counter() - start), flush=True)
+"""
+CLIENT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as server:
+    for _ in range(int(sys.argv[3]) >> 20):
+        server.sendall(bytes(1 << 20))
+"""
+
+
+class LinksError(RuntimeError):
+    """Links cannot be made here; says what is missing."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Namespaces of the ranks, joined.
+
+    Attributes:
+        names: of the ranks' namespaces.
+        addresses: of the ranks.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+    def command(self, rank: int, command: Sequence[str]) -> list[str]:
+        """A command as it runs in a rank's namespace."""
+        return ["ip", "netns", "exec", self.names[rank], *command]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What a rank's process reads: who it is, and how it meets the others."""
+        return {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(len(self.names)),
+            "MASTER_ADDR": self.addresses[0],
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "WEFT_TRANSPORT": "gloo",
+        }
+
+    def rate(self, sample: int = SAMPLE) -> float:
+        """Bits a second of one plain socket from the last rank to the first, over `sample` bytes."""
+        where = [self.addresses[0], str(PORT)]
+        python = [sys.executable, "-c"]
+        server = subprocess.Popen(
+            self.command(0, [*python, SERVER, *where]), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            last = len(self.names) - 1
+            subprocess.run(
+                self.command(last, [*python, CLIENT, *where, str(sample)]), check=True, timeout=60
+            )
+            return float(server.communicate(timeout=60)[0])
+        finally:
+            server.kill()
+            server.wait()
+
+
+@contextmanager
+def slow_links(ranks: int, rate: str) -> Iterator[Links]:
+    """Make links, and remove them whatever happens.
+
+    Args:
+        ranks: how many, at most 200.
+        rate: of each rank's link, in both directions, as `tc` reads it, such as "1gbit".
+
+    Raises:
+        LinksError: without root, `ip` or `tc`, or when one of them fails.
+    """
+    _check()
+    remove_stale()
+    names = tuple(f"{PREFIX}{os.getpid()}-{rank}" for rank in range(ranks))
+    switch = f"{PREFIX}{os.getpid()}-switch"
+    links = Links(names, tuple(f"10.211.7.{rank + 1}" for rank in range(ranks)))
+    try:
+        _make_switch(switch)
+        for rank in range(ranks):
+            _join(links, rank, switch, rate)
+        yield links
+    finally:
+        for name in (*names, switch):
+            remove(name)
+
+
+def _check() -> None:
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise LinksError(f"slow links need {' and '.join(missing)} (package iproute2), not found")
+    if os.geteuid() != 0:
+        raise LinksError(
+            f"slow links need root for network namespaces, found user {os.geteuid()}; "
+            "run as root, or leave --links out"
+        )
+
+
+def _make_switch(switch: str) -> None:
+    _ip("netns", "add", switch)
+    _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+    _ip("-n", switch, "link", "set", "bridge", "up")
+
+
+def _join(links: Links, rank: int, switch: str, rate: str) -> None:
+    """A rank's namespace, its cable to the switch, and the limit at both of its ends."""
+    name, port = links.names[rank], f"port{rank}"
+    _ip("netns", "add", name)
+    cable = ("link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+    _ip("-n", name, *cable)
+    _ip("-n", name, "addr", "add", f"{links.addresses[rank]}/24", "dev", INTERFACE)
+    _ip("-n", switch, "link", "set", port, "master", "bridge")
+    for where, device in ((name, INTERFACE), (name, "lo"), (switch, port)):
+        _ip("-n", where, "link", "set", device, "up")
+    limit = ("root", "tbf", "rate", rate, "burst", BURST, "latency", QUEUED)
+    for where, device in ((name, INTERFACE), (switch, port)):
+        _run("tc", "-n", where, "qdisc", "add", "dev", device, *limit)
+
+
+def remove(name: str) -> None:
+    """Remove a namespace with all processes in it, if it is there; its links go with it."""
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    for pid in found.stdout.split():
+        _kill(int(pid))
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def remove_stale() -> None:
+    """Remove the namespaces of processes that are no more."""
+    for line in _ip("netns", "list").splitlines():
+        found = re.match(rf"{PREFIX}(\d+)-", line)
+        if found and not os.path.exists(f"/proc/{found[1]}"):
+            remove(line.split()[0])
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it may just have ended
+        os.kill(pid, signal.SIGKILL)
+
+
+def _ip(*arguments: str) -> str:
+    return _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode:
+        text = " ".join(command)
+        raise LinksError(f"{text}: {found.stderr.strip() or f'ended with {found.returncode}'}")
+    return found.stdout
+
+
+def run(command: Sequence[str], links: Links) -> int:
+    """Run a command on every rank; when one fails, the others are ended.
+
+    Returns:
+        0, or the exit status of the first rank found to have failed.
+    """
+    ranks = [
+        subprocess.Popen(links.command(rank, command), env=links.environment(rank))
+        for rank in range(len(links.names))
+    ]
+    try:
+        while True:
+            codes = [each.poll() for each in ranks]
+            failed = [code for code in codes if code]
+            if failed or None not in codes:
+                return failed[0] if failed else 0
+            time.sleep(0.05)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """Let `finally` blocks run when this process is asked to end."""
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    """Run a program on ranks with slow links; returns its exit status, or 2 without what it needs."""
+    parser = argparse.ArgumentParser(description="Run a program on ranks with slow links.")
+    parser.add_argument("--rate", default="1gbit", help="as tc reads it; of each direction")
+    parser.add_argument("-n", type=int, default=2, help="ranks")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file, its arguments")
+    o = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        with slow_links(o.n, o.rate) as links:
+            print(f"links of {o.rate}: a socket gets {links.rate() / 1e6:.0f} Mbit/s", flush=True)
+            return run([sys.executable, *o.program], links)
+    except LinksError as error:
+        print(f"benchmarks.links: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
