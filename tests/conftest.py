@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 # Two cores run several ranks in many tests; more threads only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # reads the variable when it is imported
 
 UPDATE = "--update-golden"
 
@@ -22,6 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption(UPDATE):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """New tensors are float64, so that results can be compared to 1e-10."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
 
 
 @pytest.fixture

@@ -23,11 +23,15 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plain_training(
-    model: nn.Module, loss_fn: Any, batches: list[Any], clip: Clip | None = None
+    model: nn.Module,
+    loss_fn: Any,
+    batches: list[Any],
+    clip: Clip | None = None,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and the final state of ordinary training."""
     model = copy.deepcopy(model)
-    optimizer = adamw(model)
+    optimizer = make_optimizer(model)
     losses = []
     for batch in batches:
         optimizer.zero_grad()

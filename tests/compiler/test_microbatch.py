@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +33,7 @@ from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.ir.nodes import Phase
 from weft.program.time_notes import barriers
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 Loss = Callable[[nn.Module, Any], Any]

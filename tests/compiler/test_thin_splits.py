@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,11 @@ from torch import nn
 import weft
 from models import GPT, MLP, classification_loss, image_batch, token_batch, token_loss, vector_batch
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 STEPS = 3
 S, B = weft.split, weft.broadcast
 LINE, GRID = [0, 1, 2, 3], [[0, 1], [2, 3]]
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 class Table(nn.Module):

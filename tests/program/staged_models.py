@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from models import (
     token_loss,
     vector_batch,
 )
+from single_device import adamw, plain_training
 from weft.layout import Placement
 
 STEPS = 3
@@ -215,25 +215,13 @@ CASES: dict[str, tuple[str, Any, weft.Strategy]] = {
 }
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
-
-
 def plain(job: str, steps: int = STEPS) -> tuple[nn.Module, list[float], dict[str, Any]]:
     """A fresh model, and the losses and the state of its training on one device."""
     make_model, loss_fn, make_batch, size = JOBS[job]
     torch.manual_seed(0)
     model = make_model()
-    trained = copy.deepcopy(model)
-    optimizer = adamw(trained)
-    losses = []
-    for seed in range(steps):
-        optimizer.zero_grad()
-        loss = loss_fn(trained, make_batch(size, seed=seed))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model, losses, trained.state_dict()
+    batches = [make_batch(size, seed=seed) for seed in range(steps)]
+    return model, *plain_training(model, loss_fn, batches)
 
 
 def compiled(job: str, model: nn.Module, grid: Any, strategy: weft.Strategy) -> weft.Program:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from torch import nn
 import weft
 from models import GPT, classification_loss, token_batch, token_loss
 from single_device import assert_same_state, assert_same_training, compiled, plain_training
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 MAX_NORM = 0.3
 S, B = weft.split, weft.broadcast
@@ -30,14 +31,6 @@ STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
         weft.Strategy(batch={"*": (S(0), B)}, parameters=LINEARS, clip_norm=MAX_NORM),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 @pytest.mark.timeout(60)

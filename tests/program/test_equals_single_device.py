@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +21,9 @@ from models import (
     token_loss,
     vector_batch,
 )
+from single_device import adamw, assert_same_state, plain_training
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STEPS = 5
 S, B = weft.split, weft.broadcast
@@ -88,47 +91,6 @@ CASES: dict[str, tuple[str, Any, weft.Strategy, int]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    # A large eps: some gradients are zero but for rounding (attention's key bias), and Adam would divide the rounding
-    # error by itself.
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
-
-
-def plain_training(
-    model: nn.Module, loss_fn: Any, make_optimizer: Any, batches: list[Any]
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and the final state of ordinary training."""
-    model = copy.deepcopy(model)
-    optimizer = make_optimizer(model)
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = loss_fn(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.state_dict()
-
-
-def assert_same_state(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-10
-) -> None:
-    """Every tensor agrees, relative to its largest element."""
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        scale = value.abs().max().clamp(min=1e-30)
-        difference = ((found[name] - value).abs().max() / scale).item()
-        assert difference <= tolerance, f"{name} differs by {difference:.1e}"
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps(case: str) -> None:
@@ -138,7 +100,7 @@ def test_five_steps(case: str) -> None:
     model = make_model()
     batches = [make_batch(size, seed=seed) for seed in range(STEPS)]
     ranks = torch.tensor(grid).numel()
-    losses, state = plain_training(model, loss_fn, adamw, batches)
+    losses, state = plain_training(model, loss_fn, batches)
     with weft.local_world(ranks):
         program = weft.compile(
             model,
@@ -198,7 +160,9 @@ def test_optimizers_on_shards(optimizer: str) -> None:
     torch.manual_seed(0)
     model = MLP()
     batches = [vector_batch(8, seed=seed) for seed in range(STEPS)]
-    losses, state = plain_training(model, classification_loss, OPTIMIZERS[optimizer], batches)
+    losses, state = plain_training(
+        model, classification_loss, batches, make_optimizer=OPTIMIZERS[optimizer]
+    )
     whole = optimizer.startswith("the user's own")
     sharded = weft.Strategy(batch={"*": S(0)}, parameters={"*": B if whole else S(0)})
     with weft.local_world(2):

@@ -24,14 +24,11 @@ from models import (
     token_loss,
     vector_batch,
 )
-from program.test_equals_single_device import (
-    GPT_COLUMNS,
-    GPT_ROWS,
-    adamw,
-    assert_same_state,
-    plain_training,
-)
+from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
+from single_device import adamw, assert_same_state, plain_training
 from weft.errors import StrategyError
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STEPS = 3
 S, B = weft.split, weft.broadcast
@@ -49,14 +46,6 @@ SHARDED = weft.Strategy(batch={"*": S(0)}, parameters={"*.weight": S(0)})
 SPLIT_HEAD = weft.Strategy(batch={"*": S(0)}, parameters={"head.weight": S(0), "head.bias": S(0)})
 
 Loss = Callable[[nn.Module, Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Any:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 def train(
@@ -107,7 +96,7 @@ def test_equals_the_whole_batch(case: str) -> None:
     torch.manual_seed(0)
     model = make_model()
     batches = [make_batch(samples, seed=seed) for seed in range(STEPS)]
-    losses, state = plain_training(model, loss_fn, adamw, batches)
+    losses, state = plain_training(model, loss_fn, batches)
     found, own = train(model, loss_fn, batches, grid, strategy, parts)
     assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-10)
     assert_same_state(own, state)
@@ -118,7 +107,7 @@ def test_ranks_without_elements_accumulate_as_well() -> None:
     torch.manual_seed(0)
     model, batches = micro.Gated(), [vector_batch(8)] * STEPS
     strategy = weft.Strategy(batch={"*": B}, parameters={"*weight": S(0)})
-    losses, state = plain_training(model, micro.own_loss, adamw, batches)
+    losses, state = plain_training(model, micro.own_loss, batches)
     found, own = train(model, micro.own_loss, batches, [0, 1, 2], strategy, 2)
     assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-10)
     assert_same_state(own, state)
@@ -143,7 +132,7 @@ def test_losses_that_look_at_the_batch(look: str) -> None:
     make_model, loss_fn, make_batch = LOOKS[look]
     torch.manual_seed(0)
     model, batches = make_model(), [make_batch()] * STEPS
-    losses, state = plain_training(model, loss_fn, adamw, batches)
+    losses, state = plain_training(model, loss_fn, batches)
     found, own = train(model, loss_fn, batches, PAIR, DATA, 2)
     assert [loss.item() for loss in found] == pytest.approx(losses, rel=1e-10)
     assert_same_state(own, state)

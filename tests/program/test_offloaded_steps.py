@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,8 @@ import torch
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S, B = weft.split, weft.broadcast
 CASES: dict[str, tuple[Any, weft.Strategy]] = {
@@ -28,14 +29,6 @@ CASES: dict[str, tuple[Any, weft.Strategy]] = {
         ),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 @pytest.mark.timeout(60)

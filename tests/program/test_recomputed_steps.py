@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from single_device import assert_same_state, assert_same_training, compiled, plain_training
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S, B = weft.split, weft.broadcast
 DATA = weft.data_parallel()
@@ -33,14 +34,6 @@ CASES: dict[str, tuple[Any, Any, Any, Any, weft.Strategy]] = {
     ),
     "resnet": (ResNet, classification_loss, image_batch, [0, 1], DATA),
 }
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 @pytest.mark.timeout(60)

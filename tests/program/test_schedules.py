@@ -11,20 +11,13 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS, adamw
+from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
+from single_device import adamw
 from weft.compiler.options import SCHEDULES
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Any:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("double_precision")]
 
 
 def compiled(model: nn.Module, loss: Any, data: Any, ranks: int, **fields: Any) -> weft.Program:

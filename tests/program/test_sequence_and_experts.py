@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +18,9 @@ from weft.errors import StrategyError
 from weft.ir.logical import Box
 from weft.units import ITEM_SIZE
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 def collectives(program: weft.Program, elements: int) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,8 @@ from single_device import assert_same_training, compiled, plain_training
 from weft.compiler.loops import loop_values
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S, B = weft.split, weft.broadcast
 PAIR, LINE, GRID = [0, 1], [0, 1, 2, 3], [[0, 1], [2, 3]]
@@ -46,14 +47,6 @@ CASES: dict[str, tuple[str, Any, weft.Strategy, weft.Zero]] = {
     "gpt, 3, all else deduced": ("gpt", LINE, weft.Strategy(), weft.Zero(3)),
     "resnet, 2, uneven": ("resnet", [0, 1, 2], DATA, weft.Zero(2)),
 }
-
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 @pytest.mark.timeout(60)

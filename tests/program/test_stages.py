@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,7 @@ from weft.ir import parse_graph
 from weft.ir.logical import Box
 from weft.layout import Placement
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.timeout(60)
