@@ -1,0 +1,28 @@
+"""DistributedDataParallel, eager and compiled."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.systems.system import Job, Loss, System, mean, train
+
+
+def eager(job: Job) -> System:
+    """With gradients that are views of the buckets, and a graph that is said to stay the same."""
+    module = DistributedDataParallel(
+        Loss(job.work.model(), job.work), gradient_as_bucket_view=True, static_graph=True
+    )
+    return system(job, module, module)
+
+
+def compiled(job: Job) -> System:
+    """The graph is cut where a bucket is full, so that buckets are reduced beside the backward."""
+    module = DistributedDataParallel(Loss(job.work.model(), job.work), gradient_as_bucket_view=True)
+    return system(job, module, torch.compile(module))
+
+
+def system(job: Job, module: nn.Module, stepped: nn.Module) -> System:
+    optimizer, batch = job.work.optimizer(module.parameters()), job.part()
+    return System(lambda: mean(train(stepped, optimizer, batch)))

@@ -1,0 +1,64 @@
+"""weft: the single-device program, a placement and a strategy."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import weft
+from benchmarks.systems.system import Job, System
+
+# Whether kernels can be chosen.
+CHOICE = "kernels" in inspect.signature(weft.compile).parameters
+
+DATA = {"*": weft.split(0)}
+
+
+def aten(job: Job) -> System:
+    """Segments as generated code over PyTorch's ops."""
+    return system(job, {"kernels": "aten"} if CHOICE else {})
+
+
+def auto(job: Job) -> System:
+    """For each part of a segment what was measured to be faster, PyTorch's ops or Inductor."""
+    return system(job, {"kernels": "auto"})
+
+
+def system(job: Job, settings: dict[str, Any]) -> System:
+    model, batch = job.work.model(), job.work.batch()
+    optimizer = job.work.optimizer(model.parameters())
+    program = weft.compile(
+        model,
+        job.work.loss_fn,
+        optimizer,
+        batch,
+        placement=weft.placement("cpu", range(job.ranks)),
+        strategy=strategy(job),
+        **settings,
+    )
+    spare = (*model.parameters(), *model.buffers())
+    return System(lambda: float(program.step(batch)), spare, program.close)
+
+
+def strategy(job: Job) -> weft.Strategy:
+    if job.strategy == "zero3":
+        return weft.Strategy(batch=DATA, zero=weft.Zero(level=3))
+    if job.strategy == "tensor_parallel":
+        return tensor_parallel(job)
+    if job.strategy == "pipeline":
+        return weft.Strategy(stages=job.ranks, micro_batches=job.micro_batches)
+    if job.strategy == "split":
+        tables = {pattern: weft.split(0) for pattern in job.work.tables}
+        return weft.Strategy(batch=DATA, parameters={**tables, "*": weft.broadcast})
+    return weft.data_parallel()
+
+
+def tensor_parallel(job: Job) -> weft.Strategy:
+    """Linear layers and vocabularies split, positions split between them."""
+    layers = weft.tensor_parallel(job.work.columns, job.work.rows, sequence=1)
+    tables = {pattern: weft.split(0) for pattern in job.work.tables}
+    return weft.Strategy(
+        batch=layers.batch,
+        parameters={**layers.parameters, **tables},
+        activations=layers.activations,
+    )

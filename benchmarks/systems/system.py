@@ -1,0 +1,85 @@
+"""What a system is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.works.work import Batch, Work
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank's share in training a work.
+
+    Attributes:
+        name: of the work.
+        work: what to train.
+        strategy: how: "single", "data_parallel", "zero3", "tensor_parallel", "pipeline", or "split",
+            the rows of tables (vocabularies, classes) over ranks.
+        rank: of this process.
+        ranks: how many there are. With more than one, `torch.distributed` stands, over Gloo.
+        micro_batches: of a pipeline.
+    """
+
+    name: str
+    work: Work
+    strategy: str
+    rank: int = 0
+    ranks: int = 1
+    micro_batches: int = 8
+
+    def part(self) -> Batch:
+        """This rank's samples of the batch."""
+        whole = self.work.batch()
+        return {
+            name: leaf.chunk(self.ranks)[self.rank].contiguous() for name, leaf in whole.items()
+        }
+
+
+@dataclass(frozen=True)
+class System:
+    """Something that trains.
+
+    Attributes:
+        step: one training step; returns the loss of the whole batch before the update, on every
+            rank.
+        spare: tensors that `step` does not need, though somebody still holds them: the model that
+            the system has copied.
+        close: ends its threads.
+    """
+
+    step: Callable[[], float]
+    spare: tuple[Tensor, ...] = ()
+    close: Callable[[], None] = lambda: None
+
+
+class Loss(nn.Module):
+    """A model with its loss: a batch to the mean loss. So a wrapper or a compiler gets all of a step's forward."""
+
+    def __init__(self, model: nn.Module, work: Work) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, work.loss_fn
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss_fn(self.model, batch)
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    """One step in plain PyTorch; the loss of `batch`."""
+    optimizer.zero_grad()
+    loss: Tensor = module(batch)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def mean(loss: Tensor) -> float:
+    """Of the losses of all ranks; they have as many samples each."""
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()

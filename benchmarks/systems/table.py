@@ -1,0 +1,51 @@
+"""Which systems train by which strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.systems import ddp, fsdp, own, plain
+from benchmarks.systems.system import Job, System
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A system of the table.
+
+    Attributes:
+        name: as results call it.
+        build: makes it; every rank calls it with its job.
+        kind: weft itself, a peer, or the limit, which has no losses to compare.
+        by_rank: whether each rank has its own batch statistics (BatchNorm).
+    """
+
+    name: str
+    build: Callable[[Job], System]
+    kind: Literal["own", "peer", "limit"]
+    by_rank: bool = False
+
+
+LIMIT = Entry("limit", plain.limit, "limit")
+OWN = [Entry("weft", own.aten, "own")]
+if own.CHOICE:
+    OWN.append(Entry("weft auto", own.auto, "own"))
+DDP = [
+    Entry("ddp", ddp.eager, "peer", by_rank=True),
+    Entry("ddp compiled", ddp.compiled, "peer", by_rank=True),
+]
+FSDP = [
+    Entry("fsdp2", fsdp.eager, "peer", by_rank=True),
+    Entry("fsdp2 compiled", fsdp.compiled, "peer", by_rank=True),
+]
+PLAIN = [Entry("eager", plain.eager, "peer"), Entry("torch.compile", plain.compiled, "peer")]
+
+SYSTEMS: dict[str, list[Entry]] = {
+    "single": [*PLAIN, *OWN],
+    "data_parallel": [LIMIT, *DDP, *OWN],
+    "zero3": [LIMIT, *FSDP, *OWN],
+    "tensor_parallel": [LIMIT, *OWN],
+    "pipeline": [LIMIT, *OWN],
+    "split": [*DDP, *FSDP, *OWN],
+}

@@ -1,0 +1,1 @@
+"""What all systems train in the benchmarks: models in plain PyTorch, batches, losses, optimizers, in two sizes."""

@@ -1,0 +1,158 @@
+"""All works, in the size of the benchmarks (`WORKS`) and so small that tests can run them (`TINY`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from benchmarks.works.models import Language, ResNet, Softmax, WideDeep, mlp
+from benchmarks.works.transformers import BERT, GPT
+from benchmarks.works.work import SGD, Batch, Work
+
+LABELLED = 0.15  # of the tokens of a text are predicted by BERT (Devlin et al., arXiv 1810.04805)
+IGNORED = -100
+
+
+def class_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy(model(batch["x"]), batch["y"])
+
+
+def token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+def masked_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch["x"], batch["mask"])
+    return cross_entropy(logits.flatten(0, 1), batch["y"].flatten(), ignore_index=IGNORED)
+
+
+def click_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch["categories"], batch["numbers"])
+    return binary_cross_entropy_with_logits(logits, batch["y"])
+
+
+def examples(count: int, shape: tuple[int, ...], classes: int) -> Batch:
+    return {"x": torch.randn(count, *shape), "y": torch.randint(classes, (count,))}
+
+
+def texts(count: int, length: int, vocabulary: int) -> Batch:
+    tokens = torch.randint(vocabulary, (count, length + 1))
+    return {"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()}
+
+
+def masked_texts(count: int, length: int, vocabulary: int) -> Batch:
+    """Texts of different lengths; as many labels in each, so that parts of the batch count alike."""
+    tokens = torch.randint(vocabulary, (count, length))
+    lengths = torch.randint(length // 2, length + 1, (count, 1))
+    mask = torch.arange(length) < lengths
+    order = torch.rand(count, length).masked_fill(~mask, 2.0).argsort(1)
+    chosen = order[:, : max(1, int(LABELLED * length / 2))]
+    labels = torch.full_like(tokens, IGNORED).scatter(1, chosen, tokens.gather(1, chosen))
+    return {"x": tokens.masked_fill(labels != IGNORED, 0), "mask": mask, "y": labels}
+
+
+def clicks(count: int, rows: int, fields: int, numbers: int) -> Batch:
+    return {
+        "categories": torch.randint(rows, (count, fields)),
+        "numbers": torch.randn(count, numbers),
+        "y": torch.randint(2, (count,)).float(),
+    }
+
+
+def mlp_work(width: int, layers: int, count: int) -> Work:
+    return Work(
+        make=partial(mlp, width, layers, 10),
+        make_batch=partial(examples, count, (width,), 10),
+        loss_fn=class_loss,
+        columns=[str(each) for each in range(0, 2 * layers, 4)],
+        rows=[str(each) for each in range(2, 2 * layers, 4)],
+        blocks=lambda model: [each for each in model.children() if isinstance(each, nn.Linear)],
+    )
+
+
+def gpt_work(layers: int, width: int, length: int, count: int) -> Work:
+    return Work(
+        make=partial(GPT, layers, width, width // 64 or 2, length, 256),
+        make_batch=partial(texts, count, length, 256),
+        loss_fn=token_loss,
+        blocks=lambda model: list(model.blocks.children()),
+        columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), "blocks.*.feed.up"],
+        rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
+        tables=["head.weight"],
+    )
+
+
+def bert_work(layers: int, width: int, length: int, count: int, vocabulary: int) -> Work:
+    return Work(
+        make=partial(BERT, layers, width, width // 64 or 2, length, vocabulary),
+        make_batch=partial(masked_texts, count, length, vocabulary),
+        loss_fn=masked_loss,
+        blocks=lambda model: list(model.blocks.children()),
+        columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), "blocks.*.feed.up"],
+        rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
+        tables=["token.weight", "head.weight", "head.bias"],
+    )
+
+
+def resnet_work(depths: tuple[int, ...], width: int, size: int, count: int) -> Work:
+    return Work(
+        make=partial(ResNet, depths, width, 100),
+        make_batch=partial(examples, count, (3, size, size), 100),
+        loss_fn=class_loss,
+        optimizer=SGD,
+        blocks=lambda model: list(model.blocks.children()),
+        own_statistics=True,
+    )
+
+
+def lstm_work(vocabulary: int, width: int, layers: int, length: int, count: int) -> Work:
+    return Work(
+        make=partial(Language, vocabulary, width, layers),
+        make_batch=partial(texts, count, length, vocabulary),
+        loss_fn=token_loss,
+    )
+
+
+def wide_deep_work(rows: int, width: int, hidden: int, count: int) -> Work:
+    return Work(
+        make=partial(WideDeep, rows, width, 26, 13, hidden),
+        make_batch=partial(clicks, count, rows, 26, 13),
+        loss_fn=click_loss,
+        tables=["wide_table.weight", "deep_table.weight"],
+    )
+
+
+def softmax_work(inputs: int, width: int, classes: int, count: int) -> Work:
+    return Work(
+        make=partial(Softmax, inputs, width, classes),
+        make_batch=partial(examples, count, (inputs,), classes),
+        loss_fn=class_loss,
+        optimizer=SGD,
+        tables=["head.weight"],
+    )
+
+
+WORKS: dict[str, Work] = {
+    "mlp": mlp_work(width=1024, layers=4, count=256),
+    "mlp_small": mlp_work(width=64, layers=4, count=64),
+    "gpt": gpt_work(layers=6, width=512, length=256, count=8),
+    "bert": bert_work(layers=6, width=512, length=128, count=8, vocabulary=8192),
+    "resnet50": resnet_work((3, 4, 6, 3), width=64, size=64, count=16),
+    "lstm": lstm_work(vocabulary=1000, width=128, layers=2, length=32, count=16),
+    "wide_deep": wide_deep_work(rows=2_000_000, width=16, hidden=512, count=1024),
+    "split_softmax": softmax_work(inputs=256, width=128, classes=200_000, count=64),
+}
+
+TINY: dict[str, Work] = {
+    "mlp": mlp_work(width=16, layers=2, count=8),
+    "mlp_small": mlp_work(width=8, layers=2, count=4),
+    "gpt": gpt_work(layers=2, width=32, length=16, count=8),
+    "bert": bert_work(layers=2, width=32, length=16, count=4, vocabulary=64),
+    "resnet50": resnet_work((1, 1), width=4, size=16, count=4),
+    "lstm": lstm_work(vocabulary=32, width=16, layers=1, length=8, count=4),
+    "wide_deep": wide_deep_work(rows=64, width=4, hidden=8, count=8),
+    "split_softmax": softmax_work(inputs=8, width=8, classes=64, count=8),
+}

@@ -1,0 +1,55 @@
+"""What a work is: everything that a system needs to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Batch = dict[str, Tensor]
+
+AdamW = partial(torch.optim.AdamW, lr=1e-3, fused=True)
+SGD = partial(torch.optim.SGD, lr=1e-2, momentum=0.9, fused=True)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, a batch, a loss and an optimizer of a single device.
+
+    Attributes:
+        make: the model with fresh weights; call `model` instead, which seeds them.
+        make_batch: the whole batch; call `batch` instead.
+        loss_fn: (model, batch) to the mean loss over the samples. The parts of a batch that ranks
+            take count alike in it, so that the mean over ranks is the mean over samples.
+        optimizer: of some parameters.
+        blocks: the parts of the model that FSDP shards and gathers one by one.
+        columns: patterns of the linear layers whose outputs tensor parallelism splits.
+        rows: of those whose inputs it splits.
+        tables: patterns of the parameters whose rows (vocabulary, classes) are split.
+        own_statistics: whether ranks of DDP and FSDP train with other statistics than a single
+            device (BatchNorm), so that their losses are those of another program.
+    """
+
+    make: Callable[[], nn.Module]
+    make_batch: Callable[[], Batch]
+    loss_fn: Callable[[nn.Module, Batch], Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = AdamW
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] = lambda model: ()
+    columns: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    tables: Sequence[str] = ()
+    own_statistics: bool = False
+
+    def model(self) -> nn.Module:
+        """The model, with the same weights whenever and wherever it is called."""
+        torch.manual_seed(0)
+        return self.make()
+
+    def batch(self) -> Batch:
+        """The whole batch, the same wherever it is called."""
+        torch.manual_seed(1)
+        return self.make_batch()
