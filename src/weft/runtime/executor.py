@@ -28,6 +28,7 @@ from weft.runtime.measure_step import MeasuredStep
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
 from weft.runtime.silence import silence_text
 from weft.runtime.state import Variables
+from weft.runtime.trace import Recorder
 from weft.runtime.work import Rank, bind_work
 from weft.runtime.world import TIMEOUT
 
@@ -38,7 +39,8 @@ class Executor:
     The compute queue is the thread that calls `step`; every other queue has a thread of its own
     until `close`.
 
-    After the first step, `measured` is the most memory that it took, by kind.
+    After the first step, `measured` is the most memory that it took, by kind; `recorder` holds when
+    the acts of the last step ran.
 
     Args:
         plan: what runs.
@@ -93,6 +95,7 @@ class Executor:
             control = self._control_own if name == COMPUTE else self._control_other
             Queue(machine, works, self._queues, end, control)
         self._compute = self._queues[COMPUTE]
+        self.recorder = Recorder(queue.spans for queue in self._queues.values())
         for channel in channels.values():
             channel.watch(self._fail)
         self._threads = [
@@ -131,12 +134,14 @@ class Executor:
         step = self._done
         self._rank.batches.fed[step] = feed
         self._rank.batches.held = not update
+        self.recorder.begin()
         try:
             self._run(step)
         except BaseException as error:
             failure = self._fail(error)
             self._raised = True
             raise failure from failure.__cause__
+        self.recorder.end(step)
         self._done += 1
         results = self._rank.batches.fetched.pop(step, {})
         if self._measuring is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from weft.actors import Act, Action, EndStep, Event, Finished, Free, QueueMachine, Ready, Send
+from weft.runtime.trace import Span
 from weft.runtime.work import Work
 
 
@@ -60,6 +62,8 @@ class Queue:
         # What actors of this queue have yet to read, by register and version; dropped after the
         # last of them. The producer's queue puts a tensor here before it sends `Ready`.
         self.tensors: dict[tuple[str, int], Tensor] = {}
+        # When each act of the last step ran (`weft.runtime.trace`).
+        self.spans: list[Span] = []
         self._works = works
         self._queues = queues
         self._on_end = on_end
@@ -126,10 +130,12 @@ class Queue:
         work = self._works[act.actor]
         step, micro = act.step, act.micro
         version = step * work.acts + micro
+        begun = perf_counter_ns()
         try:
             outputs = work.act(step, micro, self._inputs(work, act))
         except BaseException as error:
             raise ActError(act) from error
+        self.spans.append((act, begun, perf_counter_ns()))
         for name, tensor in zip(work.writes, outputs, strict=True):
             if name not in work.once:
                 self.tensors[name, version] = tensor

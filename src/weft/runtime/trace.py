@@ -1,0 +1,74 @@
+"""What the queues of a rank did in a step and when: recorded all the time, read when somebody asks.
+
+A queue appends a tuple for each act to a list of its own, on its own thread. Everything else, such
+as what a queue waited for, follows from these times and the plan (`weft.program.trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import NamedTuple, TypeAlias
+
+from weft.actors import Act
+
+# What a queue appends after each act: the act, and when it began and ended, in nanoseconds of
+# `perf_counter_ns`: on Linux the same clock in all processes of a host.
+Span: TypeAlias = "tuple[Act, int, int]"
+
+
+class Interval(NamedTuple):
+    """A step: its number, and when it began and ended, in nanoseconds of `perf_counter_ns`."""
+
+    step: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank did.
+
+    Attributes:
+        steps: those recorded, in order.
+        spans: their acts, in the order in which they ended on each queue.
+    """
+
+    steps: tuple[Interval, ...]
+    spans: tuple[Span, ...]
+
+
+class Recorder:
+    """Holds what the queues of one rank did in the last step, or in all steps while `keeping`.
+
+    Args:
+        rows: for each queue, the list to which it appends its spans. All queues are idle between
+            two steps: only then is anything taken out.
+    """
+
+    def __init__(self, rows: Iterable[list[Span]]) -> None:
+        self.keeping = False
+        self._rows = tuple(rows)
+        self._steps: list[Interval] = []
+        self._begun = 0
+
+    def begin(self) -> None:
+        """A step begins: forget those before, unless they are kept."""
+        if not self.keeping:
+            self.clear()
+        self._begun = perf_counter_ns()
+
+    def end(self, step: int) -> None:
+        """The step has ended."""
+        self._steps.append(Interval(step, self._begun, perf_counter_ns()))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._steps.clear()
+        for row in self._rows:
+            row.clear()
+
+    def record(self) -> Record:
+        """What is held now; call it between two steps."""
+        return Record(tuple(self._steps), tuple(span for row in self._rows for span in row))
