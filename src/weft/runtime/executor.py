@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from queue import Empty
 from types import TracebackType
@@ -21,7 +23,7 @@ from weft.actors import (
 )
 from weft.compiler.memory import Memory
 from weft.errors import BatchError, RankFailure
-from weft.ir.plan import COMPUTE, Feed, Hold, RankPlan
+from weft.ir.plan import COMPUTE, Feed, Fetch, Hold, RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.failure import PeerFailure, first_line
 from weft.runtime.measure_step import MeasuredStep
@@ -32,12 +34,14 @@ from weft.runtime.trace import Recorder
 from weft.runtime.work import Rank, bind_work
 from weft.runtime.world import TIMEOUT
 
+_NOTHING = nullcontext()
+
 
 class Executor:
     """Runs the plan of one rank.
 
-    The compute queue is the thread that calls `step`; every other queue has a thread of its own
-    until `close`.
+    The thread that calls `step` computes, and feeds and fetches, which takes no time; every
+    communicator has a thread of its own until `close`.
 
     After the first step, `measured` is the most memory that it took, by kind; `recorder` holds when
     the acts of the last step ran.
@@ -69,7 +73,8 @@ class Executor:
     ) -> None:
         self.plan = plan
         self.timeout = timeout
-        self._rank = Rank(plan, device, channels, variables, optimizer, seed, first_step)
+        own = _own_thread(plan)
+        self._rank = Rank(own, device, channels, variables, optimizer, seed, first_step)
         self._done = 0
         self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
         # The first failure of this rank; set once, under the lock, before anyone is woken.
@@ -82,14 +87,14 @@ class Executor:
         self._queues: dict[str, Queue] = {}
         works = {
             actor.id: bind_work(actor, self._rank)
-            for actor in plan.actors
+            for actor in own.actors
             if not isinstance(actor, Hold)
         }
         # Memory is measured in the first step.
         self._measuring: MeasuredStep | None = MeasuredStep(plan, works)
         self.measured: Memory | None = None
-        every = machines(plan)
-        every.setdefault(COMPUTE, QueueMachine(plan, COMPUTE, in_order=False))
+        every = machines(own)
+        every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
         for name, machine in every.items():
             end = self._end_own if name == COMPUTE else partial(self._end_other, name)
             control = self._control_own if name == COMPUTE else self._control_other
@@ -177,9 +182,7 @@ class Executor:
         for name, queue in self._queues.items():
             if name != COMPUTE:
                 queue.mailbox.put(Begin(step))
-        device = self._rank.device
-        # An autocast of the caller is in the graph already, where it belongs.
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), _no_autocast(self._rank.device.type):
             self._use_device()
             self._compute.receive(Begin(step))
             while self._open:
@@ -274,3 +277,22 @@ class Executor:
 
 class _Stopped(Exception):
     """A queue was told to start no further act."""
+
+
+def _own_thread(plan: RankPlan) -> RankPlan:
+    """The plan with feed and fetch on the compute queue: a thread of their own would cost more than they do.
+
+    What may fire stays so until it fires, so a plan that is live remains so.
+    """
+    actors = (
+        replace(actor, queue=COMPUTE) if isinstance(actor, (Feed, Fetch)) else actor
+        for actor in plan.actors
+    )
+    return replace(plan, actors=tuple(actors))
+
+
+def _no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Ends an autocast of the caller, which is in the graph already, where it belongs."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return _NOTHING
