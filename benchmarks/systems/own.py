@@ -37,7 +37,13 @@ def system(job: Job, settings: dict[str, Any]) -> System:
         **settings,
     )
     spare = (*model.parameters(), *model.buffers())
-    return System(lambda: float(program.step(batch)), spare, program.close)
+
+    def peak() -> int:
+        measured = program.memory()[job.rank].measured
+        assert measured is not None
+        return measured.peak
+
+    return System(lambda: float(program.step(batch)), spare, peak, program.close)
 
 
 def strategy(job: Job) -> weft.Strategy:
