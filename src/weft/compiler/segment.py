@@ -104,7 +104,9 @@ class _Cutter:
         parts: which part of the step an item belongs to; a run keeps to one.
         work: finished runs and buckets.
         run: the nodes of the run that grows.
-        waited: communicated values that `run` waits for before it starts.
+        waited: communicated values that `run` waits for before it starts; all of a bucket come
+            together.
+        together: for each value of a bucket, all of them.
         made: values that `run` makes.
         joined: those of them that all micro-batches make together: no micro-batch of `run` has them.
     """
@@ -114,6 +116,7 @@ class _Cutter:
     work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
+    together: dict[str, frozenset[str]] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     joined: set[str] = field(default_factory=set)
 
@@ -122,6 +125,8 @@ class _Cutter:
             if item.reads & self.made:
                 self.cut()
             self.work.append(item)
+            makes = frozenset(value.name for value in item.makes)
+            self.together.update(dict.fromkeys(makes, makes))
             return
         if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
             self.cut()
@@ -131,7 +136,7 @@ class _Cutter:
         # What comes once a step is there for all micro-batches but the first: no reason to cut.
         if self.run and any(self.parts.comes_again(name, item) for name in late):
             self.cut()
-        self.waited |= late
+        self.waited.update(*(self.together.get(name, (name,)) for name in late))
         self.run.append(item)
         self.made.update(value.name for value in item.makes)
         if isinstance(item, LocalCall) and item.op in OVER_STEP:
