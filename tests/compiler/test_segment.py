@@ -57,7 +57,7 @@ def test_a_run_never_waits_for_what_its_own_nodes_must_send_first() -> None:
 def test_what_one_bucket_brings_is_waited_for_once() -> None:
     _, _, _, gradients, updates, _ = actors_of(training_step(), 2**20)
     assert len(gradients.collectives) == 2
-    assert updates.produces == ("w", "v")
+    assert updates.produces == ("v", "w")
 
 
 def test_a_reader_of_a_view_reads_the_variable() -> None:
