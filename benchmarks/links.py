@@ -10,6 +10,7 @@ plain socket first. Nothing is left behind: what a killed run left is removed by
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ SAMPLE = 48 << 20
 # A bucket of packets that the limit lets through at once, and how long a packet may wait.
 BURST, QUEUED = "256kb", "100ms"
 INTERFACE = "link0"
+CLONE_NEWNET = 0x40000000
 
 SERVER = """
 import socket, sys, time
@@ -69,18 +71,27 @@ class Links:
         """A command as it runs in a rank's namespace."""
         return ["ip", "netns", "exec", self.names[rank], *command]
 
-    def environment(self, rank: int) -> dict[str, str]:
-        """What a rank's process reads: who it is, and how it meets the others."""
+    def environment(self) -> dict[str, str]:
+        """How the ranks meet; shared memory is off, as between hosts."""
         return {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(len(self.names)),
             "MASTER_ADDR": self.addresses[0],
-            "MASTER_PORT": str(PORT),
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "WEFT_TRANSPORT": "gloo",
         }
+
+    def enter(self, rank: int) -> dict[str, str]:
+        """Move the calling thread, and so those that it will start, to a rank's namespace.
+
+        Returns:
+            what must be in the environment there.
+        """
+        namespace = os.open(f"/run/netns/{self.names[rank]}", os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.names[rank]}")
+        finally:
+            os.close(namespace)
+        return self.environment()
 
     def rate(self, sample: int = SAMPLE) -> float:
         """Bits a second of one plain socket from the last rank to the first, over `sample` bytes."""
@@ -199,9 +210,18 @@ def run(command: Sequence[str], links: Links) -> int:
     Returns:
         0, or the exit status of the first rank found to have failed.
     """
+    size = len(links.names)
+    common = {
+        **os.environ,
+        **links.environment(),
+        "MASTER_PORT": str(PORT),
+        "WORLD_SIZE": str(size),
+    }
     ranks = [
-        subprocess.Popen(links.command(rank, command), env=links.environment(rank))
-        for rank in range(len(links.names))
+        subprocess.Popen(
+            links.command(rank, command), env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(size)
     ]
     try:
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.systems import ddp, fsdp, own, plain
+from benchmarks.systems import ddp, dtensor, fsdp, own, pipelining, plain
 from benchmarks.systems.system import Job, System
 
 
@@ -39,13 +39,26 @@ FSDP = [
     Entry("fsdp2", fsdp.eager, "peer", by_rank=True),
     Entry("fsdp2 compiled", fsdp.compiled, "peer", by_rank=True),
 ]
+DTENSOR = [
+    Entry("dtensor", dtensor.eager, "peer"),
+    Entry("dtensor compiled", dtensor.compiled, "peer"),
+    Entry("dtensor tuned", dtensor.tuned, "peer"),
+    Entry("dtensor tuned compiled", dtensor.tuned_compiled, "peer"),
+]
+PIPELINING = [
+    Entry("torch 1f1b", pipelining.one_forward_one_backward, "peer"),
+    Entry("torch 1f1b compiled", pipelining.one_forward_one_backward_compiled, "peer"),
+    Entry("torch interleaved", pipelining.interleaved, "peer"),
+    Entry("torch zero bubble", pipelining.zero_bubble, "peer"),
+    Entry("torch zbv", pipelining.zbv, "peer"),
+]
 PLAIN = [Entry("eager", plain.eager, "peer"), Entry("torch.compile", plain.compiled, "peer")]
 
 SYSTEMS: dict[str, list[Entry]] = {
     "single": [*PLAIN, *OWN],
     "data_parallel": [LIMIT, *DDP, *OWN],
     "zero3": [LIMIT, *FSDP, *OWN],
-    "tensor_parallel": [LIMIT, *OWN],
-    "pipeline": [LIMIT, *OWN],
-    "split": [*DDP, *FSDP, *OWN],
+    "tensor_parallel": [LIMIT, *DTENSOR, *OWN],
+    "pipeline": [LIMIT, *PIPELINING, *OWN],
+    "split": [*DDP, *FSDP, *DTENSOR, *OWN],
 }
