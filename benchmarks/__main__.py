@@ -1,31 +1,154 @@
-"""All benchmarks, each in processes of its own: `python -m benchmarks`. Results: `runs/bench/*.json`."""
+"""All benchmarks: `python -m benchmarks`, or `make bench`. Writes `runs/bench/results.json` and prints a table.
+
+    python -m benchmarks --quick                     one work of each kind, fewer rounds
+    python -m benchmarks --only gpt/zero3 lstm       these works, or pairs of work and strategy
+
+Every pair of work and strategy is measured by a process of its own, one at a time, and so are the
+single topics (overhead, compile time, memory over many steps), which write files of their own. Ends
+with 1 when one of them failed; its row says why.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-COMMANDS = (
-    ("-m", "benchmarks.overhead"),
+from benchmarks.measure import OUT, machine
+from benchmarks.report import show
+from benchmarks.works.table import WORKS
+
+RESULTS = OUT / "results.json"
+
+# Seconds after which a process is stopped, several times what it takes.
+LIMIT = 400
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A work with a strategy, by all systems, on this host or over slow links."""
+
+    work: str
+    strategy: str
+    link: str = "host"
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}/{self.strategy}" + (f"/{self.link}" if self.link != "host" else "")
+
+
+PAIRS = (
+    *(Pair(work, "single") for work in WORKS),
+    *(
+        Pair(work, "data_parallel")
+        for work in ("mlp", "mlp_small", "gpt", "bert", "resnet50", "lstm")
+    ),
+    *(Pair(work, "zero3") for work in ("mlp", "gpt", "bert")),
+    *(Pair(work, "tensor_parallel") for work in ("mlp", "gpt", "bert")),
+    Pair("gpt", "pipeline"),
+    *(Pair(work, "split") for work in ("wide_deep", "split_softmax")),
+    *(
+        Pair("gpt", strategy, "1gbit")
+        for strategy in ("data_parallel", "zero3", "tensor_parallel", "pipeline")
+    ),
+)
+
+QUICK = (
+    "mlp_small/single",
+    "lstm/single",
+    "mlp/data_parallel",
+    "mlp/zero3",
+    "mlp/tensor_parallel",
+    "split_softmax/split",
+)
+
+# Programs that look at one thing each; those of a list run with `--quick` too.
+QUICK_TOPICS = (("-m", "benchmarks.overhead"),)
+TOPICS = (
+    *QUICK_TOPICS,
     ("-m", "benchmarks.eager_overhead"),
-    ("-m", "weft", "run", "-n", "2", "benchmarks/data_parallel.py"),
-    ("-m", "weft", "run", "-n", "2", "benchmarks/pipeline.py"),
-    ("-m", "weft", "run", "-n", "4", "benchmarks/pipeline.py"),
-    ("-m", "weft", "run", "-n", "2", "benchmarks/zero.py"),
     ("-m", "benchmarks.memory_flat"),
     ("-m", "benchmarks.compile_time"),
 )
 
 
-def main() -> int:
-    """Run every benchmark, one at a time; returns 1 when one of them did not run to its end."""
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="weft beside its peers.")
+    parser.add_argument("--only", nargs="+", help="works, or work/strategy")
+    parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
+    parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--list", action="store_true", help="print the pairs and end")
+    return parser.parse_args()
+
+
+def wanted(pair: Pair, o: argparse.Namespace) -> bool:
+    if pair.link != "host" and os.geteuid() != 0:
+        return False  # only root can make networks
+    if o.only:
+        return any(each in (pair.name, pair.work) for each in o.only)
+    return not o.quick or pair.name in QUICK
+
+
+def measure(pair: Pair, o: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of a pair, and whether all went well. A process that fails as a whole has one row."""
+    out = OUT / "pairs" / f"{pair.name.replace('/', '_')}.json"
+    out.unlink(missing_ok=True)
+    command = ["-m", "benchmarks.compare", "--work", pair.work, "--strategy", pair.strategy]
+    command += ["--link", pair.link, "--out", str(out), "--seconds", "8" if o.quick else "20"]
+    ended = run(command + (["--tiny", "--rounds", "1"] if o.tiny else []))
+    if out.exists():
+        return json.loads(out.read_text()), not ended
+    head = {"work": pair.work, "strategy": pair.strategy, "link": pair.link}
+    return [head | {"system": "all", "error": ended or "no rows were written"}], False
+
+
+def run(command: Sequence[str]) -> str:
+    """Run a benchmark with one thread; what went wrong, or nothing."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
-    codes = [
-        subprocess.run([sys.executable, *command], env=environment).returncode
-        for command in COMMANDS
-    ]
-    return int(any(codes))
+    started = [sys.executable, *command]
+    process = subprocess.Popen(started, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        code = process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its ranks end with it
+        process.wait()
+        return f"not done after {LIMIT} s"
+    return f"exit code {code}" if code else ""
+
+
+def main() -> int:
+    """Measure what is asked for; returns 1 when something failed."""
+    o = options()
+    pairs = [pair for pair in PAIRS if wanted(pair, o)]
+    if o.list:
+        print("\n".join(pair.name for pair in pairs))
+        return 0
+    start = time.perf_counter()
+    rows, well = [], bool(pairs)
+    for pair in pairs:
+        print(f"{pair.name} …", file=sys.stderr, flush=True)
+        found, fine = measure(pair, o)
+        rows, well = rows + found, well and fine
+    topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
+    failures = {topic[-1]: ended for topic in topics if (ended := run(topic))}
+    result = {
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "machine": machine(),
+        "minutes": (time.perf_counter() - start) / 60,
+        "rows": rows,
+        "failed_topics": failures,
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1))
+    show(result)
+    return int(not well or bool(failures))
 
 
 if __name__ == "__main__":

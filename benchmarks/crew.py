@@ -31,6 +31,9 @@ from benchmarks.systems.system import Job, System
 FORK = multiprocessing.get_context("fork")
 PR_SET_PDEATHSIG = 1
 
+# Seconds; in less than these it cannot be told what a sleeping process uses.
+REST = 0.2
+
 # What a rank does first: it may move to another network; returns variables for its environment.
 Enter = Callable[[int], Mapping[str, str]]
 
@@ -214,7 +217,8 @@ def obey(pipe: Connection, system: System, job: Job) -> None:
         command, argument = pipe.recv()
         if command == "stop":
             break
-        idle = (time.process_time() - used) / max(time.perf_counter() - rested, 1e-3)
+        rest = time.perf_counter() - rested
+        idle = (time.process_time() - used) / rest if rest > REST else 0.0
         if command == "turn":
             pipe.send((None, timed(system, argument, idle, job.ranks)))
         else:

@@ -1,0 +1,77 @@
+"""Results as text: the same cells for the table on the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.targets import Row, Verdict, verdicts
+
+COLUMNS = (
+    "work",
+    "strategy",
+    "system",
+    "ms a step (quartiles)",
+    "over the limit",
+    "against the best peer (quartiles)",
+    "compile s (again)",
+    "peak MiB",
+    "losses within",
+)
+VERDICTS = ("target", "of", "bound", "found", "")
+
+
+def cells(row: Row) -> list[str]:
+    """Of one row, in the order of `COLUMNS`."""
+    strategy = row["strategy"] + (f", {row['link']}" if row["link"] != "host" else "")
+    head = [row["work"], strategy, row["system"]]
+    if "error" in row:
+        error = " ".join(row["error"].split())
+        return [*head, f"failed: {error[:90]}", *[""] * (len(COLUMNS) - 4)]
+    scale = 2 if row["seconds"] < 0.01 else 1 if row["seconds"] < 0.1 else 0
+    low, high = (f"{each * 1e3:.{scale}f}" for each in row["spread"])
+    again = row["warm_compile_seconds"]
+    agree = row["losses_agree"]
+    return [
+        *head,
+        f"{row['seconds'] * 1e3:.{scale}f} ({low}–{high})",
+        f"{row['ratio_to_limit']:.2f}×" if row["ratio_to_limit"] else "",
+        against(row),
+        f"{row['compile_seconds']:.1f}" + (f" ({again:.1f})" if again is not None else ""),
+        f"{row['peak_bytes'] / 2**20:.{0 if row['peak_bytes'] > 2**23 else 2}f}",
+        "" if agree is None else f"{agree:.0e}",
+    ]
+
+
+def against(row: Row) -> str:
+    if not row["ratio_to_best_peer"]:
+        return ""
+    low, high = row["ratio_spread"]
+    return f"{row['ratio_to_best_peer']:.2f}× {row['best_peer']} ({low:.2f}–{high:.2f})"
+
+
+def judged(each: Verdict) -> list[str]:
+    """The cells of a target."""
+    found = "–" if each.found is None else f"{each.found:.2f}"
+    return [each.place, each.what, each.bound, found, "" if each.held else "missed"]
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print rows and targets."""
+    console = Console(width=None if Console().is_terminal else 180)
+    console.print(table("Results", COLUMNS, [cells(row) for row in result["rows"]]))
+    found = [judged(each) for each in verdicts(result["rows"])]
+    console.print(table("Targets", VERDICTS, found))
+    for topic, error in result["failed_topics"].items():
+        console.print(f"{topic}: {error}")
+    console.print(f"{result['minutes']:.1f} minutes")
+
+
+def table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    made = Table(*columns, title=title)
+    for line in lines:
+        made.add_row(*line)
+    return made

@@ -1,0 +1,93 @@
+"""From rows to targets, the table and the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.page import BEGIN, END, page
+from benchmarks.report import COLUMNS, cells
+from benchmarks.targets import Verdict, verdicts
+
+
+def row(system: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {
+        "work": "gpt",
+        "strategy": "data_parallel",
+        "link": "host",
+        "system": system,
+        "seconds": seconds,
+        "spread": [seconds * 0.9, seconds * 1.1],
+        "rounds": 5,
+        "ratio_to_limit": None,
+        "best_peer": None,
+        "ratio_to_best_peer": None,
+        "ratio_spread": None,
+        "compile_seconds": 1.25,
+        "warm_compile_seconds": None,
+        "peak_bytes": 2**30,
+        "losses_agree": 1e-7,
+        "idle_cpu": 0.0,
+        **more,
+    }
+
+
+def weft(seconds: float, limit: float, ratio: float, **more: Any) -> dict[str, Any]:
+    settings = {"best_peer": "ddp", "ratio_spread": [ratio - 0.01, ratio + 0.01]}
+    ratios = {"ratio_to_limit": limit, "ratio_to_best_peer": ratio}
+    return row("weft", seconds, **settings, **ratios, **more)
+
+
+def test_targets_of_the_fastest_row() -> None:
+    slower = weft(1.2, 1.2, 0.9)
+    faster = weft(1.0, 1.044, 0.994, peak_bytes=2**29) | {"system": "weft auto"}
+    limit, memory = "time over the limit", "memory over that of ddp"
+    assert verdicts([row("ddp", 1.0), slower, faster]) == [
+        Verdict("gpt/data_parallel", limit, "≤ 1.04", 1.044, True),
+        Verdict("gpt/data_parallel", "speed against ddp", "≥ 1.00", 0.994, False),
+        Verdict("gpt/data_parallel", memory, "≤ 1.00", 0.5, True),
+    ]
+
+
+def test_targets_of_links_and_of_overhead() -> None:
+    slow = {"link": "1gbit"}
+    found = verdicts([row("ddp", 1.0, **slow), weft(0.9, 2.0, 1.1, **slow)])
+    assert found[0] == Verdict("gpt/data_parallel/1gbit", "speed against ddp", "≥ 1.20", 1.1, False)
+    alone = {"work": "lstm", "strategy": "single"}
+    peers = [row("eager", 3.0, **alone), row("torch.compile", 1.0, **alone)]
+    found = verdicts([*peers, weft(1.25, 1.0, 0.8, **alone) | {"best_peer": "torch.compile"}])
+    assert [each.found for each in found] == [2.4, 0.8, 1.0]
+    assert [each.held for each in found] == [True, False, True]
+
+
+def test_a_pair_that_did_not_run_misses() -> None:
+    error = {"work": "gpt", "strategy": "zero3", "link": "host", "system": "all", "error": "why"}
+    assert verdicts([error]) == [Verdict("gpt/zero3", "runs", "yes", None, False)]
+
+
+def test_the_page_gets_new_results_between_its_marks() -> None:
+    error = {
+        "work": "mlp",
+        "strategy": "single",
+        "link": "host",
+        "system": "x",
+        "error": "a\nb | c",
+    }
+    machine = {"cores": 2, "processor": "x86_64", "torch": "2.13", "python": "3.11"}
+    result = {
+        "command": "python -m benchmarks",
+        "machine": machine,
+        "minutes": 20.4,
+        "rows": [weft(1.0, 1.0, 1.2), error],
+    }
+    text = page(f"before {BEGIN} old {END} after", result)
+    assert text.startswith(f"before {BEGIN}\n\n`python -m benchmarks`, 20 minutes on 2 cores")
+    assert text.endswith(f"{END} after")
+    assert " old " not in text
+    line = "| gpt | data_parallel | weft | 1000 (900–1100) | 1.00× | 1.20× ddp (1.19–1.21) | 1.2 | 1024 | 1e-07 |"
+    assert line in text
+    assert "failed: a b \\| c" in text
+    with pytest.raises(ValueError, match="must hold"):
+        page("no marks", result)
+    assert all(len(cells(each)) == len(COLUMNS) for each in result["rows"])
