@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.memory import Memory, memory
+from weft.compiler.memory import Memory, levels, memory
 from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
 from weft.ir.logical import Ref
@@ -165,6 +165,9 @@ def test_a_bucket_is_one_piece_of_memory() -> None:
     assert kib(found) == {"communication": 4, "peak": 6}
     order = moments((1, 0), (2, 0), (3, 0), (5, 0), (4, 0))
     assert kib(memory(plan(actors, *made), order).memory) == kib(found)
+    steps = list(levels(plan(actors, *made), order))
+    assert len(steps) == len(order)
+    assert max(steps) == found.peak
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ act that makes it until its last reader is done; what an act takes for itself st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import TypeAlias
@@ -85,11 +85,16 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
     """
     walk = _Walk(plan)
     for moment in moments(plan) if order is None else order:
-        if moment.begins:
-            walk.begin(moment.actor, moment.micro)
-        else:
-            walk.end(moment.actor, moment.micro)
+        walk.take(moment)
     return walk.peak()
+
+
+def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
+    """What a rank holds after each moment of a step: `memory` is about the highest of them."""
+    walk = _Walk(plan)
+    for moment in order:
+        walk.take(moment)
+        yield Bytes(walk.total())
 
 
 @dataclass(slots=True)
@@ -149,6 +154,18 @@ class _Walk:
         for item in self.plan.inputs:
             self.now[KINDS[item.role]] += value_bytes(item.value)
         self._look(None)
+
+    def take(self, moment: Moment) -> None:
+        """An act begins or ends."""
+        if moment.begins:
+            self.begin(moment.actor, moment.micro)
+        else:
+            self.end(moment.actor, moment.micro)
+
+    def total(self) -> int:
+        """Bytes held now, without the host's."""
+        running = sum(extra.total() for extra in self.running.values())
+        return self.now.total() + running - self.now["host"]
 
     def begin(self, actor: int, micro: int) -> None:
         """An act takes what it needs for itself."""
@@ -246,8 +263,7 @@ class _Walk:
 
     def _look(self, actor: int | None) -> None:
         """Remember the moment, if more is held than ever before."""
-        total = self.now.total() + sum(extra.total() for extra in self.running.values())
-        total -= self.now["host"]
+        total = self.total()
         if total > self.most.total:
             kinds = sum(self.running.values(), self.now.copy())
             held = tuple(self.storages.values())

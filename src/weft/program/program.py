@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from weft.program.explain import explain
 from weft.program.held import check_held
 from weft.program.memory import ProgramMemory, program_memory
 from weft.program.shards import in_micro_batches, layouts_on, own_part, without_shards
+from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
 from weft.tensor import GlobalTensor
@@ -129,6 +132,44 @@ class Program:
         """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""
         measured = {rank: executor.measured for rank, executor in self._executors.items()}
         return program_memory(self._compiled.peaks, measured)
+
+    def trace(self, path: str | Path | None = None) -> Trace:
+        """When every act of the last step ran, on all ranks, and what queues waited for.
+
+        Every process must call it. After `recording`, the trace holds all steps of it until the
+        next step begins.
+
+        Args:
+            path: where the first rank writes it, for ui.perfetto.dev or chrome://tracing; a row for
+                each queue of each rank.
+
+        Raises:
+            UserError: when there was no step yet.
+            RankFailure: when another process does not call it before the world's time-out.
+        """
+        world = self._setting.world
+        records = {rank: executor.recorder.record() for rank, executor in self._executors.items()}
+        trace = gather_trace(world, self._compiled, records)
+        if path is not None and 0 in world.ranks:
+            trace.write(path)
+        return trace
+
+    @contextmanager
+    def recording(self, path: str | Path | None = None) -> Iterator[None]:
+        """Trace all steps made inside, and write them at the end as `trace` does.
+
+        Every process must enter it, and make the same steps. When a step fails nothing is written.
+        """
+        recorders = [executor.recorder for executor in self._executors.values()]
+        for recorder in recorders:
+            recorder.clear()
+            recorder.keeping = True
+        try:
+            yield
+        finally:
+            for recorder in recorders:
+                recorder.keeping = False
+        self.trace(path)
 
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""

@@ -70,5 +70,7 @@ class Recorder:
             row.clear()
 
     def record(self) -> Record:
-        """What is held now; call it between two steps."""
-        return Record(tuple(self._steps), tuple(span for row in self._rows for span in row))
+        """What is held now, without a step that failed; call it between two steps."""
+        ended = {interval.step for interval in self._steps}
+        spans = (span for row in self._rows for span in row if span[0].step in ended)
+        return Record(tuple(self._steps), tuple(spans))

@@ -78,6 +78,16 @@ class World(ABC):
         """
 
     @abstractmethod
+    def gather(self, texts: Mapping[int, str]) -> list[str]:
+        """The texts of all ranks, in their order, given those of the ranks of this process.
+
+        Every process must call it.
+
+        Raises:
+            RankFailure: when another process does not, in time.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End the threads or groups of this world."""
 
@@ -149,6 +159,9 @@ class LocalWorld(World):
 
     def check_same(self, texts: Mapping[int, str], what: str) -> None:
         check_same([texts[rank] for rank in self.ranks], self.ranks, what)
+
+    def gather(self, texts: Mapping[int, str]) -> list[str]:
+        return [texts[rank] for rank in self.ranks]
 
     def close(self) -> None:
         for thread in self._threads:

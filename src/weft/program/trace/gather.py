@@ -1,0 +1,56 @@
+"""From the recorders of this process to the trace of all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from time import perf_counter_ns
+
+from weft.compiler.pipeline import Compiled
+from weft.errors import UserError
+from weft.program.trace.clocks import Visits, ahead
+from weft.program.trace.meetings import with_late_ranks
+from weft.program.trace.names import lines_of
+from weft.program.trace.rank import rank_trace
+from weft.program.trace.rows import RankTrace
+from weft.program.trace.trace import Trace
+from weft.runtime.trace import Record
+from weft.runtime.world import World
+
+# Exchanges by which clocks are compared: the fastest of them bound the difference.
+_ROUNDS = 5
+
+
+def gather_trace(world: World, compiled: Compiled, records: Mapping[int, Record]) -> Trace:
+    """What all ranks did; every process must call it.
+
+    Args:
+        world: of the ranks.
+        compiled: the program that ran.
+        records: of the ranks of this process.
+
+    Raises:
+        UserError: when no step has run.
+        RankFailure: when another process does not call it in time.
+    """
+    if not all(record.steps for record in records.values()):
+        raise UserError(
+            "there is nothing to trace: call step first (one that fails leaves nothing)"
+        )
+    plans, lines = compiled.plan, lines_of(compiled.graph)
+    own = [rank_trace(plan, plans.communicators, records[plan.rank], lines) for plan in plans.ranks]
+    if world.size == len(world.ranks):
+        return Trace(with_late_ranks(own))
+    visits = [_visit(world) for _ in range(_ROUNDS)]
+    texts = world.gather({each.rank: json.dumps([visits, each.text()]) for each in own})
+    found: list[tuple[Visits, str]] = [json.loads(text) for text in texts]
+    first, _ = found[0]
+    traces = [RankTrace.of(text).moved(ahead(theirs, first)) for theirs, text in found]
+    return Trace(with_late_ranks(traces))
+
+
+def _visit(world: World) -> tuple[int, int]:
+    """When this process entered and left an exchange of all ranks."""
+    entered = perf_counter_ns()
+    world.gather(dict.fromkeys(world.ranks, "here"))
+    return entered, perf_counter_ns()

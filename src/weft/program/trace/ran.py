@@ -1,0 +1,61 @@
+"""What a rank's queues recorded, beside its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
+from weft.program.trace.needs import ActKey, Needs
+from weft.runtime.trace import Record, Span
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A plan, and when its acts ran.
+
+    Attributes:
+        plan: of one rank.
+        record: of some steps.
+    """
+
+    plan: RankPlan
+    record: Record
+
+    @cached_property
+    def queues(self) -> tuple[str, ...]:
+        """The queues of the rank: compute, host, communicators."""
+        found = {actor.queue for actor in self.plan.actors} - {COMPUTE, HOST}
+        return (COMPUTE, HOST, *sorted(found, key=lambda name: (len(name), name)))
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What its acts need."""
+        return Needs(self.plan)
+
+    @cached_property
+    def begins(self) -> dict[int, int]:
+        """When each step began, in nanoseconds."""
+        return {interval.step: interval.begin for interval in self.record.steps}
+
+    @cached_property
+    def rows(self) -> dict[str, list[Span]]:
+        """The spans of each queue, in order."""
+        rows: dict[str, list[Span]] = {queue: [] for queue in self.queues}
+        for span in sorted(self.record.spans, key=lambda span: span[1]):
+            rows[self.actor(span).queue].append(span)
+        return rows
+
+    @cached_property
+    def spans(self) -> dict[ActKey, Span]:
+        """The span of each act."""
+        return {self.key(span): span for span in self.record.spans}
+
+    def actor(self, span: Span) -> Actor:
+        """The actor that acted."""
+        return self.plan.actors[span[0].actor]
+
+    def key(self, span: Span) -> ActKey:
+        """Which of its actor's acts it was."""
+        act = span[0]
+        return ActKey(act.actor, act.step * self.actor(span).acts + act.micro)

@@ -1,0 +1,61 @@
+"""Trace: when every act of some steps ran, on all ranks; what queues waited for; where the time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from weft.program.tables import table, text_of
+from weft.program.trace.events import trace_events
+from weft.program.trace.parts import Parts, parts
+from weft.program.trace.rows import RankTrace
+from weft.units import Seconds
+
+_COLUMNS = ("rank", "step", "compute", "communication", "hidden", "exposed", "late ranks", "idle")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What all ranks did in some steps. Prints as a table of where the time went.
+
+    Attributes:
+        ranks: the rows of each rank, on one clock.
+    """
+
+    ranks: tuple[RankTrace, ...]
+
+    def __iter__(self) -> Iterator[RankTrace]:
+        return iter(self.ranks)
+
+    @cached_property
+    def parts(self) -> tuple[Parts, ...]:
+        """Where the time of each rank goes, in seconds a step."""
+        return tuple(map(parts, self.ranks))
+
+    @property
+    def exposed(self) -> Seconds:
+        """Seconds a step in which compute queues wait while communicators act: the mean of the ranks."""
+        return Seconds(sum(each.exposed for each in self.parts) / len(self.parts))
+
+    def write(self, path: str | Path) -> None:
+        """Write it for ui.perfetto.dev or chrome://tracing."""
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events(self.ranks)})
+        Path(path).write_text(text)
+
+    def __str__(self) -> str:
+        rows = (
+            (
+                str(each.rank),
+                *map(_text, (each.step, each.compute, each.communication)),
+                *map(_text, (each.hidden, each.exposed, each.late, each.idle)),
+            )
+            for each in self.parts
+        )
+        return text_of(table("where the time of a step goes", _COLUMNS, rows))
+
+
+def _text(seconds: Seconds) -> str:
+    return f"{1000 * seconds:.3g} ms"

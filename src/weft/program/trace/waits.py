@@ -1,0 +1,66 @@
+"""Between the acts of a queue: what it waited for, and what came from other queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from weft.ir.plan import COMPUTE
+from weft.program.trace.needs import Need
+from weft.program.trace.ran import Ran
+from weft.program.trace.rows import Arrow, Slice
+from weft.runtime.trace import Span
+
+# The name of an actor, by its id.
+Names = Callable[[int], str]
+
+
+def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
+    """What came last of all that an act needed, while its queue was free.
+
+    Args:
+        ran: what ran on the rank.
+        span: of the act.
+        free: when the queue had ended the act before, or the step began, in nanoseconds.
+        names: what actors are called.
+    """
+    late: tuple[int, Need] | None = None
+    for need in ran.needs.of(ran.key(span)):
+        other = ran.spans.get(need.act)
+        if other is not None and other[2] > (free if late is None else late[0]):
+            late = other[2], need
+    if late is None:
+        return
+    end, need = min(late[0], span[1]), late[1]
+    other_name = names(need.act.actor)
+    what = f"a free copy of {need.register}, read by" if need.copy else f"{need.register} of"
+    details: dict[str, str | int] = {
+        "register": need.register,
+        "actor": need.act.actor,
+        "lacks": "a free copy" if need.copy else "a version",
+    }
+    queue = ran.actor(span).queue
+    yield Slice(queue, f"waits for {what} {other_name}", "wait", free, end, details)
+
+
+def last_waits(ran: Ran) -> Iterator[Slice]:
+    """At the end of each step the compute queue waits for the others."""
+    for step, begin, end in ran.record.steps:
+        ends = {
+            queue: max((span[2] for span in row if span[0].step == step), default=begin)
+            for queue, row in ran.rows.items()
+        }
+        last = max(ends, key=ends.__getitem__)
+        if last != COMPUTE:
+            name = f"waits for the end of {last}"
+            yield Slice(COMPUTE, name, "wait", ends[COMPUTE], min(ends[last], end), {"step": step})
+
+
+def arrows(ran: Ran) -> Iterator[Arrow]:
+    """What passed from one queue to another."""
+    for span in ran.record.spans:
+        target = ran.actor(span).queue
+        for need in ran.needs.of(ran.key(span)):
+            made = ran.spans.get(need.act)
+            if made is None or need.copy or ran.actor(made).queue == target:
+                continue
+            yield Arrow(need.register, ran.actor(made).queue, target, made[2], span[1])
