@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from weft.errors import InternalError
@@ -115,6 +116,41 @@ def test_gradients_keep_their_values_under_kernels_that_overwrite_them():
         assert all(torch.equal(a, b) for a, b in zip(given, gradients(step), strict=True))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_kernels_called_directly_do_what_a_step_does(name, monkeypatch):
+    """Three steps by kernels, one by the optimizer itself (its rate is a tensor then), and two by kernels again."""
+    whole, leaves = optimizer_of(name, [t.clone() for t in parameters().values()], fused=True)
+    user, _ = optimizer_of(name, [t.clone() for t in parameters().values()])
+    variables = Variables(parameters())
+    shards = OptimizerUpdates(user, updates(name), variables)
+    own_steps = []
+    monkeypatch.setattr(shards._optimizer, "step", lambda: own_steps.append(step) or inner())
+    inner = type(user).step.__get__(shards._optimizer)
+    for step in range(6):
+        rate = torch.tensor(0.05, dtype=torch.float64) if step == 3 else 0.1 / (step + 1)
+        user.param_groups[1]["lr"], whole.param_groups[1]["lr"] = rate, float(rate)
+        shards.run(gradients(step))
+        for leaf, gradient in zip(leaves, gradients(step), strict=True):
+            leaf.grad = gradient
+        whole.step()
+        for leaf, key in zip(leaves, parameters(), strict=True):
+            assert torch.equal(leaf, variables[key]), (step, key)
+    assert own_steps == [0, 3]
+
+
+def test_a_hook_of_all_optimizers_sees_every_step():
+    user, _ = optimizer_of("AdamW", list(parameters().values()))
+    shards = OptimizerUpdates(user, updates("AdamW"), Variables(parameters()))
+    shards.run(gradients(0))
+    seen = []
+    hook = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+    try:
+        shards.run(gradients(1))
+    finally:
+        hook.remove()
+    assert seen == [1]
+
+
 def test_copies_and_an_optimizer_join_by_rule():
     variables = Variables({"m": torch.zeros(2), **parameters()})
     copy = LocalUpdate("copy", "%m", "%new", (), 0, "m")
@@ -133,6 +169,8 @@ def test_another_optimizer_than_the_plan_was_made_for_is_refused():
 
 def test_private_torch_apis_that_are_needed():
     assert "cpu" in _get_fused_kernels_supported_devices()
+    for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_foreach_add_"):
+        assert callable(getattr(torch, kernel)), kernel
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

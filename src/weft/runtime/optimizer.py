@@ -17,6 +17,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from weft.errors import InternalError
 from weft.ir.plan import LocalUpdate
+from weft.runtime.direct_updates import DirectStep, direct_step
 from weft.runtime.state import Variables
 
 # Entries of a parameter group that the copy decides for itself.
@@ -76,19 +77,45 @@ class OptimizerUpdates:
             group.get("foreach") for group in self._optimizer.param_groups
         )
         self._published = False
+        # For each group, the places of its shards; and, after the first step, what updates it.
+        self._places = [
+            [place for place, update in enumerate(updates) if update.group == index]
+            for index in self._indices
+        ]
+        self._direct: list[DirectStep] = []
 
     def run(self, sources: Sequence[Tensor]) -> None:
-        for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
-            live = self._user.param_groups[index]
-            group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
-        for shard, gradient in zip(self._shards, sources, strict=True):
-            shard.grad = _own_gradient(gradient, shard, self._clones)
-        self._optimizer.step()
-        for shard in self._shards:
-            shard.grad = None
+        gradients = [
+            _own_gradient(gradient, shard, self._clones)
+            for shard, gradient in zip(self._shards, sources, strict=True)
+        ]
+        if not self._run_directly(gradients):
+            self._step(gradients)
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
         if not self._published:
             self._publish()
+            self._direct = self._direct_steps()
+
+    def _run_directly(self, gradients: list[Tensor]) -> bool:
+        """Update by the kernels alone, if that can stand for a step."""
+        groups = [self._user.param_groups[index] for index in self._indices]
+        suits = map(DirectStep.suits, self._direct, groups)
+        if not self._direct or not all(suits):
+            return False
+        for step, live, places in zip(self._direct, groups, self._places, strict=True):
+            step.run(live, [gradients[place] for place in places])
+        return True
+
+    def _step(self, gradients: list[Tensor]) -> None:
+        """A step of the optimizer itself."""
+        for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
+            live = self._user.param_groups[index]
+            group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
+        for shard, gradient in zip(self._shards, gradients, strict=True):
+            shard.grad = gradient
+        self._optimizer.step()
+        for shard in self._shards:
+            shard.grad = None
 
     def _publish(self) -> None:
         """Show the states that the optimizer made under the names that users know."""
@@ -97,6 +124,16 @@ class OptimizerUpdates:
                 if isinstance(state, Tensor):
                     self._variables.add(f"{key}.{name}", state)
         self._published = True
+
+    def _direct_steps(self) -> list[DirectStep]:
+        """What can stand for a step, for each group; empty when it cannot for all."""
+        pairs = zip(self._optimizer.param_groups, self._indices, strict=True)
+        steps = [
+            direct_step(self._optimizer, group, self._user.param_groups[index])
+            for group, index in pairs
+        ]
+        found = [step for step in steps if step is not None]
+        return found if len(found) == len(steps) else []
 
 
 class SkippedUpdates:
