@@ -4,7 +4,7 @@
 
 Starts the ranks as `weft run -n` does, but so that everything between them goes through the limited
 links: shared memory is off. It needs root (network namespaces and `tc`). The rate is measured with a
-plain socket first. Nothing is left behind: what a killed run left is removed by the next.
+plain socket first. Nothing is left behind, not by a killed run either.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from types import FrameType
 PREFIX = "weftlink"
 PORT = 29511
 # What is sent to measure the rate.
-SAMPLE = 48 << 20
+SAMPLE = 16 << 20
 # A bucket of packets that the limit lets through at once, and how long a packet may wait.
 BURST, QUEUED = "256kb", "100ms"
 INTERFACE = "link0"
 CLONE_NEWNET = 0x40000000
 
+# Waits until its input ends, as it does when the process that holds it is no more, and removes namespaces.
+GUARD = """
+cat > /dev/null
+for name; do ip netns pids $name | xargs -r kill -9; ip netns delete $name; done
+"""
 SERVER = """
 import socket, sys, time
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -129,14 +134,29 @@ def slow_links(ranks: int, rate: str) -> Iterator[Links]:
     names = tuple(f"{PREFIX}{os.getpid()}-{rank}" for rank in range(ranks))
     switch = f"{PREFIX}{os.getpid()}-switch"
     links = Links(names, tuple(f"10.211.7.{rank + 1}" for rank in range(ranks)))
+    guard = _guard((*names, switch))
     try:
         _make_switch(switch)
         for rank in range(ranks):
             _join(links, rank, switch, rate)
+        if ranks > 1:
+            found = f"{links.rate() / 1e6:.0f} Mbit/s"
+            print(f"links of {rate}: a socket gets {found}", file=sys.stderr, flush=True)
         yield links
     finally:
         for name in (*names, switch):
             remove(name)
+        guard.kill()
+        guard.communicate()
+
+
+def _guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that outlives this one, even when it is killed, to remove its namespaces."""
+    command = ["sh", "-c", GUARD, "guard", *names]
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
 
 
 def _check() -> None:
@@ -172,10 +192,10 @@ def _join(links: Links, rank: int, switch: str, rate: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove a namespace with all processes in it, if it is there; its links go with it."""
+    """Remove a namespace with all other processes in it, if it is there; its links go with it."""
     found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-    for pid in found.stdout.split():
-        _kill(int(pid))
+    for pid in {int(each) for each in found.stdout.split()} - {os.getpid()}:
+        _kill(pid)
     subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
@@ -251,7 +271,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         with slow_links(o.n, o.rate) as links:
-            print(f"links of {o.rate}: a socket gets {links.rate() / 1e6:.0f} Mbit/s", flush=True)
             return run([sys.executable, *o.program], links)
     except LinksError as error:
         print(f"benchmarks.links: {error}", file=sys.stderr)

@@ -58,6 +58,41 @@ def test_what_a_killed_run_left_is_removed(can_make_links: None) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_what_is_killed_removes_its_links(can_make_links: None) -> None:
+    code = (
+        "import os, signal\n"
+        "from benchmarks.links import slow_links\n"
+        "with slow_links(2, '1gbit') as made:\n"
+        "    print(*made.names, flush=True)\n"
+        "    input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = killed.stdout.readline().split()
+        assert all(name in names() for name in left)
+        killed.kill()
+    while any(name in names() for name in left):
+        os.sched_yield()
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_enters_its_network(can_make_links: None) -> None:
+    show = (
+        "import socket\n"
+        "from benchmarks.links import slow_links\n"
+        "with slow_links(2, '1gbit') as made:\n"
+        "    print(made.enter(1)['MASTER_ADDR'])\n"
+        "    print([name for _, name in socket.if_nameindex()])\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    address, devices = shown.stdout.splitlines()
+    assert address.endswith(".1")
+    assert devices == "['lo', 'link0']"
+
+
+@pytest.mark.timeout(60)
 def test_a_failing_rank_ends_the_others(can_make_links: None, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
