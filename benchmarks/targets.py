@@ -38,7 +38,7 @@ ON_HOST: dict[tuple[str, str], Target] = {
     **{(work, "split"): Target(against_peer=1.3) for work in ("wide_deep", "split_softmax")},
     **{
         (work, "single"): Target(against={"eager": 1.5, "torch.compile": 1.0})
-        for work in ("lstm", "mlp_small")
+        for work in ("lstm", "lstm_cells", "mlp_small")
     },
 }
 SINGLE = Target(against_peer=0.98)

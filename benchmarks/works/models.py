@@ -74,6 +74,28 @@ class Language(nn.Module):
         return self.head(self.lstm(self.token(x))[0])
 
 
+class Cells(nn.Module):
+    """The same language model as a loop over positions, for which PyTorch has no fused kernel."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = self.token(x)
+        start = embedded.new_zeros(len(x), embedded.shape[2])
+        states = [(start, start)] * len(self.cells)
+        outputs = []
+        for now in embedded.unbind(1):
+            for layer, cell in enumerate(self.cells):
+                states[layer] = cell(now, states[layer])
+                now = states[layer][0]
+            outputs.append(now)
+        return self.head(torch.stack(outputs, dim=1))
+
+
 class WideDeep(nn.Module):
     """Wide&Deep (Cheng et al., arXiv 1606.07792): a linear model over categories beside an MLP over embeddings.
 

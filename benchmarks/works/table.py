@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from benchmarks.works.models import Language, ResNet, Softmax, WideDeep, mlp
+from benchmarks.works.models import Cells, Language, ResNet, Softmax, WideDeep, mlp
 from benchmarks.works.transformers import BERT, GPT
 from benchmarks.works.work import SGD, Batch, Work
 
@@ -108,9 +108,11 @@ def resnet_work(depths: tuple[int, ...], width: int, size: int, count: int) -> W
     )
 
 
-def lstm_work(vocabulary: int, width: int, layers: int, length: int, count: int) -> Work:
+def lstm_work(
+    vocabulary: int, width: int, layers: int, length: int, count: int, fused: bool = True
+) -> Work:
     return Work(
-        make=partial(Language, vocabulary, width, layers),
+        make=partial(Language if fused else Cells, vocabulary, width, layers),
         make_batch=partial(texts, count, length, vocabulary),
         loss_fn=token_loss,
     )
@@ -142,6 +144,7 @@ WORKS: dict[str, Work] = {
     "bert": bert_work(layers=6, width=512, length=128, count=8, vocabulary=8192),
     "resnet50": resnet_work((3, 4, 6, 3), width=64, size=64, count=16),
     "lstm": lstm_work(vocabulary=1000, width=128, layers=2, length=32, count=16),
+    "lstm_cells": lstm_work(1000, width=128, layers=2, length=32, count=16, fused=False),
     "wide_deep": wide_deep_work(rows=2_000_000, width=16, hidden=512, count=1024),
     "split_softmax": softmax_work(inputs=256, width=128, classes=200_000, count=64),
 }
@@ -153,6 +156,7 @@ TINY: dict[str, Work] = {
     "bert": bert_work(layers=2, width=32, length=16, count=4, vocabulary=64),
     "resnet50": resnet_work((1, 1), width=4, size=16, count=4),
     "lstm": lstm_work(vocabulary=32, width=16, layers=1, length=8, count=4),
+    "lstm_cells": lstm_work(32, width=16, layers=1, length=8, count=4, fused=False),
     "wide_deep": wide_deep_work(rows=64, width=4, hidden=8, count=8),
     "split_softmax": softmax_work(inputs=8, width=8, classes=64, count=8),
 }
