@@ -33,6 +33,12 @@ def gather(output: str, source: str, communicator: int = 0) -> Collective:
     )
 
 
+def reduce_scatter(output: str, source: str) -> Collective:
+    """Of 8 elements into 4."""
+    whole = value(source, 8)
+    return Collective("reduce_scatter", 0, whole, value(output), sizes=(4, 4), bytes=32)
+
+
 def update(target: str, source: str) -> LocalUpdate:
     return LocalUpdate("SGD", target, source, (), 0, f"model.{target}")
 

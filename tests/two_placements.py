@@ -69,7 +69,7 @@ def two_placements(size: int) -> tuple[LogicalGraph, tuple[Communicator, ...]]:
 
 def rank_plan(graph: LogicalGraph, groups: tuple[Communicator, ...], rank: int) -> RankPlan:
     program = localize(graph, rank, groups)
-    plan = credit(program, segment(program, bucket(program), groups))
+    plan = credit(program, segment(program, bucket(program, 2**22), groups))
     verify_communicators(plan, groups)
     return plan
 

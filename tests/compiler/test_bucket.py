@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from local_programs import all_reduce, call, gather, program, training_step
-from weft.compiler.bucket import Bucket, Schedule, bucket
+from local_programs import all_reduce, call, gather, program, reduce_scatter, training_step, update
+from weft.compiler.bucket import GATHERED, Bucket, Schedule, bucket
+
+LARGE = 2**20
 
 
 def shown(schedule: Schedule) -> list[object]:
@@ -19,28 +21,28 @@ def shown(schedule: Schedule) -> list[object]:
 def test_gradients_are_joined_and_run_before_the_first_update() -> None:
     calls = ["LocalCall"] * 5
     updates = ["LocalUpdate"] * 2
-    assert shown(bucket(training_step())) == [*calls, ["gw.sum", "gv.sum"], *updates]
+    assert shown(bucket(training_step(), LARGE)) == [*calls, ["gw.sum", "gv.sum"], *updates]
 
 
 def test_a_full_bucket_starts_at_once() -> None:
-    items = shown(bucket(training_step(), bucket_bytes=32))
+    items = shown(bucket(training_step(), bucket_bytes=16))
     assert items.index(["gw.sum"]) == 3
     assert items.index(["gv.sum"]) == 6
 
 
 def test_a_reader_closes_the_bucket() -> None:
     nodes = [call("a", "x"), all_reduce("s", "a"), call("loss", "s"), all_reduce("t", "a")]
-    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], "LocalCall", ["t"]]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], "LocalCall", ["t"]]
 
 
 def test_communicators_are_not_mixed() -> None:
     nodes = [call("a", "x"), all_reduce("s", "a", 0), all_reduce("t", "a", 1)]
-    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], ["t"]]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], ["t"]]
 
 
 def test_another_collective_keeps_its_place_on_the_communicator() -> None:
     nodes = [call("a", "x"), all_reduce("s", "a"), gather("g", "a"), all_reduce("t", "a")]
-    assert shown(bucket(program(nodes))) == ["LocalCall", ["s"], ["g"], ["t"]]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], ["g"], ["t"]]
 
 
 def test_gathers_of_parameters_are_joined() -> None:
@@ -52,5 +54,27 @@ def test_gathers_of_parameters_are_joined() -> None:
         gather("h.whole", "h"),
         call("loss", "h.whole", "w.whole"),
     ]
-    items = shown(bucket(program(nodes)))
+    items = shown(bucket(program(nodes), LARGE))
     assert items == [["v.whole", "w.whole"], "LocalCall", ["h.whole"], "LocalCall"]
+
+
+def test_sharded_gradients_are_joined() -> None:
+    nodes = [
+        call("gv", "x"),
+        reduce_scatter("gv.own", "gv"),
+        call("gw", "x"),
+        reduce_scatter("gw.own", "gw"),
+        update("v", "gv.own"),
+    ]
+    calls = ["LocalCall"] * 2
+    assert shown(bucket(program(nodes), LARGE)) == [*calls, ["gv.own", "gw.own"], "LocalUpdate"]
+    small = shown(bucket(program(nodes), 32))
+    assert small == ["LocalCall", ["gv.own"], "LocalCall", ["gw.own"], "LocalUpdate"]
+
+
+def test_gathers_may_be_larger() -> None:
+    nodes = [gather("v.whole", "v"), gather("w.whole", "w"), call("h", "v.whole", "w.whole")]
+    each = 16
+    assert shown(bucket(program(nodes), each)) == [["v.whole", "w.whole"], "LocalCall"]
+    apart = shown(bucket(program(nodes), each // GATHERED))
+    assert apart == [["v.whole"], ["w.whole"], "LocalCall"]

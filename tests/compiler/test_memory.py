@@ -7,6 +7,7 @@ import pytest
 from weft.compiler.memory import Memory, levels, memory
 from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
+from weft.compiler.overwritten import overwritten
 from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
@@ -150,30 +151,47 @@ def all_reduce(*names: str) -> Communicate:
     return Communicate(3, tuple(each), "comm:0")
 
 
-def test_a_bucket_is_one_piece_of_memory() -> None:
+def bucket_plan(kept: bool = False) -> RankPlan:
+    """Two gradients that are reduced together; when `kept`, the second is returned, too, as it was before."""
     nodes = tuple(call("aten.mm.default", ["x", "w"], value(name)) for name in "ab")
     update = (LocalUpdate("SGD", "w", "a!", (), 0, "w"),)
+    keys = ("b!", "b") if kept else ("b!",)
     actors = (
         Compute(2, nodes, ("x", "w"), ("a", "b")),
         all_reduce("a", "b"),
         Compute(4, update, ("a!",), ()),
-        Fetch(5, ("b",), ("b!",)),
+        Fetch(5, keys, keys),
     )
-    made = (register("a", 2, 3), register("b", 2, 3), register("a!", 3, 4), register("b!", 3, 5))
-    found = memory(plan(actors, *made)).memory
-    # Flat, and as they arrive; the local values are gone then.
-    assert kib(found) == {"communication": 4, "peak": 6}
+    readers = (3, 5) if kept else (3,)
+    made = (register("a", 2, 3), register("b", 2, *readers), register("a!", 3, 4))
+    return plan(actors, *made, register("b!", 3, 5))
+
+
+def test_a_bucket_is_reduced_where_it_lies() -> None:
+    found = memory(bucket_plan()).memory
+    assert kib(found) == {"gradients": 1, "activations": 1, "peak": 4}
     order = moments((1, 0), (2, 0), (3, 0), (5, 0), (4, 0))
-    assert kib(memory(plan(actors, *made), order).memory) == kib(found)
-    steps = list(levels(plan(actors, *made), order))
+    assert kib(memory(bucket_plan(), order).memory) == kib(found)
+    steps = list(levels(bucket_plan(), order))
     assert len(steps) == len(order)
     assert max(steps) == found.peak
+
+
+def test_what_somebody_else_reads_is_copied() -> None:
+    assert overwritten(bucket_plan()) == {"a", "b"}
+    assert overwritten(bucket_plan(kept=True)) == {"a"}
+    assert kib(memory(bucket_plan(kept=True)).memory) == {
+        "gradients": 1,
+        "activations": 1,
+        "communication": 1,
+        "peak": 5,
+    }
 
 
 @pytest.mark.parametrize(
     ("each", "expected"),
     [
-        (Collective("all_reduce", 0, value("a", 4), value("b", 4)), 8),
+        (Collective("all_reduce", 0, value("a", 4), value("b", 4)), 4),
         (Collective("all_gather", 0, value("a", 2), value("b", 4), sizes=(2, 2)), 4),
         (Collective("all_gather", 0, value("a", 2), value("b", 4), dim=1, sizes=(2, 2)), 6),
         (Collective("reduce_scatter", 0, value("a", 4), value("b", 2), sizes=(2, 2)), 2),

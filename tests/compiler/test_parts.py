@@ -60,7 +60,7 @@ def stage_0() -> LocalProgram:
 
 
 def segments(local: LocalProgram, staged: bool = True) -> list[Compute]:
-    actors = segment(local, bucket(local, staged=staged), GROUPS, staged)
+    actors = segment(local, bucket(local, 2**22, staged=staged), GROUPS, staged)
     return [actor for actor in actors if isinstance(actor, Compute)]
 
 
@@ -79,7 +79,7 @@ def test_one_forward_and_one_backward_actor() -> None:
 
 def test_rates_of_registers() -> None:
     local = stage_0()
-    plan = credit(local, segment(local, bucket(local, staged=True), GROUPS, True))
+    plan = credit(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
     rates = {register.value.name: register.rate for register in plan.registers}
     assert (rates["h"], rates["y"], rates["gy"]) == (4, 4, 4)
     assert (rates["cast"], rates["gw.sum"], rates["v"], rates["x"]) == (1, 1, 1, 1)
@@ -111,7 +111,7 @@ def test_a_statistic_is_updated_in_the_forward_that_makes_it() -> None:
     local = looped(nodes)
     forward, backward = segments(local)
     assert (len(forward.nodes), len(backward.nodes)) == (3, 1)
-    plan = credit(local, segment(local, bucket(local, staged=True), GROUPS, True))
+    plan = credit(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
     rates = {register.value.name: (register.rate, register.full) for register in plan.registers}
     assert rates["w"] == (4, True)
     assert rates["v"] == (1, True)
@@ -135,7 +135,7 @@ def test_the_loop_and_the_step_are_not_reduced_together() -> None:
         all_reduce("b.sum", "b"),
     ]
     local = looped(nodes, "b", "b.sum")
-    kinds = [len(item.collectives) for item in bucket(local) if hasattr(item, "collectives")]
+    kinds = [len(item.collectives) for item in bucket(local, 2**22) if hasattr(item, "collectives")]
     assert kinds == [1, 1]
 
 

@@ -88,20 +88,20 @@ def test_copies_of_views(golden: Golden) -> None:
 
 
 def test_bucket(golden: Golden) -> None:
-    golden(schedule_text(bucket(local(STRATEGIES["data"]))), "bucketed_data")
+    golden(schedule_text(bucket(local(STRATEGIES["data"]), 2**22)), "bucketed_data")
 
 
 def test_segment(golden: Golden) -> None:
     graph = boxed(STRATEGIES["data"])
     program = localize(graph, 0, communicators(graph))
-    actors = segment(program, bucket(program), communicators(graph))
+    actors = segment(program, bucket(program, 2**22), communicators(graph))
     golden("\n".join(map(actor_text, actors)), "segmented_data")
 
 
 def test_credit(golden: Golden) -> None:
     graph = boxed(STRATEGIES["data"])
     program = localize(graph, 0, communicators(graph))
-    actors = segment(program, bucket(program), communicators(graph))
+    actors = segment(program, bucket(program, 2**22), communicators(graph))
     golden(str(credit(program, actors)), "plan_data")
 
 

@@ -36,7 +36,7 @@ def layers(micro_batches: int) -> LocalProgram:
 
 
 def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
-    actors = segment(local, bucket(local), (Communicator(0, (0, 1)),))
+    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
     return credit(local, *prefetch(local, actors, zero))
 
 

@@ -89,18 +89,24 @@ def test_an_all_reduce_is_the_reduction_in_order(size: int, reduction: str) -> N
     dtype = torch.int64 if reduction in ("and", "or", "xor") else torch.float64
 
     def work(channel: SharedChannel) -> list[torch.Tensor]:
-        return [channel.all_reduce(numbers(channel.index, n, dtype), reduction) for n in SIZES]
+        alone = [numbers(channel.index, n, dtype) for n in SIZES]
+        together = [numbers(channel.index, n, dtype) for n in SIZES]
+        for tensor in alone:
+            channel.all_reduce([tensor], reduction)
+        channel.all_reduce(together, reduction)
+        return alone + together
 
     expected = [
         reduce_in_order([numbers(rank, n, dtype) for rank in range(size)], reduction) for n in SIZES
     ]
     for found in on_ranks(size, work):
-        assert all(map(torch.equal, found, expected))
+        assert len(found) == 2 * len(expected)
+        assert all(map(torch.equal, found, expected * 2))
 
 
 def test_bytes_are_counted_once() -> None:
     def work(channel: SharedChannel) -> int:
-        channel.all_reduce(torch.ones(100), "sum")
+        channel.all_reduce([torch.ones(100)], "sum")
         return channel.sent["all_reduce"]
 
     assert on_ranks(2, work) == [400, 400]
@@ -124,8 +130,8 @@ def test_a_rank_may_run_ahead() -> None:
 
 
 def test_ranks_that_disagree_on_a_size_are_told() -> None:
-    def work(channel: SharedChannel) -> torch.Tensor:
-        return channel.all_reduce(torch.ones(4 + channel.index), "sum")
+    def work(channel: SharedChannel) -> None:
+        channel.all_reduce([torch.ones(4 + channel.index)], "sum")
 
     found = on_ranks(2, work)
     assert any("bytes where" in str(error) for error in found)
@@ -135,7 +141,7 @@ def test_ranks_that_disagree_on_a_size_are_told() -> None:
 def test_a_rank_that_ends_is_noticed_at_once() -> None:
     def work(channel: SharedChannel) -> None:
         if channel.index == 0:
-            channel.all_reduce(torch.ones(4), "sum")
+            channel.all_reduce([torch.ones(4)], "sum")
 
     first, _ = on_ranks(2, work)
     assert isinstance(first, RankFailure)
@@ -150,7 +156,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
             over.wait(20)
             return
         try:
-            channel.all_reduce(torch.ones(4), "sum")
+            channel.all_reduce([torch.ones(4)], "sum")
         finally:
             over.set()
 
@@ -167,7 +173,8 @@ def test_a_world_of_processes_picks_its_transport(transport: str, tmp_path: Path
         "from weft.runtime.distributed import DistributedWorld\n"
         "import torch\n"
         "world = DistributedWorld('cpu', 30)\n"
-        "total = world._everyone.all_reduce(torch.ones(3), 'sum')\n"
+        "total = torch.ones(3)\n"
+        "world._everyone.all_reduce([total], 'sum')\n"
         "import sys\n"
         "sys.stdout.write(f'{type(world._everyone).__name__} {total.tolist()}\\n')\n"
     )

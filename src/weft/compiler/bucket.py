@@ -1,6 +1,6 @@
 """Join small collectives: one call for many gradients or parameters costs one latency instead of many.
 
-Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which all-reduces on
+Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which reductions on
 one communicator that nothing waits for yet stand together, and so do all-gathers of parameters.
 Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
 same on all of them.
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from weft.compiler.memory_kinds import value_bytes
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Collective,
@@ -23,9 +24,8 @@ from weft.ir.plan import (
     LocalValue,
 )
 
-# What a bucket may move in total over its ranks, in bytes. Larger buckets save latency, smaller
-# ones start earlier.
-BUCKET_BYTES = 32 * 2**20
+# How much larger buckets of gathers may be than those of reductions.
+GATHERED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,12 @@ ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
 Schedule: TypeAlias = tuple[ScheduleItem, ...]
 
 
-def bucket(
-    program: LocalProgram, bucket_bytes: int = BUCKET_BYTES, staged: bool = False
-) -> Schedule:
-    """The nodes of `program` in order, with all-reduces joined into buckets of at most about `bucket_bytes`.
+def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Schedule:
+    """The nodes of `program` in order, with reductions and gathers joined into buckets.
+
+    A bucket starts as soon as its tensors have `bucket_bytes` on a rank: larger ones save latency,
+    smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
+    parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
     Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
@@ -104,7 +106,7 @@ class _Joiner:
 
     def _joins(self, node: Collective) -> bool:
         gathers = node.kind == "all_gather" and node.input.name in self.parameters
-        return gathers or node.kind == "all_reduce"
+        return gathers or node.kind in ("all_reduce", "reduce_scatter")
 
     def _join(self, node: Collective) -> None:
         looped = node.input.name in self.loop
@@ -112,7 +114,8 @@ class _Joiner:
         key = (node.communicator, node.kind, node.reduction, node.input.dtype, looped, phase)
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
-        if sum(collective.bytes for collective in waiting) >= self.limit:
+        limit = self.limit * (GATHERED if node.kind == "all_gather" else 1)
+        if sum(value_bytes(each.input) for each in waiting) >= limit:
             self.close([key])
 
 

@@ -37,19 +37,25 @@ def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
     )
 
 
-def act_memory(actor: Actor, sources: Collection[str], registers: Mapping[str, Kind]) -> ActMemory:
+def act_memory(
+    actor: Actor,
+    sources: Collection[str],
+    registers: Mapping[str, Kind],
+    overwritten: Collection[str] = (),
+) -> ActMemory:
     """What an act of `actor` takes.
 
     Args:
         actor: any; those of the host take nothing.
         sources: names of what optimizers read.
         registers: the kind of every register.
+        overwritten: the registers over which all-reduces write.
     """
     match actor:
         case Compute():
             return _compute(actor, sources, registers)
         case Communicate():
-            return communicate(actor, sources)
+            return communicate(actor, sources, overwritten)
         case _:
             return ActMemory()
 

@@ -14,40 +14,49 @@ from weft.layout import Region
 from weft.units import ITEM_SIZE
 
 
-def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
-    """What an act of a communicating actor takes and leaves; all-reduces of one bucket share what they leave."""
-    joined = [each for each in actor.collectives if _joins(each)]
-    whole = joined[0].output.name if len(joined) > 1 else ""
-    bases = {
-        value.name: whole if whole and _joins(each) else value.name
-        for each in actor.collectives
-        for value in each.makes
-    }
+def communicate(
+    actor: Communicate, sources: Collection[str], overwritten: Collection[str]
+) -> ActMemory:
+    """What an act of a communicating actor takes and leaves.
+
+    Args:
+        actor: what runs.
+        sources: names of what optimizers read.
+        overwritten: inputs of all-reduces over which the result is written.
+    """
+    bases: dict[str, str] = {}
     fresh: dict[str, tuple[Kind, int]] = {}
     for each in actor.collectives:
         for value in each.makes:
-            base = bases[value.name]
-            kind, size = fresh.get(base, ("communication", 0))
-            gradient = value.name in sources
-            fresh[base] = ("gradients" if gradient else kind, size + value_bytes(value))
-    return ActMemory(partial(_exchanged, actor.collectives), fresh=fresh, bases=bases)
+            if _over(each, overwritten):
+                bases[value.name] = each.input.name
+                continue
+            bases[value.name] = value.name
+            kind: Kind = "gradients" if value.name in sources else "communication"
+            fresh[value.name] = (kind, value_bytes(value))
+    copying = [each for each in actor.collectives if not _over(each, overwritten)]
+    return ActMemory(partial(_exchanged, copying), fresh=fresh, bases=bases)
+
+
+def _over(each: Exchange, overwritten: Collection[str]) -> TypeGuard[Collective]:
+    """Whether an exchange writes its result over its input."""
+    reduces = isinstance(each, Collective) and each.kind == "all_reduce"
+    return reduces and each.input is not None and each.input.name in overwritten
 
 
 def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:
-    """What exchanges take. Inputs of all-reduces are freed once there is a copy of them."""
-    whole: Counter[Kind] = Counter()
-    whole["communication"] = sum(map(exchange_bytes, collectives))
-    if not all(map(_joins, collectives)):
-        return whole
-    copied = Counter(whole)
-    copied["communication"] //= 2
-    for each in taken:
-        whole[each.kind] -= each.bytes
-    return max(whole, copied, key=Counter.total)
-
-
-def _joins(each: Exchange) -> TypeGuard[Collective]:
-    return isinstance(each, Collective) and each.kind == "all_reduce"
+    """What exchanges take. An input of an all-reduce goes once there is a copy of it."""
+    most, now = Counter[Kind](), Counter[Kind]()
+    waiting = {name: each for each in taken for name in each.names}
+    for each in collectives:
+        now["communication"] += exchange_bytes(each)
+        if now.total() > most.total():
+            most = now.copy()
+        if isinstance(each, Collective) and each.kind == "all_reduce":
+            gone = waiting.pop(each.input.name, None)
+            if gone is not None and gone not in waiting.values():
+                now[gone.kind] -= gone.bytes
+    return most
 
 
 def exchange_bytes(each: Exchange) -> int:
@@ -58,8 +67,7 @@ def exchange_bytes(each: Exchange) -> int:
     others = after - (before if each.kind == "all_gather" else 0)
     match each.kind:
         case "all_reduce":
-            # The sum of what the ranks send is written over what arrives.
-            return 2 * after
+            return after  # a copy of the input, reduced where it lies
         case "all_gather":
             return after + (others if each.dim else 0)
         case "all_to_all":

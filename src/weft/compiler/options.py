@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from weft.compiler.bucket import BUCKET_BYTES
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.layout import Placement
@@ -69,7 +68,8 @@ class Options:
 
     Attributes:
         cost_model: what work and communication cost.
-        bucket_bytes: size up to which small collectives are joined.
+        bucket_bytes: size up to which small collectives are joined; None takes that of the device
+            (`Device.bucket`).
         stages: parts of the model in order, or into how many it is cut; () for one.
         micro_batches: number of parts of the batch in time.
         schedule: a named preset of credits and priorities; None for the computed one.
@@ -83,7 +83,7 @@ class Options:
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int | None = None
     stages: tuple[Stage, ...] | int = ()
     micro_batches: int = 1
     schedule: Schedule | None = None

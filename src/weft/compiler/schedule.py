@@ -96,14 +96,22 @@ def plan_alone(
 ) -> Scheduled:
     """The plans of some ranks of one stage that act once a step: each by itself, in the order of the graph."""
     plans = []
+    size = bucket_bytes(stages, options)
     for program in programs:
-        buckets = bucket(program, options.bucket_bytes)
+        buckets = bucket(program, size)
         actors = segment(program, buckets, communicators)
         plan = credit(program, *prefetch(program, actors, options.zero))
         prove_live(plan)
         verify_communicators(plan, communicators)
         plans.append(plan)
     return Scheduled("in the order of the graph", tuple(plans))
+
+
+def bucket_bytes(stages: Stages, options: Options) -> int:
+    """The size from which a bucket starts."""
+    if options.bucket_bytes is not None:
+        return options.bucket_bytes
+    return usual_device(stages.placements[0].device_type).bucket
 
 
 @dataclass(frozen=True)
@@ -176,7 +184,7 @@ class _Making:
 
     def _plan(self, program: LocalProgram, rule: Preset) -> RankPlan:
         staged = len(self.stages.placements) > 1
-        buckets = bucket(program, self.options.bucket_bytes, staged)
+        buckets = bucket(program, bucket_bytes(self.stages, self.options), staged)
         # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
         actors = segment(program, buckets, self.communicators, staged)
         actors = with_priorities(actors, rule, early_actors(actors))

@@ -52,6 +52,11 @@ class Device:
         """Seconds of a communication in which this device sends or receives `moved` bytes."""
         return Seconds(self.latency + moved / self.link)
 
+    @property
+    def bucket(self) -> Bytes:
+        """Bytes that are worth a communication of their own: latency is a twentieth of its seconds."""
+        return Bytes(round(20 * self.latency * self.link))
+
 
 CPU = Device(flops=3e10, traffic=1e10, start=4e-6, link=2e9, latency=1e-4)
 CUDA = Device(flops=1e14, traffic=1.5e12, start=5e-6, link=1e11, latency=2e-5)

@@ -14,6 +14,8 @@ from weft.errors import RankFailure
 
 # What runs when no larger operation says so.
 EXCHANGE = "exchange"
+# Bytes up to which a message costs its latency rather than its bytes.
+SMALL = 2**16
 
 
 class Channel(ABC):
@@ -81,42 +83,61 @@ class Channel(ABC):
     def close(self) -> None:
         """Give back what the communicator holds."""
 
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        """Reduce a contiguous tensor over all ranks; every rank gets the same bits. May overwrite `tensor`.
-
-        Each rank reduces one piece and sends it to all. Two ranks send each other everything, in
-        one exchange: the bytes are the same.
+    def all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Reduce tensors over all ranks, in place; every rank gets the same bits.
 
         Args:
-            tensor: any shape and dtype, the same on all ranks.
+            tensors: contiguous, of one dtype; number, shapes and dtype are the same on all ranks.
             reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is
                 "and").
         """
-        with self.counting("all_reduce"):
-            if self.size == 2:
-                return self.reduce_scatter([tensor] * self.size, reduction)
-            pieces = list(tensor.view(-1).tensor_split(self.size))
-            mine = self.reduce_scatter(pieces, reduction)
-            pieces[self.index].copy_(mine)
-            self.exchange([[mine]] * self.size, [[piece] for piece in pieces])
-        return tensor
+        if self.size > 1:
+            with self.counting("all_reduce"):
+                self._all_reduce(tensors, reduction)
 
-    def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
-        """Reduce piece `i` of all ranks on rank `i`, in the order of the ranks.
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Each rank reduces one part of every tensor and sends it to all; two ranks send each other little at once."""
+        if self.size == 2 and sum(tensor.nbytes for tensor in tensors) <= SMALL:
+            self._reduce_at_once(tensors, reduction)
+            return
+        with joined(tensors) as whole:
+            pieces = parts_for(whole, self.size)
+            mine = self.reduce_scatter(pieces, reduction)
+            for piece, made in zip(pieces[self.index], mine, strict=True):
+                piece.copy_(made)
+            self.exchange([pieces[self.index]] * self.size, pieces)
+
+    def _reduce_at_once(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Two ranks in one exchange: the bytes are the same, and there is one latency."""
+        came = [torch.empty_like(tensor) for tensor in tensors]
+        self.exchange([tensors] * 2, [came] * 2)
+        for own, other in zip(tensors, came, strict=True):
+            pair = (other, own) if self.index else (own, other)
+            reduce_into(own, pair, reduction)
+
+    def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
+        """Reduce the pieces of rank `i` of all ranks on rank `i`, in the order of the ranks.
 
         Args:
-            pieces: one contiguous tensor for every rank; shapes may differ between pieces, not
-                between ranks.
+            pieces: for every rank, contiguous tensors, as many for each; shapes may differ between
+                the ranks that they are for, not between those that hold them.
             reduction: one of `weft.layout.REDUCTIONS`.
+
+        Returns:
+            Fresh tensors.
         """
         mine = pieces[self.index]
         if self.size == 1:
-            return mine.clone()
-        buffers = [torch.empty_like(mine) for _ in range(self.size - 1)]
-        buffers.insert(self.index, mine)
+            return [piece.clone() for piece in mine]
+        buffers = [list(map(torch.empty_like, mine)) for _ in range(self.size - 1)]
+        buffers.insert(self.index, list(mine))
         with self.counting("reduce_scatter"):
-            self.exchange([[piece] for piece in pieces], [[buffer] for buffer in buffers])
-        return reduce_in_order(buffers, reduction, buffers[not self.index])
+            self.exchange(pieces, buffers)
+        # The result takes the place of the first or the second that came from elsewhere.
+        return [
+            reduce_in_order(all_of_one, reduction, all_of_one[not self.index])
+            for all_of_one in zip(*buffers, strict=True)
+        ]
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the rank at position `source`, on every rank; elsewhere `tensor` gives shape and dtype."""
@@ -141,7 +162,7 @@ class Channel(ABC):
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
-        self.all_reduce(torch.zeros((), dtype=torch.int32, device=self.device), "sum")
+        self.all_reduce([torch.zeros((), dtype=torch.int32, device=self.device)], "sum")
 
     def exchange_text(self, text: str) -> list[str]:
         """The texts of all ranks, in the communicator's order."""
@@ -186,6 +207,33 @@ def reduce_in_order(
     for tensor in tensors[1:]:
         combine(total, tensor, out=total)
     return total
+
+
+def reduce_into(place: Tensor, tensors: Sequence[Tensor], reduction: str) -> None:
+    """Reduce tensors from first to last; `place` gets the result, and may be one of them."""
+    first = any(place is tensor for tensor in tensors[:2])
+    made = reduce_in_order(tensors, reduction, place if first else None)
+    if made is not place:
+        place.copy_(made)
+
+
+def parts_for(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
+    """For each of `size` ranks, a part of every contiguous tensor."""
+    split = [tensor.view(-1).tensor_split(size) for tensor in tensors]
+    return [[parts[index] for parts in split] for index in range(size)]
+
+
+@contextmanager
+def joined(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors, the small ones as a single one; they hold afterwards what it holds."""
+    small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
+    if len(small) < 2:
+        yield list(tensors)
+        return
+    flat = torch.cat([tensor.view(-1) for tensor in small])
+    yield [*(tensor for tensor in tensors if tensor.nbytes > SMALL), flat]
+    for tensor, part in zip(small, flat.split_with_sizes([s.numel() for s in small]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 COMBINE: dict[str, Callable[..., Tensor]] = {

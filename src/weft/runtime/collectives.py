@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from weft.runtime.channel import Channel
 
 
 def run_collectives(
-    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
+    channel: Channel,
+    collectives: Sequence[Collective],
+    inputs: list[Tensor],
+    overwritten: Collection[str] = (),
 ) -> tuple[Tensor, ...]:
     """Run the collectives of one actor, joined into one message where the kind allows.
 
@@ -23,13 +26,16 @@ def run_collectives(
         collectives: all of one kind, the same on all ranks but for local shapes.
         inputs: their local inputs, in any memory format; the list may be emptied, to free them
             early.
+        overwritten: names of inputs of all-reduces over which the result may be written.
 
     Returns:
-        Fresh contiguous local outputs, never aliases of the inputs.
+        Contiguous local outputs, fresh or what was overwritten, never other aliases of the inputs.
     """
+    kind = collectives[0].kind
+    if kind == "all_reduce":
+        return _all_reduce(channel, collectives, inputs, overwritten)
     if channel.size == 1:
         return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs)
-    kind = collectives[0].kind
     with channel.counting(kind):
         return _RUNNERS[kind](channel, collectives, inputs)
 
@@ -81,31 +87,32 @@ def _buffer(part: Tensor) -> Tensor:
 
 
 def _all_reduce(
-    channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
+    channel: Channel,
+    collectives: Sequence[Collective],
+    inputs: list[Tensor],
+    overwritten: Collection[str],
 ) -> tuple[Tensor, ...]:
-    """Join all tensors of one dtype and reduction into one buffer."""
+    """Reduce the inputs where they lie, or copies of them; those of one dtype and reduction in one message."""
+    inputs.reverse()
+    outputs = [_own(inputs.pop(), each.input.name in overwritten) for each in collectives]
+    for (_, reduction), numbers in _alike(collectives).items():
+        channel.all_reduce([outputs[number] for number in numbers], reduction)
+    return tuple(outputs)
+
+
+def _own(tensor: Tensor, owned: bool) -> Tensor:
+    """A contiguous tensor to write on."""
+    if owned and tensor.is_contiguous():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _alike(collectives: Sequence[Collective]) -> dict[tuple[str, str], list[int]]:
+    """The numbers of the collectives of each dtype and reduction."""
     members: dict[tuple[str, str], list[int]] = {}
-    for index, collective in enumerate(collectives):
-        members.setdefault((collective.input.dtype, collective.reduction), []).append(index)
-    waiting = dict(enumerate(inputs))
-    inputs.clear()
-    outputs: dict[int, Tensor] = {}
-    for (_, reduction), indices in members.items():
-        parts = _reduce_joined(channel, [waiting.pop(index) for index in indices], reduction)
-        outputs.update(zip(indices, parts, strict=True))
-    return tuple(outputs[index] for index in range(len(collectives)))
-
-
-def _reduce_joined(channel: Channel, tensors: list[Tensor], reduction: str) -> list[Tensor]:
-    """Reduce a copy of the tensors; their list is emptied."""
-    shapes = [tensor.shape for tensor in tensors]
-    if len(tensors) == 1:
-        own = tensors.pop().clone(memory_format=torch.contiguous_format)
-        return [channel.all_reduce(own, reduction)]
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    tensors.clear()
-    parts = channel.all_reduce(flat, reduction).split_with_sizes([s.numel() for s in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    for number, each in enumerate(collectives):
+        members.setdefault((each.input.dtype, each.reduction), []).append(number)
+    return members
 
 
 def _all_gather(
@@ -166,21 +173,22 @@ def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def _reduce_scatter(
     channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    outputs = []
-    for collective, tensor in zip(collectives, inputs, strict=True):
-        pieces = [
-            piece.contiguous()
-            for piece in tensor.split_with_sizes(collective.sizes, collective.dim)
-        ]
-        outputs.append(channel.reduce_scatter(pieces, collective.reduction))
-    return tuple(outputs)
+    """Those of one dtype and reduction in one message."""
+    split = [
+        [piece.contiguous() for piece in tensor.split_with_sizes(each.sizes, each.dim)]
+        for each, tensor in zip(collectives, inputs, strict=True)
+    ]
+    outputs: dict[int, Tensor] = {}
+    for (_, reduction), numbers in _alike(collectives).items():
+        pieces = [[split[number][index] for number in numbers] for index in range(channel.size)]
+        outputs.update(zip(numbers, channel.reduce_scatter(pieces, reduction), strict=True))
+    return tuple(outputs[number] for number in range(len(collectives)))
 
 
 _RUNNERS: dict[
     CollectiveKind,
     Callable[[Channel, Sequence[Collective], list[Tensor]], tuple[Tensor, ...]],
 ] = {
-    "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InternalError, RankFailure
-from weft.runtime.channel import Channel
+from weft.runtime.channel import Channel, parts_for, reduce_into
 from weft.runtime.failure import PeerFailure, first_line
 
 
@@ -34,7 +34,7 @@ class LocalGroup:
     def put(self, index: int, kind: str, content: Any) -> list[Any]:
         """Put `content` down and return what all ranks put down, once all have."""
         self.places[index] = (kind, content)
-        self._meet(index, kind)
+        self.meet(index, kind)
         found = [place for place in self.places if place is not None]
         if any(other != kind for other, _ in found):
             kinds = {rank: other for rank, (other, _) in zip(self.ranks, found, strict=True)}
@@ -43,7 +43,7 @@ class LocalGroup:
 
     def leave(self, index: int, kind: str) -> None:
         """Return once all ranks have read what they need."""
-        self._meet(index, kind)
+        self.meet(index, kind)
         self.places[index] = None
 
     def abort(self, rank: int, error: BaseException) -> None:
@@ -53,7 +53,8 @@ class LocalGroup:
                 self.failure = (rank, error)
         self._barrier.abort()
 
-    def _meet(self, index: int, kind: str) -> None:
+    def meet(self, index: int, kind: str) -> None:
+        """Return once all ranks have come here."""
         try:
             self._barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
@@ -90,6 +91,28 @@ class LocalChannel(Channel):
                 _check_piece(self.ranks[peer], buffer, tensor)
                 buffer.copy_(tensor)
         self._group.leave(self.index, self.running)
+
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Each rank reduces one part of all ranks' tensors where it lies, then fetches the others."""
+        pieces = parts_for(tensors, self.size)
+        own = sum(piece.nbytes for piece in pieces[self.index])
+        whole = sum(tensor.nbytes for tensor in tensors)
+        self.sent[self.running] += whole + (self.size - 2) * own
+        self._reduce_parts(pieces, reduction)
+        # Nothing of other ranks is held any more: they may free it at once.
+        self._group.leave(self.index, self.running)
+
+    def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
+        everyone = self._group.put(self.index, self.running, pieces)
+        for number, piece in enumerate(pieces[self.index]):
+            others = [of_rank[self.index][number] for of_rank in everyone]
+            for rank, other in zip(self.ranks, others, strict=True):
+                _check_piece(rank, piece, other)
+            reduce_into(piece, others, reduction)
+        self._group.meet(self.index, self.running)
+        for peer, of_rank in enumerate(everyone):
+            if peer != self.index:
+                torch._foreach_copy_(list(pieces[peer]), of_rank[peer])
 
     def abort(self, error: BaseException) -> None:
         self._group.abort(self.rank, error)

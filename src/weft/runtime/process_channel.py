@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.errors import RankFailure
 from weft.runtime.board import FailureBoard
-from weft.runtime.channel import Channel
+from weft.runtime.channel import Channel, joined
 from weft.runtime.failure import first_line
 
 # How long a broken connection may wait for the peer's own account of what went wrong.
@@ -148,38 +148,46 @@ class NcclChannel(GroupChannel):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
 
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
-            return super().all_reduce(tensor, reduction)
-        if tensor.is_complex() and reduction != "sum":
-            return super().all_reduce(tensor, reduction)
-        # NCCL's ring: every piece goes once around to be reduced, and once around to be shared.
-        pieces = [piece.nbytes for piece in tensor.view(-1).tensor_split(self.size)]
-        self.sent[self.running] += sum(pieces) + (self.size - 2) * pieces[self.index]
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        with self._explained("an all_reduce"):
-            dist.all_reduce(real, _OPERATIONS[reduction], group=self._group)
-        return tensor
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        if not _reduces(tensors[0], reduction):
+            super()._all_reduce(tensors, reduction)
+            return
+        with joined(tensors) as whole, self._explained("an all_reduce"):
+            for tensor in whole:
+                # NCCL's ring: every piece goes once around to be reduced, and once around to be shared.
+                pieces = [piece.nbytes for piece in tensor.view(-1).tensor_split(self.size)]
+                self.sent[self.running] += sum(pieces) + (self.size - 2) * pieces[self.index]
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                dist.all_reduce(real, _OPERATIONS[reduction], group=self._group)
 
-    def reduce_scatter(self, pieces: Sequence[Tensor], reduction: str) -> Tensor:
-        even = all(piece.shape == pieces[0].shape for piece in pieces)
-        first = pieces[0]
-        if not (even and first.is_floating_point() and first.numel() and reduction in _OPERATIONS):
+    def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
+        mine = pieces[self.index]
+        shapes = [own.shape for own in mine]
+        even = all([part.shape for part in parts] == shapes for parts in pieces)
+        numel = sum(own.numel() for own in mine)
+        if not (even and mine[0].is_floating_point() and numel and reduction in _OPERATIONS):
             return super().reduce_scatter(pieces, reduction)
-        ordered: list[Tensor] = [first] * self.size
-        for member, piece in zip(self._members, pieces, strict=True):
-            ordered[member] = piece.reshape(-1)
-        self.sent[self.running] += (self.size - 1) * first.nbytes
-        mine = torch.empty_like(pieces[self.index])
+        ordered: list[Sequence[Tensor]] = [mine] * self.size
+        for member, parts in zip(self._members, pieces, strict=True):
+            ordered[member] = parts
+        self.sent[self.running] += (self.size - 1) * numel * mine[0].itemsize
+        flat = torch.cat([part.reshape(-1) for parts in ordered for part in parts])
+        made = flat.new_empty(numel)
         with self._explained("a reduce_scatter"):
-            dist.reduce_scatter_tensor(
-                mine.view(-1), torch.cat(ordered), _OPERATIONS[reduction], group=self._group
-            )
-        return mine
+            dist.reduce_scatter_tensor(made, flat, _OPERATIONS[reduction], group=self._group)
+        split = made.split_with_sizes([own.numel() for own in mine])
+        return [part.view(own.shape) for part, own in zip(split, mine, strict=True)]
 
     def abort(self, error: BaseException) -> None:
         super().abort(error)
         self._group.abort()
+
+
+def _reduces(tensor: Tensor, reduction: str) -> bool:
+    """Whether NCCL has a reduction of a dtype."""
+    if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
+        return False
+    return not tensor.is_complex() or reduction == "sum"
 
 
 _OPERATIONS: dict[str, Any] = {

@@ -61,22 +61,43 @@ class SharedChannel(ProcessChannel):
         for link in self._links.values():
             link.close()
 
-    def all_reduce(self, tensor: Tensor, reduction: str) -> Tensor:
-        if self.size != 2 or tensor.dtype in SIGNED:
-            return super().all_reduce(tensor, reduction)
-        combine, dtype = COMBINE[reduction], tensor.dtype
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        if self.size != 2 or tensors[0].dtype in SIGNED:
+            super()._all_reduce(tensors, reduction)
+            return
+        self.sent[self.running] += sum(tensor.nbytes for tensor in tensors)
+        self._reduce(tensors, tensors, tensors, reduction)
 
-        def take(place: Tensor, came: Tensor) -> None:
-            own = place.view(dtype)
-            combine(own, came.view(dtype), out=own)
+    def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
+        mine = pieces[self.index]
+        if self.size != 2 or (mine and mine[0].dtype in SIGNED):
+            return super().reduce_scatter(pieces, reduction)
+        sends = pieces[1 - self.index]
+        made = list(map(torch.empty_like, mine))
+        with self.counting("reduce_scatter"):
+            self.sent[self.running] += sum(piece.nbytes for piece in sends)
+            self._reduce(sends, made, mine, reduction)
+        return made
 
-        # Both ends combine the same two numbers: these operations give the same bits either way.
-        with self.counting("all_reduce"):
-            self.sent[self.running] += tensor.nbytes
-            with self._explained("an all_reduce"):
-                self._links[1 - self.index].begin([tensor], [tensor], take, in_place=True)
-                self._run()
-        return tensor
+    def _reduce(
+        self,
+        sends: Sequence[Tensor],
+        places: Sequence[Tensor],
+        own: Sequence[Tensor],
+        reduction: str,
+    ) -> None:
+        """Between two ranks, reduce what comes with what is there as it comes.
+
+        Both ends combine the same two numbers: these operations give the same bits either way.
+        """
+        combine = COMBINE[reduction]
+
+        def take(place: Tensor, mine: Tensor, came: Tensor) -> None:
+            combine(mine, came.view(mine.dtype), out=place)
+
+        with self._explained("a reduction"):
+            self._links[1 - self.index].begin(sends, places, take, own)
+            self._run()
 
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]

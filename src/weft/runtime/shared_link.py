@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +36,20 @@ _SLOTS_START = 4 * _LINE
 _BYTES = _SLOTS_START + 2 * SLOTS * _STRIDE
 _WAKE = b"."
 
-# Does something with a place in a tensor and the bytes that came for it, both uint8.
-Take = Callable[[Tensor, Tensor], object]
+# Pieces in a slot begin at multiples of this, so that any dtype can be read there.
+_ALIGNED = 64
+
+# Fills a place from what is there of one's own and what came as bytes. The first two are flat and of
+# one size and dtype.
+Take = Callable[[Tensor, Tensor, Tensor], object]
+
+
+def _copy(place: Tensor, own: Tensor, came: Tensor) -> None:
+    place.copy_(came.view(place.dtype))
+
+
+# Pieces that pass in one slot: (place, own), of which sends have only one.
+Chunk = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -51,7 +63,7 @@ class SharedLink:
         outgoing: chunks still to be sent in this exchange, at most `SLOT_BYTES` each.
         incoming: places of chunks still to be received.
         take: what is done with them.
-        in_place: whether places are sent from, too: none is taken before it was sent.
+        in_place: whether places may be sent from, too: none is taken before it was sent.
         sent, received: chunks since the beginning.
         peer_sent, peer_received: the same of the peer, as last looked up.
         closed: whether the peer has gone; what it sent before can still be received.
@@ -61,9 +73,9 @@ class SharedLink:
     memory: Tensor
     numbers: mmap.mmap
     lower: bool
-    outgoing: deque[Tensor] = field(default_factory=deque)
-    incoming: deque[Tensor] = field(default_factory=deque)
-    take: Take = Tensor.copy_
+    outgoing: deque[Chunk] = field(default_factory=deque)
+    incoming: deque[Chunk] = field(default_factory=deque)
+    take: Take = _copy
     in_place: bool = False
     sent: int = 0
     received: int = 0
@@ -78,15 +90,22 @@ class SharedLink:
 
     def begin(
         self,
-        sends: Iterable[Tensor],
-        receives: Iterable[Tensor],
-        take: Take = Tensor.copy_,
-        in_place: bool = False,
+        sends: Sequence[Tensor],
+        receives: Sequence[Tensor],
+        take: Take = _copy,
+        own: Sequence[Tensor] | None = None,
     ) -> None:
-        """Begin an exchange of contiguous tensors; the one before must be over."""
-        self.outgoing.extend(_chunks(sends))
-        self.incoming.extend(_chunks(receives))
-        self.take, self.in_place = take, in_place
+        """Begin an exchange of contiguous tensors; the one before must be over.
+
+        Args:
+            sends: what the peer gets, in order.
+            receives: places for what comes.
+            take: what is done with it.
+            own: for each place, what `take` gets of one's own; by default the place.
+        """
+        self.outgoing.extend(_chunks(sends, sends))
+        self.incoming.extend(_chunks(receives, receives if own is None else own))
+        self.take, self.in_place = take, own is receives
 
     def advance(self) -> None:
         """Fill and empty all slots that can be, and wake the peer.
@@ -125,24 +144,30 @@ class SharedLink:
     def _may_take(self) -> bool:
         return not self.in_place or len(self.incoming) > len(self.outgoing)
 
-    def _send(self, chunk: Tensor) -> None:
-        start, size = self._slot(self.sent, own=True), chunk.numel()
-        _NUMBER.pack_into(self.numbers, start, size)
-        start += _LINE
-        self.memory[start : start + size].copy_(chunk)
+    def _send(self, chunk: Chunk) -> None:
+        start, end = self._slot(self.sent, own=True), 0
+        for _, piece in chunk:
+            begin, end = _after(end, piece)
+            self._bytes(start, begin, end).copy_(piece.view(torch.uint8))
+        _NUMBER.pack_into(self.numbers, start, end)
         self.sent += 1
 
-    def _receive(self, place: Tensor) -> None:
-        start = self._slot(self.received, own=False)
+    def _receive(self, chunk: Chunk) -> None:
+        start, end = self._slot(self.received, own=False), 0
         (size,) = _NUMBER.unpack_from(self.numbers, start)
-        if size != place.numel():
+        if size != _size(chunk):
             raise InternalError(
-                f"a peer sends {size} bytes where {place.numel()} are expected: the ranks run "
+                f"a peer sends {size} bytes where {_size(chunk)} are expected: the ranks run "
                 "different plans"
             )
-        start += _LINE
-        self.take(place, self.memory[start : start + size])
+        for place, own in chunk:
+            begin, end = _after(end, place)
+            self.take(place, own, self._bytes(start, begin, end))
         self.received += 1
+
+    def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
+        start = slot + _LINE
+        return self.memory[start + begin : start + end]
 
     def _tell(self) -> None:
         """Write this end's counts, then wake the peer: it looks at them afterwards."""
@@ -163,12 +188,39 @@ class SharedLink:
         return _SLOTS_START + (half + number % SLOTS) * _STRIDE
 
 
-def _chunks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    for tensor in tensors:
-        if tensor.numel():
-            data = tensor.detach().view(-1).view(torch.uint8)
-            for start in range(0, data.numel(), SLOT_BYTES):
-                yield data[start : start + SLOT_BYTES]
+def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
+    """Small tensors pass together, large ones in pieces."""
+    chunk: Chunk = []
+    end = 0
+    for place, mine in zip(places, own, strict=True):
+        for piece in zip(_pieces(place), _pieces(mine), strict=True):
+            _, after = _after(end, piece[0])
+            if after > SLOT_BYTES:
+                yield chunk
+                chunk, after = [], piece[0].nbytes
+            chunk.append(piece)
+            end = after
+    if chunk:
+        yield chunk
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Flat pieces that fit a slot."""
+    flat = tensor.detach().view(-1)
+    return torch.split(flat, SLOT_BYTES // flat.itemsize) if flat.numel() else ()
+
+
+def _after(end: int, piece: Tensor) -> tuple[int, int]:
+    """Where a piece begins and ends in a slot that is filled up to `end`."""
+    begin = -(-end // _ALIGNED) * _ALIGNED
+    return begin, begin + piece.nbytes
+
+
+def _size(chunk: Chunk) -> int:
+    end = 0
+    for place, _ in chunk:
+        _, end = _after(end, place)
+    return end
 
 
 def host() -> str:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from weft.compiler.overwritten import overwritten
 from weft.errors import InternalError
 from weft.ir.logical import VARIABLE_ROLES
 from weft.ir.plan import (
@@ -85,6 +86,11 @@ class Rank:
         """What the step returns."""
         fetches = (actor for actor in self.plan.actors if isinstance(actor, Fetch))
         return frozenset(name for fetch in fetches for name in fetch.consumes)
+
+    @cached_property
+    def overwritten(self) -> frozenset[str]:
+        """Registers over which all-reduces write their results."""
+        return overwritten(self.plan)
 
     @cached_property
     def volatile(self) -> frozenset[str]:
@@ -180,7 +186,7 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
     gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
-        return run_collectives(channel, collectives, gather(inputs))
+        return run_collectives(channel, collectives, gather(inputs), rank.overwritten)
 
     return act
 
