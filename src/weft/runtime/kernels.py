@@ -28,6 +28,7 @@ from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
 from weft.ops.call import Token
 from weft.runtime.local_ops import LOCAL_OPS, VIEW_OPS
+from weft.runtime.matmul import matmul_op
 from weft.runtime.over_step import OVER_STEP_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
@@ -172,7 +173,8 @@ class _Body:
         if call.op in OVER_STEP and self._micro_batches > 1:
             work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
             return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
-        return f"{_bind_op(call.op, self.bound)}({', '.join(arguments)})"
+        op = matmul_op(call, self._device)
+        return f"{_bind_op(op, self.bound)}({', '.join(arguments)})"
 
     def _text(self, arg: Arg) -> str:
         match arg:
