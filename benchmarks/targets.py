@@ -34,7 +34,7 @@ ON_HOST: dict[tuple[str, str], Target] = {
     **{(work, "data_parallel"): Target(1.04, 1.0) for work in TRANSFORMERS},
     **{(work, "zero3"): Target(1.12, 1.15) for work in TRANSFORMERS},
     **{(work, "tensor_parallel"): Target(1.20, 1.20) for work in TRANSFORMERS},
-    ("gpt", "pipeline"): Target(1 / (1 - BUBBLE), 1.05),
+    ("gpt8", "pipeline"): Target(1 / (1 - BUBBLE), 1.05),
     **{(work, "split"): Target(against_peer=1.3) for work in ("wide_deep", "split_softmax")},
     **{
         (work, "single"): Target(against={"eager": 1.5, "torch.compile": 1.0})

@@ -141,6 +141,7 @@ WORKS: dict[str, Work] = {
     "mlp": mlp_work(width=1024, layers=4, count=256),
     "mlp_small": mlp_work(width=64, layers=4, count=64),
     "gpt": gpt_work(layers=6, width=512, length=256, count=8),
+    "gpt8": gpt_work(layers=8, width=512, length=128, count=16),  # into 2 or 4 equal parts
     "bert": bert_work(layers=6, width=512, length=128, count=8, vocabulary=8192),
     "resnet50": resnet_work((3, 4, 6, 3), width=64, size=64, count=16),
     "lstm": lstm_work(vocabulary=1000, width=128, layers=2, length=32, count=16),
@@ -153,6 +154,7 @@ TINY: dict[str, Work] = {
     "mlp": mlp_work(width=16, layers=2, count=8),
     "mlp_small": mlp_work(width=8, layers=2, count=4),
     "gpt": gpt_work(layers=2, width=32, length=16, count=8),
+    "gpt8": gpt_work(layers=4, width=32, length=16, count=8),
     "bert": bert_work(layers=2, width=32, length=16, count=4, vocabulary=64),
     "resnet50": resnet_work((1, 1), width=4, size=16, count=4),
     "lstm": lstm_work(vocabulary=32, width=16, layers=1, length=8, count=4),

@@ -36,21 +36,6 @@ def result(folder: Path, name: str) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_pipeline_against_torch(tmp_path: Path) -> None:
-    sizes = "--layers 4 --width 32 --heads 2 --length 8 --batch 8 --rounds 1 --steps 1"
-    script = str(ROOT / "benchmarks/pipeline.py")
-    sides = ("--sides", "1f1b", "torch 1f1b")
-    run(tmp_path, "-m", "weft", "run", "-n", "2", script, *sizes.split(), *sides)
-    found = result(tmp_path, "pipeline_2")
-    assert found["max_relative_loss_difference"] < 1e-5
-    assert set(found["1f1b"]["against"]) == {"torch 1f1b"}
-    assert found["1f1b"]["bubble_in_theory"] == pytest.approx(1 / 9)
-    assert 0 < found["1f1b"]["bubble_rehearsed"] < 1
-    assert 0 < found["1f1b"]["bubble"] < 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_memory_is_flat(tmp_path: Path) -> None:
     run(tmp_path, "-m", "benchmarks.memory_flat", "--steps", "20", "--samples", "2")
     found = result(tmp_path, "memory_flat")
