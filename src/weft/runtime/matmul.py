@@ -18,7 +18,8 @@ from torch import Tensor
 
 from weft.ir.plan import LocalCall
 
-# From so many multiplications on; fewer elements of the result are never worth the look.
+# From so many multiplications on, which are known when it runs; fewer elements of the result are
+# never worth the look.
 _LARGE, _WIDE = 2**24, 2**14
 _OPS = {"aten.mm.default": "weft.large_mm", "aten.addmm.default": "weft.large_addmm"}
 
@@ -28,9 +29,9 @@ def matmul_op(call: LocalCall, device: torch.device) -> str:
     if call.op not in _OPS or call.kwargs or device.type != "cpu" or not _is_faster():
         return call.op
     made = call.outputs[0]
-    floats = made is not None and made.dtype == "float32"
-    # What is summed over is known when it runs.
-    return _OPS[call.op] if floats and math.prod(made.shape) >= _WIDE else call.op
+    if made is None or made.dtype != "float32" or math.prod(made.shape) < _WIDE:
+        return call.op
+    return _OPS[call.op]
 
 
 def large_mm(a: Tensor, b: Tensor) -> Tensor:
