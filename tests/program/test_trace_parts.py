@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from weft.actors.needs import ActKey, Need, Needs, needs_in_step
 from weft.ir.plan import Compute, Feed, Hold, LocalValue, RankPlan, Register
 from weft.program.trace.clocks import ahead
 from weft.program.trace.events import trace_events
 from weft.program.trace.meetings import with_late_ranks
-from weft.program.trace.needs import ActKey, Need, Needs
 from weft.program.trace.parts import parts
 from weft.program.trace.rows import Arrow, Kind, Level, RankTrace, Slice, Step
 
@@ -150,3 +150,7 @@ def test_needs_count_versions_and_copies() -> None:
     assert of(4, 0) == {("sum", 2, 3, False), ("w", 2, 3, True)}
     assert of(1, 1) == {("x", 2, 3, True)}
     assert of(3, 5) == {("y", 2, 5, False)}
+    found = needs_in_step(plan)
+    assert set(found[2, 2]) == {(1, 0), (3, 0)}
+    assert found[4, 0] == ((2, 3),)
+    assert found[1, 0] == ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from weft.actors.needs import ActKey, Needs
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
-from weft.program.trace.needs import ActKey, Needs
 from weft.runtime.trace import Record, Span
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from weft.actors.needs import Need
 from weft.ir.plan import COMPUTE
-from weft.program.trace.needs import Need
 from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Arrow, Slice
 from weft.runtime.trace import Span

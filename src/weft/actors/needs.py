@@ -1,4 +1,4 @@
-"""What an act had to wait for: read off the plan, whoever runs it."""
+"""What an act needs of others before it may begin: read off the plan, without running it."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ class Needs:
             for reader in register.consumers:
                 last = _last(self._actors[reader], register, version)
                 yield Need(register.value.name, last, copy=True)
+
+
+def needs_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """For each act of a step, (actor, micro-batch), those of the same step that must end before it.
+
+    It is the same in all steps.
+    """
+    needs = Needs(plan)
+    # In this step every version that the plan speaks of has been before.
+    step = 1 + max((register.credits for register in plan.registers), default=0)
+    found = {}
+    for actor in plan.actors:
+        for micro in range(0 if isinstance(actor, Hold) else actor.acts):
+            of = needs.of(ActKey(actor.id, step * actor.acts + micro))
+            times = (
+                (act.actor, *divmod(act.number, plan.actors[act.actor].acts)) for _, act, _ in of
+            )
+            own = dict.fromkeys((id, part) for id, when, part in times if when == step)
+            found[actor.id, micro] = tuple(own)
+    return found
 
 
 def _version(actor: Actor, register: Register, number: int) -> int:
