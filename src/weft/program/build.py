@@ -19,6 +19,7 @@ from weft.ir.logical import Input, Output, Ref, Value
 from weft.layout import SBP, Placement
 from weft.program.shards import layouts_on, local_part
 from weft.runtime.executor import Executor
+from weft.runtime.kernel_choice import Kernels
 from weft.runtime.state import Variables
 from weft.runtime.world import World
 
@@ -34,6 +35,7 @@ class Setting:
         options: what the training step was compiled with.
         variables: the variables of each rank of this process that is in the placement.
         seed: of the random ops.
+        kernels: how segments run.
     """
 
     model: nn.Module
@@ -42,6 +44,7 @@ class Setting:
     options: Options
     variables: Mapping[int, Variables]
     seed: int
+    kernels: Kernels = "aten"
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
@@ -91,6 +94,7 @@ def build(
             optimizer=optimizer,
             seed=setting.seed,
             timeout=world.timeout,
+            kernels=setting.kernels,
         )
     return executors
 

@@ -25,6 +25,7 @@ from weft.program.variables import (
     initial_variables,
 )
 from weft.runtime.distributed import current_world
+from weft.runtime.kernel_choice import Kernels, usable_kernels
 from weft.tensor.module import refuse_distributed
 
 
@@ -37,6 +38,7 @@ def compile(
     placement: Placement,
     strategy: Strategy | None = None,
     seed: int | None = None,
+    kernels: Kernels = "aten",
 ) -> Program:
     """Compile one training step of an ordinary single-device model for many ranks.
 
@@ -58,18 +60,24 @@ def compile(
             torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel.
         seed: of the random ops; by default torch's initial seed on the first rank.
+        kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile;
+            "inductor" compiled by torch's Inductor, each distinct layer once; "auto" measures both
+            for each distinct layer and takes the faster. What was compiled and measured is kept in
+            the folder `WEFT_CACHE` (by default `~/.cache/weft`).
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line.
         StrategyError: a name pattern of the strategy matches nothing, or stages do not fit.
         LayoutError: a layout does not fit a tensor, or the placement does not fit the world.
         RuleError: an op has no sharding rule.
-        UserError: the model was changed by `weft.distribute`.
+        UserError: the model was changed by `weft.distribute`; or `kernels` is "inductor" and there is
+            no compiler for it.
     """
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
     refuse_distributed(model)
+    kernels = usable_kernels(kernels, placement.device_type)
     world = current_world(placement.device_type)
     ranks = local_ranks(world, placement)
     batch, _ = without_shards(example_batch)
@@ -82,7 +90,7 @@ def compile(
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
-    setting = Setting(model, world, placement, options, variables, seed)
+    setting = Setting(model, world, placement, options, variables, seed, kernels)
     add_optimizer_states(setting, compiled.graph, optimizer)
     add_loss_scale(setting, compiled.graph)
     return Program(setting, captured, compiled, optimizer)

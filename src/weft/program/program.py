@@ -18,6 +18,7 @@ from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.held import check_held
+from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
 from weft.program.shards import in_micro_batches, layouts_on, own_part, without_shards
 from weft.program.trace import Trace, gather_trace
@@ -126,7 +127,8 @@ class Program:
 
     def explain(self) -> str:
         """Tables: inputs, layouts, every boxing with its bytes and cause, memory of each rank."""
-        return explain(self._compiled, self.memory())
+        parts = (part for executor in self._executors.values() for part in executor.parts)
+        return explain(self._compiled, self.memory()) + kernel_text(parts)
 
     def memory(self) -> ProgramMemory:
         """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""

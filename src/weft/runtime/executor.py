@@ -26,7 +26,9 @@ from weft.errors import BatchError, RankFailure
 from weft.ir.plan import COMPUTE, Feed, Fetch, Hold, RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.failure import PeerFailure, first_line
+from weft.runtime.kernel_choice import Kernels
 from weft.runtime.measure_step import MeasuredStep
+from weft.runtime.parts import Distinct
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
 from weft.runtime.silence import silence_text
 from weft.runtime.state import Variables
@@ -57,6 +59,7 @@ class Executor:
         first_step: number of the first step, for the random ops; a resumed run goes on where it
             ended.
         timeout: seconds without any act after which a step gives up.
+        kernels: how segments run.
     """
 
     def __init__(
@@ -70,11 +73,14 @@ class Executor:
         seed: int = 0,
         first_step: int = 0,
         timeout: float = TIMEOUT,
+        kernels: Kernels = "aten",
     ) -> None:
         self.plan = plan
         self.timeout = timeout
         own = _own_thread(plan)
-        self._rank = Rank(own, device, channels, variables, optimizer, seed, first_step)
+        self._rank = Rank(
+            own, device, channels, variables, optimizer, seed, first_step, kernels=kernels
+        )
         self._done = 0
         self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
         # The first failure of this rank; set once, under the lock, before anyone is woken.
@@ -106,6 +112,11 @@ class Executor:
         self._threads = [
             self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
         ]
+
+    @property
+    def parts(self) -> tuple[Distinct, ...]:
+        """The distinct parts of the segments that were to be compiled; none with ATen kernels."""
+        return () if self._rank.parts is None else tuple(self._rank.parts.distinct.values())
 
     @property
     def steps(self) -> int:

@@ -15,7 +15,7 @@ import linecache
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType
@@ -59,6 +59,19 @@ class Kernel:
     looped: bool = False
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What stands in place of local calls where some of them are compiled together.
+
+    Attributes:
+        nodes: calls, and parts: calls of one of `functions` on the tuple of a part's inputs.
+        functions: by the name of the op. A function takes its inputs as a list, which it empties.
+    """
+
+    nodes: tuple[LocalCall, ...]
+    functions: Mapping[str, Callable[[list[Tensor]], Sequence[Tensor]]]
+
+
 def build_kernel(
     calls: Sequence[LocalCall],
     outputs: Sequence[str],
@@ -67,6 +80,7 @@ def build_kernel(
     micro_batches: int = 1,
     *,
     drains: bool = False,
+    cut: Cut | None = None,
 ) -> Kernel:
     """Compile local calls into one function.
 
@@ -78,11 +92,12 @@ def build_kernel(
         micro_batches: how often it runs in a step.
         drains: whether the function takes its inputs as one list and empties it, so that what
             nobody else holds is freed after its last use.
+        cut: what is written in place of `calls`.
     """
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
-    looped = micro_batches > 1 and any(map(_differs, calls))
-    body = _Body(calls, outputs, device, micro_batches)
+    looped = micro_batches > 1 and any(map(differs, calls))
+    body = _Body(calls, outputs, device, micro_batches, cut or Cut(tuple(calls), {}))
     lines = body.lines(names)
     returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
     first = ["draw", "micro"] if looped else ["draw"]
@@ -125,7 +140,7 @@ def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ..
     return tuple(found)
 
 
-def _differs(call: LocalCall) -> bool:
+def differs(call: LocalCall) -> bool:
     """Whether a call does not do the same in each micro-batch."""
     arguments = (call.args, *(arg for _, arg in call.kwargs))
     return call.op in OVER_STEP or any(True for _ in varyings(arguments))
@@ -140,9 +155,12 @@ class _Body:
         outputs: Sequence[str],
         device: torch.device,
         micro_batches: int,
+        cut: Cut,
     ) -> None:
         self.bound: dict[str, Any] = {}
         self._calls = calls
+        self._nodes = cut.nodes
+        self._functions = cut.functions
         self._outputs = outputs
         self._device = device
         self._micro_batches = micro_batches
@@ -152,20 +170,38 @@ class _Body:
     def lines(self, names: dict[str, str]) -> list[str]:
         """The lines; adds the local names of values to `names`, which holds those of inputs."""
         self._names = names
-        last = {name: index for index, call in enumerate(self._calls) for name in call_refs(call)}
+        last = {name: index for index, call in enumerate(self._nodes) for name in call_refs(call)}
         lines = []
-        for index, call in enumerate(self._calls):
+        for index, call in enumerate(self._nodes):
             made = [value.name for value in call.outputs if value is not None]
-            text = self._call(call)
+            dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
+            gone = [names[name] for name in dead if name not in self._outputs]
+            if call.op in self._functions:
+                text, before, gone = self._part(call), self._handing(call, gone), []
+            else:
+                text, before = self._call(call), []
             for name in made:
                 names[name] = f"v{len(names)}"
-            lines.append(f"    {_targets(call, names)}{text}")
-            dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
-            dead += [name for name in made if name not in last]
-            gone = [names[name] for name in dead if name not in self._outputs]
-            if gone:
-                lines.append(f"    del {', '.join(gone)}")
+            gone += [names[name] for name in made if name not in last and name not in self._outputs]
+            lines += [*before, f"    {self._targets(call)}{text}", *_deletion(gone)]
         return lines
+
+    def _handing(self, part: LocalCall, gone: Sequence[str]) -> list[str]:
+        """Lines that put the inputs of a part into a list, which alone holds what nobody reads later."""
+        inputs = ", ".join(self._names[name] for name in call_refs(part))
+        return [f"    inputs = [{inputs}]", *_deletion(gone)]
+
+    def _part(self, part: LocalCall) -> str:
+        return f"{self._bind('part', self._functions[part.op])}(inputs)"
+
+    def _targets(self, call: LocalCall) -> str:
+        """The left side of a call: `v3 = `, `v3, _ = `, `(v3,) = ` for a list of one, or nothing."""
+        targets = ["_" if value is None else self._names[value.name] for value in call.outputs]
+        if not targets:
+            return ""
+        if len(targets) > 1 or call.op in self._functions or _returns_list(call.op):
+            return f"({', '.join(targets)},) = "
+        return f"{targets[0]} = "
 
     def _call(self, call: LocalCall) -> str:
         arguments = [self._text(arg) for arg in call.args]
@@ -209,7 +245,7 @@ class _Body:
         """Whether a call of this segment made the value afresh for one reader."""
         name = arg.name if isinstance(arg, Ref) else ""
         alone = self._reads[name] == 1 and name not in self._outputs
-        return alone and name in self._makers and not _may_alias(self._makers[name])
+        return alone and name in self._makers and not may_alias(self._makers[name])
 
     @cached_property
     def _reads(self) -> Counter[str]:
@@ -239,30 +275,25 @@ def _bind_op(op: str, bound: dict[str, Any]) -> str:
     return name
 
 
-def _targets(call: LocalCall, names: dict[str, str]) -> str:
-    """The left side of a call: `v3 = `, `v3, _ = `, `(v3,) = ` for a list of one, or nothing."""
-    targets = ["_" if value is None else names[value.name] for value in call.outputs]
-    if not targets:
-        return ""
-    if len(targets) > 1 or _returns_list(call.op):
-        return f"({', '.join(targets)},) = "
-    return f"{targets[0]} = "
+def _deletion(names: Sequence[str]) -> list[str]:
+    return [f"    del {', '.join(names)}"] if names else []
 
 
-def _is_local(op: str) -> bool:
+def is_local(op: str) -> bool:
+    """Whether weft runs an op itself: torch has none of that name."""
     return op in LOCAL_OPS or op in OVER_STEP or op == UNIFORM
 
 
 def _returns_list(op: str) -> bool:
-    if _is_local(op):
+    if is_local(op):
         return False
     returns = _returns(op)
     return len(returns) == 1 and "List" in str(returns[0].type)
 
 
-def _may_alias(op: str) -> bool:
+def may_alias(op: str) -> bool:
     """Whether a result of the op may share memory with an operand."""
-    if _is_local(op):
+    if is_local(op):
         return op in VIEW_OPS
     return any(result.alias_info is not None for result in _returns(op))
 
@@ -277,6 +308,6 @@ def aliases(calls: Sequence[LocalCall], names: Collection[str]) -> set[str]:
     """The values that may share memory with one of `names`, those included."""
     found = set(names)
     for call in calls:
-        if any(name in found for name in call_refs(call)) and _may_alias(call.op):
+        if any(name in found for name in call_refs(call)) and may_alias(call.op):
             found.update(value.name for value in call.outputs if value is not None)
     return found

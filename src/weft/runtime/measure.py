@@ -41,7 +41,7 @@ class Meter:
     @contextmanager
     def watching(self, kind: Kind) -> Iterator[None]:
         """Record what ops of this thread make meanwhile, as `kind`."""
-        _here.meter = self
+        _here.meter, _here.kind = self, kind
         try:
             with _Watch(self, kind):
                 yield
@@ -101,6 +101,14 @@ def note_gradients(tensors: Iterable[Tensor]) -> None:
     if meter is not None:
         for tensor in tensors:
             meter.mark(tensor, "gradients")
+
+
+def note_made(tensors: Iterable[Tensor]) -> None:
+    """Record what was made without an op that a dispatch mode sees, if this thread is measured."""
+    meter = getattr(_here, "meter", None)
+    if meter is not None:
+        for tensor in tensors:
+            meter.see(tensor, _here.kind)
 
 
 def note_host(tensor: Tensor) -> None:

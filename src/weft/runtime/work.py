@@ -27,9 +27,11 @@ from weft.ir.plan import (
 )
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives, run_transfer
+from weft.runtime.kernel_choice import Kernels
 from weft.runtime.kernels import aliases, build_kernel
 from weft.runtime.measure import note_gradients
 from weft.runtime.optimizer import Updates, group_updates
+from weft.runtime.parts import Parts
 from weft.runtime.random import uniform
 from weft.runtime.state import Variables
 
@@ -59,6 +61,7 @@ class Rank:
         seed: of the random ops.
         first_step: number of the first step, for the random ops.
         batches: where batches come from and results go.
+        kernels: how segments run.
     """
 
     plan: RankPlan
@@ -69,6 +72,16 @@ class Rank:
     seed: int = 0
     first_step: int = 0
     batches: Batches = field(default_factory=Batches)
+    kernels: Kernels = "aten"
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """What cuts segments into parts for Inductor; None where all is ATen code."""
+        if self.kernels == "aten":
+            return None
+        keys = self.lasting.items()
+        there = {name: self.variables[key] for name, key in keys if key in self.variables}
+        return Parts(self.plan, self.device, there, self.kernels)
 
     @cached_property
     def lasting(self) -> dict[str, str]:
@@ -213,7 +226,9 @@ def _bind_compute(
     # Readers of a view of a variable hold back its update. Sources are read while other variables
     # are written, and results live on after the step: these must be copies.
     copied = aliases(calls, rank.volatile) & {*sources, *rank.fetched}
-    kernel = build_kernel(calls, (*writes, *sources), rank.device, copied, actor.acts, drains=True)
+    made = (*writes, *sources)
+    cut = None if rank.parts is None else rank.parts.cut(calls, made)
+    kernel = build_kernel(calls, made, rank.device, copied, actor.acts, drains=True, cut=cut)
     gather = _bind_operands(kernel.inputs, reads, rank)
     counts = [(len(names), update) for names, update in joined]
     draws = partial(partial, uniform, rank.seed) if kernel.draws else None

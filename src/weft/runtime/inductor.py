@@ -1,0 +1,110 @@
+"""Torch's Inductor, the compiler of fused loops: one function over ATen ops in, one fast function out.
+
+All of torch's private interfaces of Inductor that weft needs stand here; `tests/runtime/test_inductor.py`
+says what is asked of them. They are imported when first needed, since that takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.runtime.cache import cache_folder
+
+# Takes its inputs as a list, which it empties.
+Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+def missing_compiler(device_type: str) -> str | None:
+    """Why Inductor cannot work on devices of this type here; None when it can."""
+    if device_type == "cpu":
+        builder = _module("torch._inductor.cpp_builder")
+        try:
+            builder.get_cpp_compiler()
+        except Exception as error:  # its class has moved between versions of torch
+            return f"there is no C++ compiler ({_line(error)}); install g++ or set CXX"
+        return None
+    if _module("torch.utils._triton").has_triton():
+        return None
+    return "there is no Triton; install the package triton"
+
+
+def compile_boxed(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Boxed:
+    """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
+
+    Results have the strides that `function` gives them, and share memory with inputs where its
+    results do. Sums may be added up in another order. What was compiled before, in whatever process,
+    is taken from disk.
+
+    Args:
+        function: forward only; of tensors, returns tensors.
+        examples: fake tensors of one mode.
+    """
+    with ExitStack() as stack:
+        for one in _settings(examples):
+            stack.enter_context(one)
+        table = _module("torch._inductor.decomposition").select_decomp_table()
+        trace = _module("torch.fx.experimental.proxy_tensor").make_fx
+        with examples[0].fake_mode:  # type: ignore[attr-defined]  # of fake tensors
+            graph = trace(function, decomposition_table=table)(*examples)
+        _name_linear(graph)
+        outputs = next(iter(graph.graph.find_nodes(op="output")))
+        # Whoever reads these counts on their strides.
+        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
+        compiler = _module("torch._inductor.compile_fx").compile_fx_inner
+        compiled: Boxed = compiler(graph, list(examples), is_inference=True)
+    return compiled
+
+
+@torch.library.custom_op("weft::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """OneDNN's linear layer (`weft.runtime.matmul`): Inductor takes torch's op for constants only."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return product
+
+
+@_linear.register_fake
+def _like_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _name_linear(graph: torch.fx.GraphModule) -> None:
+    """Have Inductor call oneDNN's linear layers as they are."""
+    for node in graph.graph.nodes:
+        if str(node.target) == "mkldnn._linear_pointwise.default":
+            with graph.graph.inserting_before(node):
+                linear = graph.graph.call_function(torch.ops.weft.linear.default, node.args[:3])
+            linear.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(linear)
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _settings(examples: Sequence[Tensor]) -> list[AbstractContextManager[Any]]:
+    """What holds while a function is traced and compiled: nothing of the caller's modes."""
+    guards = _module("torch._guards")
+    folders = _module("torch._inductor.runtime.cache_dir_utils")
+    config = _module("torch._inductor.config")
+    mode = examples[0].fake_mode  # type: ignore[attr-defined]  # of fake tensors
+    return [
+        torch.no_grad(),
+        torch.autocast(examples[0].device.type, enabled=False),
+        guards.tracing(guards.TracingContext(mode)),
+        folders.temporary_cache_dir(str(cache_folder() / "inductor")),
+        # Strides are checked once (`weft.runtime.parts`); a pool of compiling processes would
+        # outlive a rank that fails.
+        config.patch(size_asserts=False, compile_threads=1),
+    ]
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"

@@ -1,0 +1,191 @@
+"""Parts of segments through Inductor: what is asked of torch, what is chosen, what stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import weft
+from weft.errors import UserError
+from weft.ir.logical import Ref
+from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.runtime import inductor, kernel_choice, parts
+from weft.runtime.kernel_choice import Choice, Code, Spec, choose
+from weft.runtime.kernels import build_kernel
+from weft.runtime.parts import Parts
+
+CPU = torch.device("cpu")
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """One folder for all tests here, so that torch's headers are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def call(op, args, *made, shape=(4, 6)):
+    return LocalCall(op, args, (), tuple(LocalValue(name, shape, "float32") for name in made))
+
+
+CALLS = (
+    call("aten.mul.Tensor", (Ref("x"), 2.0), "a"),
+    call("aten.add.Tensor", (Ref("a"), Ref("x")), "b"),
+    call("aten.relu.default", (Ref("b"),), "c"),
+    call("weft.slice", (Ref("c"), 0, 1, 2), "d", shape=(2, 6)),
+    call("aten.t.default", (Ref("d"),), "e", shape=(6, 2)),
+    call("aten.exp.default", (Ref("e"),), "f", shape=(6, 2)),
+    call("aten.neg.default", (Ref("f"),), "g", shape=(6, 2)),
+)
+
+
+def cutter(monkeypatch, seen):
+    """The parts of CALLS, "compiled" into their own ATen code, each noted in `seen`."""
+
+    def chosen(code, kernels):
+        def boxed(inputs):
+            tensors = tuple(inputs)
+            inputs.clear()
+            return code.function(*tensors)
+
+        seen.append(code)
+        return Choice(boxed)
+
+    monkeypatch.setattr(parts, "choose", chosen)
+    plan = RankPlan(0, (), (Compute(0, CALLS, ("x",), ("b", "g")),), ())
+    return Parts(plan, CPU, {"x": torch.zeros(6, 4).t()}, "inductor")
+
+
+def test_ops_of_weft_stay_between_parts(monkeypatch):
+    seen = []
+    cut = cutter(monkeypatch, seen).cut(CALLS, ("b", "g"))
+    assert [node.op for node in cut.nodes] == ["part.0", "weft.slice", "part.1"]
+    kernel = build_kernel(CALLS, ("b", "g"), CPU, cut=cut)
+    assert "inputs = [a0]\n    del a0\n    (v1, v2,) = part0(inputs)" in kernel.source
+    x = torch.randn(6, 4).t()
+    plain = build_kernel(CALLS, ("b", "g"), CPU).function(None, x)
+    for ours, theirs in zip(kernel.function(None, x), plain, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert [code.inputs[0].stride for code in seen] == [(1, 4), (6, 1)]
+
+
+def test_inputs_that_lie_otherwise_run_as_aten_code(monkeypatch):
+    cut = cutter(monkeypatch, []).cut(CALLS, ("b", "g"))
+    part = cut.functions["part.0"]
+    part._compiled = None  # would raise
+    (b, c) = part([torch.ones(4, 6)])
+    assert b.tolist() == c.tolist() == [[3.0] * 6] * 4
+
+
+def test_small_parts_stay_calls(monkeypatch):
+    monkeypatch.setattr(parts, "FEWEST_CALLS", 4)
+    cut = cutter(monkeypatch, []).cut(CALLS, ("b", "g"))
+    assert list(cut.nodes) == list(CALLS)
+
+
+def code(source):
+    spec = Spec((8, 8), (8, 1), torch.float32, CPU)
+    return Code(source, lambda x: (x + 1,), (spec,))
+
+
+def test_the_faster_is_chosen_and_remembered(monkeypatch):
+    measured = []
+    monkeypatch.setattr(kernel_choice, "_compiled", lambda code: "compiled")
+    monkeypatch.setattr(
+        kernel_choice, "_measured", lambda *_: measured.append(1) or (3.0, measured_inductor)
+    )
+    measured_inductor = 2.0
+    assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
+    assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
+    assert len(measured) == 1
+    measured_inductor = 2.99
+    assert choose(code("slow"), "auto").compiled is None
+    monkeypatch.setattr(kernel_choice, "_compiled", None)  # would raise: nothing is compiled again
+    assert choose(code("slow"), "auto") == Choice(None, 3.0, 2.99)
+
+
+def test_what_inductor_cannot_lower_is_aten_code_and_told(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no lowering\nmore")
+
+    monkeypatch.setattr(kernel_choice, "compile_boxed", fails)
+    assert choose(code("odd"), "inductor") == Choice(None, problem="RuntimeError: no lowering")
+
+
+def test_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(kernel_choice, "missing_compiler", lambda _: "there is no C++ compiler")
+    assert kernel_choice.usable_kernels("aten", "cpu") == "aten"
+    with pytest.warns(UserWarning, match="runs ATen code: there is no C\\+\\+ compiler"):
+        assert kernel_choice.usable_kernels("auto", "cpu") == "aten"
+    with pytest.raises(UserError, match="cannot be had: there is no C\\+\\+ compiler"):
+        kernel_choice.usable_kernels("inductor", "cpu")
+    with pytest.raises(UserError, match="found \"fast\"|found 'fast'"):
+        kernel_choice.usable_kernels("fast", "cpu")
+
+
+@compiles
+@pytest.mark.timeout(200)
+def test_compiled_results_lie_as_those_of_the_function():
+    """What weft asks of torch's private interfaces."""
+
+    def function(x, w):
+        y = torch.ops.aten.mm.default(x, torch.ops.aten.t.default(w))
+        return torch.ops.aten.relu.default(y), torch.ops.aten.t.default(x), y.t().clone()
+
+    x, w = torch.randn(4, 6), torch.randn(5, 6)
+    with FakeTensorMode() as mode:
+        examples = [mode.from_tensor(each) for each in (x, w)]
+    compiled = inductor.compile_boxed(function, examples)
+    inputs = [x, w]
+    ours = compiled(inputs)
+    assert inputs == []
+    assert ours[1].data_ptr() == x.data_ptr()
+    for one, other in zip(ours, function(x, w), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+        assert one.stride() == other.stride()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+@compiles
+@pytest.mark.timeout(250)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_with_compiled_layers_equals_the_plain_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), *(Block() for _ in range(6)), nn.Dropout(0.2))
+    batch = torch.randn(4, 8)
+    losses, kinds = {}, {}
+    for kernels in ("aten", "inductor"):
+        own = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(own.parameters(), lr=1e-2)
+        with weft.local_world(2):
+            program = weft.compile(
+                own,
+                lambda model, x: model(x).square().sum(),
+                optimizer,
+                batch,
+                placement=weft.placement("cpu", [0, 1]),
+                seed=1,
+                kernels=kernels,
+            )
+            losses[kernels] = [float(program.step(batch)) for _ in range(3)]
+            kinds[kernels] = program.explain()
+            program.close()
+    assert losses["inductor"] == pytest.approx(losses["aten"], rel=1e-4)
+    assert "kernels" not in kinds["aten"]
+    assert "Inductor" in kinds["inductor"]
