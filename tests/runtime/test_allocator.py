@@ -1,0 +1,37 @@
+"""Freed memory stays with the process, unless the user set the allocator up."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+
+from weft.runtime.allocator import is_free_to_choose, keep_freed_memory
+from weft.runtime.world import local_world
+
+
+def test_the_users_settings_win():
+    assert is_free_to_choose({"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.cpu.x86=1"})
+    assert not is_free_to_choose({"MALLOC_ARENA_MAX": "4"})
+    assert not is_free_to_choose({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"})
+    assert not is_free_to_choose({"WEFT_MALLOC": "system"})
+
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_large_results_of_all_ranks_reuse_their_pages():
+    def allocate(rank):
+        for _ in range(10):
+            torch.ones(2**21)
+
+    with local_world(2) as world:
+        if not keep_freed_memory():
+            pytest.skip("another C library, or an allocator that the user set up")
+        world.run(allocate)
+        before = faults()
+        world.run(allocate)
+    # Fresh memory would take 2 x 10 x 2048 pages.
+    assert faults() - before < 4 * 2048
