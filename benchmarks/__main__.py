@@ -23,9 +23,13 @@ from typing import Any
 
 from benchmarks.measure import OUT, machine
 from benchmarks.report import show
+from benchmarks.systems.table import SYSTEMS
 from benchmarks.works.table import WORKS
 
 RESULTS = OUT / "results.json"
+
+# Words in the names of systems that differ from others by their kernels alone.
+KERNELS = {"compiled", "auto"}
 
 # Seconds after which a process is stopped, several times what it takes.
 LIMIT = 400
@@ -46,26 +50,19 @@ class Pair:
 
 PAIRS = (
     *(Pair(work, "single") for work in WORKS if work != "gpt8"),
+    *(Pair(work, "data_parallel") for work in ("mlp", "mlp_small", "gpt", "bert", "resnet50")),
     *(
-        Pair(work, "data_parallel")
-        for work in ("mlp", "mlp_small", "gpt", "bert", "resnet50", "lstm")
+        Pair(work, strategy)
+        for work in ("gpt", "bert")
+        for strategy in ("zero3", "tensor_parallel")
     ),
-    *(Pair(work, "zero3") for work in ("mlp", "gpt", "bert")),
-    *(Pair(work, "tensor_parallel") for work in ("mlp", "gpt", "bert")),
     Pair("gpt8", "pipeline"),
     *(Pair(work, "split") for work in ("wide_deep", "split_softmax")),
     *(Pair("gpt", strategy, "1gbit") for strategy in ("data_parallel", "zero3", "tensor_parallel")),
     Pair("gpt8", "pipeline", "1gbit"),
 )
 
-QUICK = (
-    "mlp_small/single",
-    "lstm/single",
-    "mlp/data_parallel",
-    "mlp/zero3",
-    "mlp/tensor_parallel",
-    "split_softmax/split",
-)
+QUICK = ("mlp_small/single", "lstm/single", "mlp/data_parallel", "split_softmax/split")
 
 # Programs that look at one thing each; those of a list run with `--quick` too.
 QUICK_TOPICS = (("-m", "benchmarks.overhead"),)
@@ -82,6 +79,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="works, or work/strategy")
     parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
+    parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
     parser.add_argument("--list", action="store_true", help="print the pairs and end")
     return parser.parse_args()
 
@@ -99,12 +98,28 @@ def measure(pair: Pair, o: argparse.Namespace) -> tuple[list[dict[str, Any]], bo
     out = OUT / "pairs" / f"{pair.name.replace('/', '_')}.json"
     out.unlink(missing_ok=True)
     command = ["-m", "benchmarks.compare", "--work", pair.work, "--strategy", pair.strategy]
-    command += ["--link", pair.link, "--out", str(out), "--seconds", "8" if o.quick else "20"]
+    command += ["--link", pair.link, "--out", str(out)]
+    command += ["--seconds", str(o.seconds or (8 if o.quick else 15))]
+    if pair.link != "host":  # where bytes decide, not kernels
+        names = [each.name for each in SYSTEMS[pair.strategy]]
+        command += ["--systems", *(name for name in names if not KERNELS & set(name.split()))]
     ended = run(command + (["--tiny", "--rounds", "1"] if o.tiny else []))
     if out.exists():
         return json.loads(out.read_text()), not ended
     head = {"work": pair.work, "strategy": pair.strategy, "link": pair.link}
     return [head | {"system": "all", "error": ended or "no rows were written"}], False
+
+
+def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The new rows, and in their old places the old ones of other pairs."""
+
+    def place(row: dict[str, Any]) -> Pair:
+        return Pair(row["work"], row["strategy"], row["link"])
+
+    measured = {place(row) for row in new}
+    every = [*(row for row in old if place(row) not in measured), *new]
+    order = {pair: number for number, pair in enumerate(PAIRS)}
+    return sorted(every, key=lambda row: order.get(place(row), len(order)))
 
 
 def run(command: Sequence[str]) -> str:
@@ -135,6 +150,8 @@ def main() -> int:
         found, fine = measure(pair, o)
         rows, well = rows + found, well and fine
     topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
+    if o.add and RESULTS.exists():
+        rows = merged(json.loads(RESULTS.read_text())["rows"], rows)
     failures = {topic[-1]: ended for topic in topics if (ended := run(topic))}
     result = {
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),

@@ -138,7 +138,7 @@ def start(
     if entry.kind != "limit":
         difference = check((first, *turn.losses), references[entry.by_rank])
     peak = crew.peak_bytes()
-    step_seconds = crew.turn(2).seconds
+    step_seconds = turn.seconds
     seconds = [max(0.0, each - step_seconds) for each in (cold, built) if each is not None]
     warm = seconds[1] if entry.kind == "own" else None
     print(f"  {entry.name}: ready after {seconds[0]:.1f} s", file=sys.stderr, flush=True)
@@ -194,7 +194,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
         # Caches are cold at first.
-        os.environ |= {"XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        os.environ |= {"WEFT_CACHE": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         enter: Enter = this_host
         if o.link != "host":
             enter = stack.enter_context(slow_links(ranks, o.link)).enter

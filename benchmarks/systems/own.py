@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from typing import Literal
 
 import weft
 from benchmarks.systems.system import Job, System
-
-# Whether kernels can be chosen.
-CHOICE = "kernels" in inspect.signature(weft.compile).parameters
 
 DATA = {"*": weft.split(0)}
 
 
 def aten(job: Job) -> System:
     """Segments as generated code over PyTorch's ops."""
-    return system(job, {"kernels": "aten"} if CHOICE else {})
+    return system(job, "aten")
 
 
 def auto(job: Job) -> System:
     """For each part of a segment what was measured to be faster, PyTorch's ops or Inductor."""
-    return system(job, {"kernels": "auto"})
+    return system(job, "auto")
 
 
-def system(job: Job, settings: dict[str, Any]) -> System:
+def system(job: Job, kernels: Literal["aten", "auto"]) -> System:
     model, batch = job.work.model(), job.work.batch()
     optimizer = job.work.optimizer(model.parameters())
     program = weft.compile(
@@ -34,7 +30,7 @@ def system(job: Job, settings: dict[str, Any]) -> System:
         batch,
         placement=weft.placement("cpu", range(job.ranks)),
         strategy=strategy(job),
-        **settings,
+        kernels=kernels,
     )
     spare = (*model.parameters(), *model.buffers())
 

@@ -28,9 +28,7 @@ class Entry:
 
 
 LIMIT = Entry("limit", plain.limit, "limit")
-OWN = [Entry("weft", own.aten, "own")]
-if own.CHOICE:
-    OWN.append(Entry("weft auto", own.auto, "own"))
+OWN = [Entry("weft", own.aten, "own"), Entry("weft auto", own.auto, "own")]
 DDP = [
     Entry("ddp", ddp.eager, "peer", by_rank=True),
     Entry("ddp compiled", ddp.compiled, "peer", by_rank=True),

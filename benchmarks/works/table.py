@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from benchmarks.works.models import Cells, Language, ResNet, Softmax, WideDeep, mlp
 from benchmarks.works.transformers import BERT, GPT
-from benchmarks.works.work import SGD, Batch, Work
+from benchmarks.works.work import Batch, Work, sgd
 
 LABELLED = 0.15  # of the tokens of a text are predicted by BERT (Devlin et al., arXiv 1810.04805)
 IGNORED = -100
@@ -102,7 +102,7 @@ def resnet_work(depths: tuple[int, ...], width: int, size: int, count: int) -> W
         make=partial(ResNet, depths, width, 100),
         make_batch=partial(examples, count, (3, size, size), 100),
         loss_fn=class_loss,
-        optimizer=SGD,
+        optimizer=sgd,
         blocks=lambda model: list(model.blocks.children()),
         own_statistics=True,
     )
@@ -132,7 +132,7 @@ def softmax_work(inputs: int, width: int, classes: int, count: int) -> Work:
         make=partial(Softmax, inputs, width, classes),
         make_batch=partial(examples, count, (inputs,), classes),
         loss_fn=class_loss,
-        optimizer=SGD,
+        optimizer=sgd,
         tables=["head.weight"],
     )
 

@@ -8,12 +8,19 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 Batch = dict[str, Tensor]
 
 AdamW = partial(torch.optim.AdamW, lr=1e-3, fused=True)
-SGD = partial(torch.optim.SGD, lr=1e-2, momentum=0.9, fused=True)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Momentum; fused where it can be: DTensor has no rule for that kernel."""
+    every = list(parameters)
+    fused = not any(isinstance(each, DTensor) for each in every)
+    return torch.optim.SGD(every, lr=1e-2, momentum=0.9, fused=fused)
 
 
 @dataclass(frozen=True)

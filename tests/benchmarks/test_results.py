@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import merged
 from benchmarks.page import BEGIN, END, page
 from benchmarks.report import COLUMNS, cells
 from benchmarks.targets import Verdict, verdicts
@@ -64,6 +65,12 @@ def test_targets_of_links_and_of_overhead() -> None:
 def test_a_pair_that_did_not_run_misses() -> None:
     error = {"work": "gpt", "strategy": "zero3", "link": "host", "system": "all", "error": "why"}
     assert verdicts([error]) == [Verdict("gpt/zero3", "runs", "yes", None, False)]
+
+
+def test_new_rows_take_the_place_of_old_ones_of_the_same_pair() -> None:
+    bert, old = row("ddp", 1.0, work="bert"), row("ddp", 1.0)
+    slow, new = row("ddp", 2.0, link="1gbit"), row("weft", 2.0)
+    assert merged([slow, bert, old], [new]) == [new, bert, slow]
 
 
 def test_the_page_gets_new_results_between_its_marks() -> None:
