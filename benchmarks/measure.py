@@ -60,12 +60,20 @@ def compare(seconds: Mapping[str, list[float]], ours: str, peer: str) -> dict[st
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def processor() -> str:
+    """Its name where the kernel tells it, else its architecture."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def save(name: str, result: Mapping[str, Any]) -> None:
