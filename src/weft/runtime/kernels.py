@@ -30,6 +30,7 @@ from weft.ops.call import Token
 from weft.runtime.local_ops import LOCAL_OPS, VIEW_OPS
 from weft.runtime.matmul import matmul_op
 from weft.runtime.over_step import OVER_STEP_OPS
+from weft.runtime.summed_products import join_sums
 from weft.runtime.torch_ops import torch_op, torch_value
 
 UNIFORM = "weft.uniform"
@@ -159,7 +160,7 @@ class _Body:
     ) -> None:
         self.bound: dict[str, Any] = {}
         self._calls = calls
-        self._nodes = cut.nodes
+        self._nodes = join_sums(cut.nodes, outputs) if micro_batches > 1 else cut.nodes
         self._functions = cut.functions
         self._outputs = outputs
         self._device = device
@@ -206,7 +207,7 @@ class _Body:
     def _call(self, call: LocalCall) -> str:
         arguments = [self._text(arg) for arg in call.args]
         arguments += [f"{key}={self._text(arg)}" for key, arg in call.kwargs]
-        if call.op in OVER_STEP and self._micro_batches > 1:
+        if call.op in OVER_STEP_OPS and self._micro_batches > 1:
             work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
             return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
         op = matmul_op(call, self._device)
@@ -281,7 +282,7 @@ def _deletion(names: Sequence[str]) -> list[str]:
 
 def is_local(op: str) -> bool:
     """Whether weft runs an op itself: torch has none of that name."""
-    return op in LOCAL_OPS or op in OVER_STEP or op == UNIFORM
+    return op in LOCAL_OPS or op in OVER_STEP_OPS or op == UNIFORM
 
 
 def _returns_list(op: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from weft.runtime.channel import COMBINE, SIGNED, reduce_in_order
+from weft.runtime.summed_products import SUMMED_PRODUCT, SumOfProducts
 
 
 class Accumulate:
@@ -61,4 +62,5 @@ class Pack:
 OVER_STEP_OPS: dict[str, Callable[[int, bool], Callable[..., Tensor]]] = {
     "weft.accumulate": Accumulate,
     "weft.pack": Pack,
+    SUMMED_PRODUCT: SumOfProducts,
 }
