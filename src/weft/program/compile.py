@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,23 @@ from weft.runtime.kernel_choice import Kernels, usable_kernels
 from weft.tensor.module import refuse_distributed
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold Python's garbage collector back.
+
+    Nearly all that planning makes stays, so looking through it again and again would make the time
+    grow faster than the model.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def compile(
     model: nn.Module,
     loss_fn: Callable[[nn.Module, Any], Any],

@@ -186,13 +186,14 @@ class Parts:
 
 
 def _plain(call: LocalCall) -> bool:
-    """Whether Inductor may compile a call: a function of ATen, the same in each micro-batch."""
+    """Whether Inductor may compile a call: a function of ATen, the same in each micro-batch.
+
+    No such call draws random numbers: capture leaves that to `weft.uniform`.
+    """
     if is_local(call.op) or differs(call) or not call.op.startswith("aten."):
         return False
-    op = torch_op(call.op)
-    random = torch.Tag.nondeterministic_seeded in op.tags
-    complex_ = any(value.dtype.startswith("complex") for value in call.makes)
-    return not (op._schema.is_mutable or random or complex_)
+    is_complex = any(value.dtype.startswith("complex") for value in call.makes)
+    return not (torch_op(call.op)._schema.is_mutable or is_complex)
 
 
 def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
@@ -18,6 +19,10 @@ class Variables(Mapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._tensors: dict[str, Tensor] = dict(tensors or {})
+        # What lies below each name, such as the states of a parameter.
+        self._below: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, tensor in self._tensors.items():
+            self._note(key, tensor)
 
     def __getitem__(self, key: str) -> Tensor:
         return self._tensors[key]
@@ -36,6 +41,7 @@ class Variables(Mapping[str, Tensor]):
         """
         if self._tensors.setdefault(key, tensor) is not tensor:
             raise InternalError(f"the variable {key} exists already")
+        self._note(key, tensor)
 
     def write(self, key: str, value: Tensor) -> None:
         """Give a variable a new value, in place."""
@@ -43,9 +49,8 @@ class Variables(Mapping[str, Tensor]):
 
     def states(self, parameter: str) -> dict[str, Tensor]:
         """The optimizer's tensors for a parameter, by their names in the optimizer."""
-        prefix = f"{parameter}."
-        return {
-            key.removeprefix(prefix): tensor
-            for key, tensor in self._tensors.items()
-            if key.startswith(prefix)
-        }
+        return dict(self._below.get(parameter, {}))
+
+    def _note(self, key: str, tensor: Tensor) -> None:
+        owner, _, name = key.rpartition(".")
+        self._below[owner][name] = tensor
