@@ -3,14 +3,16 @@
     OMP_NUM_THREADS=1 python -m benchmarks.overhead
 
 Both sides run the same local ops and torch's fused AdamW on the same machine code; one through actors, registers and
-queues, one as a single generated function. The small models make any overhead show.
+queues, one as a single generated function. The small models make any overhead show. Plans of many actors that do
+nothing show what an act costs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,19 @@ from examples.gpt_model import GPT, Batch, loss_fn
 from weft.capture import capture
 from weft.compiler.deduce import Hints
 from weft.compiler.pipeline import compile_graph
-from weft.ir.plan import Compute, Fetch, LocalCall, LocalUpdate, RankPlan
+from weft.ir.plan import (
+    COMPUTE,
+    HOST,
+    Actor,
+    Compute,
+    Fetch,
+    Hold,
+    LocalCall,
+    LocalUpdate,
+    LocalValue,
+    RankPlan,
+    Register,
+)
 from weft.layout import placement
 from weft.runtime.executor import Executor
 from weft.runtime.kernels import build_kernel
@@ -110,6 +124,39 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
     return {**found, "overhead": 1 / found["speed_relative_to_peer"] - 1}
 
 
+def empty_plan(queues: Sequence[str], micro_batches: int) -> RankPlan:
+    """A chain of actors that do nothing, on queues in turn; nothing but the order passes between them."""
+    actors: list[Actor] = [Hold(0, ())]
+    registers = []
+    for id in range(1, EMPTY_ACTORS + 1):
+        reads = (f"turn{id - 1}",) if id > 1 else ()
+        queue = queues[id % len(queues)]
+        actors.append(Compute(id, (), reads, (f"turn{id}",), queue=queue, acts=micro_batches))
+        readers = (id + 1,) if id < EMPTY_ACTORS else ()
+        turn = LocalValue(f"turn{id}", (0,), "bool")
+        registers.append(Register(turn, "control", id, readers, 1, False, micro_batches))
+    return RankPlan(0, (), tuple(actors), tuple(registers), micro_batches)
+
+
+def microseconds_an_act(queues: Sequence[str], micro_batches: int, rounds: int) -> float:
+    """What one act of an empty actor takes, the fastest of many steps: others only make it slower."""
+    with Executor(empty_plan(queues, micro_batches), {}, CPU, Variables()) as executor:
+        seconds = []
+        for _ in range(10 * rounds):
+            start = perf_counter()
+            executor.step({})
+            seconds.append(perf_counter() - start)
+    return min(seconds) / (EMPTY_ACTORS * micro_batches) * 1e6
+
+
+# Queues and micro-batches of plans of empty actors.
+EMPTY = {
+    "act on one queue": ((COMPUTE,), 1),
+    "act on one queue, 8 micro-batches": ((COMPUTE,), 8),
+    "act after one on another queue": ((COMPUTE, HOST), 1),
+}
+EMPTY_ACTORS = 200
+
 CASES = {
     "mlp width 64": lambda: mlp(64, 16, steps=200),
     "gpt 2x64": lambda: gpt(2, 64, 32, 2, steps=50),
@@ -125,7 +172,10 @@ def main() -> None:
     o = parser.parse_args()
     torch.manual_seed(0)
     found = {name: measure(CASES[name](), o.rounds) for name in o.cases}
-    save("overhead", {**found, "bound": "overhead <= 0.05"})
+    for name, (queues, micro_batches) in EMPTY.items():
+        found[name] = {"microseconds": microseconds_an_act(queues, micro_batches, o.rounds)}
+        print(f"{name}: {found[name]['microseconds']:.1f} us")
+    save("overhead", {**found, "bound": "overhead <= 0.05, 5 us an act"})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import nn
 import models
 import reference
 from weft.capture import capture
+from weft.capture.batch import describe_batch
 from weft.errors import BatchError
 from weft.ir.logical import Output
 
@@ -135,3 +136,17 @@ def test_a_batch_tensor_or_a_variable_may_be_returned() -> None:
     torch.testing.assert_close(
         run(captured, model, batch), (batch["x"], model.head.weight.detach(), batch["x"])
     )
+
+
+def test_plain_batches_are_read_the_short_way() -> None:
+    x, y, z = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), torch.ones(())
+    example = {"a": [x, (y,)], "b": z}
+    spec = describe_batch(example)
+    assert spec.read_batch(example) == spec.flatten_batch(example)
+    assert spec.read_batch({"a": [z, (y,)], "b": z}) is None
+    assert spec.read_batch({"a": [x, (y.float(),)], "b": z}) is None
+    assert spec.read_batch({"a": [x, [y]], "b": z}) is None
+    assert spec.read_batch({"b": z, "a": [x, (y,)]}) is None
+    assert spec.read_batch({"a": [x, (y, z)], "b": z}) is None
+    assert spec.read_batch({"a": [nn.Parameter(x), (y,)], "b": z}) is None
+    assert describe_batch({"x": x, "n": 3}).read_batch({"x": x, "n": 3}) is None

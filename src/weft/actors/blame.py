@@ -37,9 +37,9 @@ class _Search:
         self.waiting: dict[int, Waiting] = {w.actor: w for q in statistics for w in q.waiting}
         self.running = {q.running.actor for q in statistics if q.running is not None}
         self._registers = {register.value.name: register for register in plan.registers}
-        # Whose turn it is on the queue of each actor: who runs there, or comes next in order.
-        turns = {q.queue: q.turn for q in statistics}
-        self._turns = {actor.id: turns.get(actor.queue) for actor in plan.actors}
+        # Whose turn it is on the queue of each actor that waits: who runs there, or comes next in
+        # order.
+        self._turns = {w.actor: q.turn for q in statistics for w in q.waiting}
 
     def end(self, id: int) -> tuple[int, ...]:
         """The actor at the end of the chain that begins with `id`, or the circle it runs into."""
