@@ -87,4 +87,37 @@ def test_steps_equal_plain_pytorch(loss: Any, shape: Any, grid: Any) -> None:
         if CLASSES in node.output.shape[1:2] and weft.broadcast in node.output.layout.sbp
     ]
     assert gathered == []
-    assert "weft.nll_loss_shard" in str(program.plan)
+    # Without weights and other readers of the log-probabilities, none of these are made.
+    alone = loss in (mean, each) and len(shape) == 2
+    assert ("weft.class_loss_backward" in str(program.plan)) == alone
+    assert ("weft.nll_loss_shard" in str(program.plan)) != alone
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("loss", [mean, each])
+def test_rows_and_classes_split(loss: Any) -> None:
+    torch.manual_seed(0)
+    model, batch = Head(), batch_of((64, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with weft.local_world(4):
+        program = weft.compile(
+            model,
+            loss,
+            optimizer,
+            batch,
+            placement=weft.placement("cpu", [[0, 1], [2, 3]]),
+            strategy=weft.Strategy(
+                batch={"*": (weft.split(0), weft.broadcast)},
+                parameters={"weight*": (weft.broadcast, weft.split(0))},
+                micro_batches=2,
+            ),
+        )
+        found = program.step(batch).item()
+        state = program.full_state_dict()
+        program.close()
+    value = loss(model, batch)
+    value.backward()
+    optimizer.step()
+    assert found == pytest.approx(value.item(), rel=1e-12)
+    assert torch.allclose(state["weight"], model.weight, rtol=1e-12, atol=1e-14)
+    assert "weft.class_loss_backward" in str(program.plan)

@@ -1,6 +1,6 @@
 """Log-softmax split by classes: one op for deduction, several with a reduction between them when it is split.
 
-log_softmax(x) = y - log sum exp y with y = x - max x: maxima and sums of the classes' shards
+log_softmax(x) = x - max x - log sum exp(x - max x): maxima and sums of the classes' shards
 travel, never a row of x. Where the classes are whole, the op stays the fused one. This is how a
 head split by classes trains (FACTS of OneFlow's
 InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel cross-entropy).
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.compiler.assignment import Assignment
+from weft.compiler.class_loss import BACKWARD, FORWARD, class_losses
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
@@ -20,8 +21,6 @@ from weft.ops import OpCall, Signature, signatures_with_windows
 from weft.ops.arguments import argument, normal_dim
 from weft.units import ITEM_SIZE, Bytes
 
-FORWARD = "aten._log_softmax.default"
-BACKWARD = "aten._log_softmax_backward_data.default"
 # Where the dimension stands in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
@@ -61,15 +60,23 @@ def reduction_cost(
 def split_classes(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalGraph, Assignment]:
     """Take apart each log-softmax that was given a layout split along its dimension."""
     values, operands = dict(assignment.values), {}
+    losses = class_losses(graph, assignment)
     nodes: list[Node] = []
     for index, node in enumerate(graph.nodes):
+        if index in losses.instead:
+            placed = losses.instead[index]
+            if placed is not None:
+                operands[len(nodes)] = placed[1]
+                nodes.append(placed[0])
+            continue
         parts = _Parts(graph, node, values) if isinstance(node, Call) and node.op in _DIM else None
         if parts is None or not parts.apart(assignment.operands[index]):
             if index in assignment.operands:
                 operands[len(nodes)] = assignment.operands[index]
             nodes.append(node)
             continue
-        for call, reads in parts.calls():
+        fused = parts.result.name in losses.statistics
+        for call, reads in parts.statistics() if fused else parts.calls():
             operands[len(nodes)] = reads
             nodes.append(call)
     taken = replace(assignment, values=values, operands=operands)
@@ -116,17 +123,22 @@ class _Parts:
         """The calls in order, each with the layouts in which it reads its operands."""
         yield from self._forward() if self.node.op == FORWARD else self._backward()
 
-    def _forward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+    def statistics(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+        """The logarithm of each row's sum of exponentials, called `lse`."""
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
-        x = self.node.args[0]
+        x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
         yield self._reduce("aten.amax.default", x, "max", "max", here), (here,)
-        yield self._call("aten.sub.Tensor", (x, self._ref("max")), "less", here), (here, row)
-        yield self._call("aten.exp.default", (self._ref("less"),), "exp", here), (here,)
-        exp, total = self._ref("exp"), "sum"
-        yield self._reduce("aten.sum.dim_IntList", exp, total, "sum", here), (here,)
-        log = self._call("aten.log.default", (self._ref(total),), "log", row, row=True)
-        yield log, (row,)
-        arguments = (self._ref("less"), self._ref("log"))
+        made = self._over_classes(here, Partial("sum"))
+        args = (x, top, self.split.dim)
+        yield self._call("weft.sum_exp", args, "sum", made, row=True), (here, row)
+        yield self._call("aten.log.default", (total,), "log", row, row=True), (row,)
+        terms = (self._ref("log"), top)
+        yield self._call("aten.add.Tensor", terms, "lse", row, row=True), (row, row)
+
+    def _forward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+        yield from self.statistics()
+        here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
+        arguments = (self.node.args[0], self._ref("lse"))
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
     def _backward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:

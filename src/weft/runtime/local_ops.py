@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.class_ops import CLASS_OPS
 from weft.runtime.matmul import MATMUL_OPS
 from weft.runtime.pass_ops import PASS_OPS
 from weft.runtime.time_ops import TIME_OPS
@@ -196,6 +197,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
+    **CLASS_OPS,
     **MATMUL_OPS,
     **WINDOW_OPS,
     **PASS_OPS,

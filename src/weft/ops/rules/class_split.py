@@ -6,12 +6,14 @@ log-softmax in front is split by classes in `weft.compiler.class_split`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.layout import Split
 from weft.ops.arguments import argument, slot_specs, slots
 from weft.ops.call import OpCall
-from weft.ops.factors import Dims, Factors
+from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Adapt, Cut, aten, rule
-from weft.ops.rules.common import FIRST, shape_of
+from weft.ops.rules.common import FIRST, numbered, shape_of
 from weft.ops.rules.loss import MEAN, NONE
 
 NLL_SHARD = "weft.nll_loss_shard"
@@ -84,4 +86,48 @@ rule(
     linear=FIRST,
     ignored=_total_weight,
     adapt=_on_shard(NLL_GRADIENT_SHARD, 1),
+)
+
+
+def _sum_exp(call: OpCall) -> Factors:
+    """Sums along one dimension; the maxima have one element there."""
+    rank, dim = len(call.operands[0].shape), argument(call, 2, "dim")
+    names = numbered(rank)
+    row = tuple(WHOLE if number == dim else name for number, name in enumerate(names))
+    return Factors((names, row), (row,), frozenset((names[dim],)))
+
+
+def _class_loss(call: OpCall) -> Factors:
+    """As the negative log-likelihood of log-probabilities."""
+    results = tuple(_target_dims(shape_of(spec)) for spec in call.results)
+    contracted = frozenset("c") if argument(call, 3) == NONE else frozenset("nc")
+    return Factors((("n", "c"), ("n", WHOLE), ("n",)), results, contracted)
+
+
+def _class_loss_backward(call: OpCall) -> Factors:
+    gradient = _target_dims(slot_specs(call)[0].shape)
+    return Factors((gradient, ("n", "c"), ("n", WHOLE), ("n",)), (("n", "c"),))
+
+
+def _from_first_class(scores: int) -> Adapt:
+    """The last argument is the number of the first class of the scores, the tensor in slot `scores`."""
+
+    def adapt(local: OpCall, cut: Cut) -> OpCall:
+        operand = slots(cut.whole)[scores]
+        if cut.signature.operands[operand] != Split(1):
+            return local
+        offset = argument(local, len(local.args) - 1) + cut.operand_range(operand, 1)[0]
+        return replace(local, args=(*local.args[:-1], offset))
+
+    return adapt
+
+
+# What a cross-entropy that is split by classes becomes (`weft.compiler.class_loss`).
+rule("weft.sum_exp", _sum_exp)
+rule("weft.class_loss", _class_loss, adapt=_from_first_class(0))
+rule(
+    "weft.class_loss_backward",
+    _class_loss_backward,
+    linear=FIRST,
+    adapt=_from_first_class(1),
 )

@@ -1,0 +1,156 @@
+"""A cross-entropy whose classes are split: neither log-probabilities nor a dense gradient of them are made.
+
+Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the
+two backwards read. After: of the log-softmax the logarithms of the rows' sums are left;
+`weft.class_loss` and `weft.class_loss_backward` read them and the logits. That is two passes over
+the logits instead of nine, and one tensor of their size instead of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from weft.compiler.assignment import Assignment
+from weft.ir.logical import Call, LogicalGraph, Node, Ref
+from weft.layout import Broadcast, Layout, Split
+
+FORWARD = "aten._log_softmax.default"
+BACKWARD = "aten._log_softmax_backward_data.default"
+_LOSS = "aten.nll_loss_forward.default"
+_LOSS_GRADIENT = "aten.nll_loss_backward.default"
+_CLASSES = Split(1)
+_NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
+
+# A call and the layouts in which it reads its operands.
+Placed: TypeAlias = "tuple[Call, tuple[Layout, ...]]"
+
+
+@dataclass
+class ClassLosses:
+    """What becomes of the cross-entropies of a graph that are split by classes.
+
+    Attributes:
+        statistics: the results of log-softmaxes of which only `<name>.lse` is needed.
+        instead: for the number of a node what takes its place; None where nothing does.
+    """
+
+    statistics: set[str] = field(default_factory=set)
+    instead: dict[int, Placed | None] = field(default_factory=dict)
+
+
+def class_losses(graph: LogicalGraph, assignment: Assignment) -> ClassLosses:
+    """Find them in a graph with its assignment."""
+    numbers = {id(node): number for number, node in enumerate(graph.nodes)}
+    found = ClassLosses()
+    for node in graph.of_kind(Call):
+        if node.op == FORWARD:
+            instead = _instead(graph, node, assignment, numbers)
+            if instead is not None:
+                found.statistics.add(_name(node))
+                found.instead.update(instead)
+    return found
+
+
+def over_classes(layout: Layout) -> Layout:
+    """The layout of a number for each row, [n, 1], that all ranks of the classes know."""
+    sbps = tuple(Broadcast() if one == _CLASSES else one for one in layout.sbp)
+    return Layout(layout.placement, sbps)
+
+
+def _instead(
+    graph: LogicalGraph, softmax: Call, assignment: Assignment, numbers: Mapping[int, int]
+) -> dict[int, Placed | None] | None:
+    """What takes the place of the readers of a log-softmax; None where one of them needs it whole."""
+    layout = assignment.operands[numbers[id(softmax)]][0]
+    name, scores = _name(softmax), softmax.args[0]
+    of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
+    if not (of_rows and _CLASSES in layout.sbp and isinstance(scores, Ref)):
+        return None
+    reads = _Reads(assignment, numbers, {name: layout})
+    found: dict[int, Placed | None] = {}
+    for reader in graph.users[name]:
+        number = numbers[id(reader)]
+        placed = list(reads.replaced(graph, reader, name, scores))
+        if not placed:
+            return None
+        found.update(placed if number not in found else ())
+    return found
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Looks at the readers of one log-softmax; all must read it in the layout that `expected` says."""
+
+    assignment: Assignment
+    numbers: Mapping[int, int]
+    expected: Mapping[str, Layout]
+
+    def replaced(
+        self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
+    ) -> Iterator[tuple[int, Placed | None]]:
+        """What takes the place of one reader; nothing where it cannot be replaced."""
+        if not isinstance(reader, Call):
+            return
+        layout = self.expected[name]
+        lse = Ref(f"{name}.lse")
+        match reader.op, reader.args:
+            case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
+                op == _LOSS and y.name == name and kind in (_NONE, _SUM)
+            ):
+                args = (scores, lse, target, kind, ignored, 0)
+                operands = (layout, over_classes(layout), self._read(reader, target.name))
+                if self._read(reader, name) == layout:
+                    call = replace(reader, op="weft.class_loss", args=args, kwargs=())
+                    yield self.numbers[id(reader)], (call, operands)
+            case str(op), (_, Ref() as y, *_) if op == _LOSS_GRADIENT and y.name == name:
+                (made,) = reader.outputs
+                users = graph.users[made.name] if made is not None else ()
+                if len(users) == 1:
+                    yield from self._gradient(reader, users[0], name, scores)
+            case str(op), (Ref() as gradient, Ref() as y, *_) if op == BACKWARD and y.name == name:
+                maker = graph.producers[gradient.name]
+                if isinstance(maker, Call) and len(graph.users[gradient.name]) == 1:
+                    yield from self._gradient(maker, reader, name, scores)
+
+    def _gradient(
+        self, loss: Call, softmax: Node, name: str, scores: Ref
+    ) -> Iterator[tuple[int, Placed | None]]:
+        """One call in place of the two backwards."""
+        if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
+            return
+        layout, lse = self.expected[name], Ref(f"{name}.lse")
+        match loss.args, softmax.args:
+            case (
+                (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),
+                (Ref() as made, Ref() as again, *_),
+            ) if y.name == again.name == name and kind in (_NONE, _SUM):
+                whole = self.assignment.values[made.name]
+                reads = (self._read(loss, name), self._read(softmax, name))
+                if {whole, self._read(softmax, made.name), *reads} != {layout}:
+                    return
+                row = over_classes(layout)
+                operands = (self._read(loss, grad.name), layout, row)
+                args = (grad, scores, lse, target, kind, ignored, 0)
+                call = replace(softmax, op="weft.class_loss_backward", args=args, kwargs=())
+                yield self.numbers[id(loss)], None
+                yield (
+                    self.numbers[id(softmax)],
+                    (call, (*operands, self._read(loss, target.name))),
+                )
+
+    def _read(self, node: Call, name: str) -> Layout:
+        """The layout in which a call reads a value."""
+        names = _operands(node)
+        return self.assignment.operands[self.numbers[id(node)]][names.index(name)]
+
+
+def _operands(node: Call) -> list[str]:
+    return list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))
+
+
+def _name(node: Call) -> str:
+    (value,) = node.outputs
+    assert value is not None  # a log-softmax returns a tensor
+    return value.name
