@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from local_programs import call, gather, program
+import pytest
+
+from local_programs import all_reduce, call, gather, program
 from weft.actors.ensemble import perform
 from weft.compiler.bucket import bucket
 from weft.compiler.credit import credit
 from weft.compiler.liveness import prove_live
 from weft.compiler.options import Zero
-from weft.compiler.prefetch import AHEAD, prefetch
+from weft.compiler.prefetch import AHEAD, gathers_first, prefetch
 from weft.compiler.segment import segment
 from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
 from weft.ir.plan import LocalValue as Value
@@ -75,3 +77,35 @@ def test_a_gather_that_is_read_to_the_end_holds_nobody_up() -> None:
     prove_live(plan)
     controls = [each for each in plan.registers if each.kind == "control"]
     assert len(controls) == LAYERS - AHEAD - 1
+
+
+def backward(cast: bool) -> LocalProgram:
+    """A chain of layers, each of which gathers its parameter, or a cast of it, and reduces a gradient."""
+    nodes: list[LocalNode] = []
+    for layer in range(LAYERS):
+        shard, whole, hidden = f"p{layer}", f"w{layer}", f"h{layer}" if layer else "x"
+        if cast:
+            nodes += [call(f"c{layer}", shard)]
+            shard = f"c{layer}"
+        nodes += [gather(whole, shard), call(f"h{layer + 1}", hidden, whole)]
+        nodes += [call(f"g{layer}", f"h{layer + 1}", whole), all_reduce(f"g{layer}!", f"g{layer}")]
+    return replace(layers(1), nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool) -> None:
+    local = backward(cast)
+    actors = segment(local, bucket(local, 1), (Communicator(0, (0, 1)),))
+    told = prefetch(local, actors, Zero(3))
+    early = credit(local, *gathers_first(local, *told))
+    prove_live(early)
+
+    def order(plan: RankPlan) -> list[str]:
+        return [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
+
+    late = [f"{kind}{layer}{mark}" for layer in range(LAYERS) for kind, mark in ("w ", "g!")]
+    late = [name.replace(" ", "") for name in late]
+    assert order(credit(local, *told)) == late
+    # A cast is made in its place: its gather comes no earlier.
+    first = late if cast else ["w0", "w1", "w2", "g0!", "w3", "g1!", "w4", "g2!", "g3!", "g4!"]
+    assert order(early) == first

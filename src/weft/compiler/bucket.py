@@ -45,6 +45,11 @@ class Bucket:
         return tuple(value for collective in self.collectives for value in collective.makes)
 
     @property
+    def gathers(self) -> bool:
+        """Whether it makes tensors whole."""
+        return all(each.kind == "all_gather" for each in self.collectives)
+
+    @property
     def phase(self) -> Phase:
         """That of all its collectives."""
         return self.collectives[0].phase

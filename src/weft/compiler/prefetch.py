@@ -4,6 +4,9 @@ A gather needs nothing but a shard that is always there, so it could run at any 
 makes would lie there until it is used. Here the gathers of a phase form a ring, in the order of
 their use: the last reader of a gather lets the one `AHEAD` places after it begin. In a loop the
 ring is closed: the last gathers of a micro-batch let the first of the next one begin.
+
+A communicator keeps its order, so a gather must also stand before the reductions of the block that
+runs meanwhile (`gathers_first`): these wait for that block's gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.compiler.bucket import parameter_values
+from weft.compiler.bucket import Bucket, parameter_values
 from weft.compiler.options import Zero
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
@@ -25,6 +28,52 @@ from weft.ir.plan import (
 
 # How many gathers may be done or under way before the results of the first of them are used up.
 AHEAD = 2
+
+
+def gathers_first(
+    program: LocalProgram, actors: tuple[Actor, ...], controls: tuple[Register, ...]
+) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
+    """The actors, renumbered, with each gather right behind what lets it begin.
+
+    Nothing hangs by it: what that actor and all before it wait for comes before the gather, too. For
+    plans in the order of the graph; others find the orders of communicators by a rehearsal.
+
+    Args:
+        program: of the rank.
+        actors: told by `prefetch`.
+        controls: the registers between them.
+    """
+    if not controls:
+        return actors, controls
+    places = _places(program, actors, controls)
+    ordered = sorted(actors, key=lambda actor: (places.get(actor.id, actor.id), actor.id))
+    number = {actor.id: place for place, actor in enumerate(ordered)}
+    moved = tuple(
+        replace(
+            each,
+            producer=number[each.producer],
+            consumers=tuple(number[id] for id in each.consumers),
+        )
+        for each in controls
+    )
+    return tuple(replace(actor, id=number[actor.id]) for actor in ordered), moved
+
+
+def _places(
+    program: LocalProgram, actors: Sequence[Actor], controls: Sequence[Register]
+) -> dict[int, float]:
+    """For each gather, behind which actor it may stand; gathers keep their order."""
+    makers = {name: actor.id for actor in actors for name in actor.produces}
+    begins = {control.consumers[0]: control.producer for control in controls}
+    found: dict[int, float] = {}
+    for ring in _rings(program, actors):
+        last = 0.0
+        for turn, gather in enumerate(ring):
+            behind = begins.get(gather.id, 0 if turn < AHEAD else gather.id)
+            made = (makers[name] for name in actors[gather.id].consumes)
+            last = max(last, behind + 0.5, *(id + 0.5 for id in made))
+            found[gather.id] = min(gather.id, last)
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,8 +119,8 @@ def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gat
         if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
             continue
         ids = [id for name in actor.produces for id in readers.get(name, ())]
-        gathers = all(each.kind == "all_gather" for each in actor.collectives)
-        if ids and gathers and shards.issuperset(actor.consumes):
+        bucket = Bucket(actor.collectives)
+        if ids and bucket.gathers and bucket.reads <= shards:
             rings.setdefault(actor.phase, []).append(_Gather(actor.id, min(ids), max(ids)))
     for ring in rings.values():
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))

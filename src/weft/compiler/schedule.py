@@ -18,7 +18,7 @@ from weft.compiler.liveness import prove_live
 from weft.compiler.memory import memory
 from weft.compiler.memory_order import Moment, moments_of
 from weft.compiler.options import Options
-from weft.compiler.prefetch import prefetch
+from weft.compiler.prefetch import gathers_first, prefetch
 from weft.compiler.schedule_copies import enough, fewest, of_preset
 from weft.compiler.schedule_presets import Preset, computed, early_actors, preset, with_priorities
 from weft.compiler.schedule_web import Slot, Web, with_copies
@@ -100,7 +100,8 @@ def plan_alone(
     for program in programs:
         buckets = bucket(program, size)
         actors = segment(program, buckets, communicators)
-        plan = credit(program, *prefetch(program, actors, options.zero))
+        told = prefetch(program, actors, options.zero)
+        plan = credit(program, *gathers_first(program, *told))
         prove_live(plan)
         verify_communicators(plan, communicators)
         plans.append(plan)
