@@ -228,3 +228,24 @@ def test_explain_counts_repeated_blocks_once() -> None:
         "8.0",
         "KiB",
     ]
+
+
+def test_explain_lists_buckets() -> None:
+    with weft.local_world(2):
+        model = MLP()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        placement = weft.placement("cpu", [0, 1])
+        program = weft.compile(
+            model,
+            classification_loss,
+            optimizer,
+            vector_batch(8),
+            placement=placement,
+            strategy=weft.data_parallel(),
+        )
+        text = program.explain()
+    title = text.splitlines().index("buckets of rank 0")
+    rows = [line.split() for line in text.splitlines()[title + 2 :]]
+    row = next(row for row in rows if row[1:2] == ["all_reduce"])
+    # All gradients go together.
+    assert int(row[2]) > int(row[3]) == 1
