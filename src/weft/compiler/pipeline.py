@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.joined_products import join_products
 from weft.compiler.localize import localize
 from weft.compiler.loss_scale import scale_loss, unscale
 from weft.compiler.memory import Peak, memory
@@ -79,7 +80,7 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(verify(graph)))
+    graph = verify(scale_loss(join_products(verify(graph))))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))

@@ -1,0 +1,222 @@
+"""Sums of small products as one product: the gradient of a weight that a loop uses at every step.
+
+Before: `x1ᵀ y1 + x2ᵀ y2 + …`, with `x` of (k, m) and `y` of (k, n), as the backward of a recurrent
+cell leaves it. After: `Xᵀ Y`, with `X` the `x` stacked to (k, steps, m) and viewed as (k·steps, m),
+and `Y` likewise. Rows stay outermost, so that a batch that is split, over ranks or in time, stays
+split. Each `xᵀ y` and each sum moves m·n numbers, each stacking k·(m+n): joined where that is less.
+Sums of the rows of the same `x`, gradients of biases, are joined with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
+
+ADD, MM, TRANSPOSE = "aten.add.Tensor", "aten.mm.default", "aten.t.default"
+STACK, VIEW, SUM = "aten.stack.default", "aten.view.default", "aten.sum.dim_IntList"
+
+# What joined values stand for, in the order of the graph: names of the `x`, or of the `y`.
+_Names: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Term:
+    """`xᵀ y`, or without `y` the sum over the rows of `x`; `calls` make it and nothing else."""
+
+    name: str
+    calls: tuple[Call, ...]
+    x: str
+    y: str | None = None
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of terms that are joined, `others` that are not, and the `adds` below its last one."""
+
+    joined: tuple[tuple[_Term, ...], ...]
+    others: _Names
+    adds: tuple[Call, ...]
+
+
+def join_products(graph: LogicalGraph) -> LogicalGraph:
+    """The graph with sums of small products joined."""
+    sums = _sums(graph)
+    if not sums:
+        return graph
+    gone = {id(add) for each in sums.values() for add in each.adds}
+    terms = [term for each in sums.values() for group in each.joined for term in group]
+    gone |= {id(call) for term in terms for call in term.calls}
+    writer = _Writer(graph)
+    for node in graph.nodes:
+        if id(node) in sums:
+            writer.write(node, sums[id(node)])
+        elif id(node) not in gone:
+            writer.nodes.append(node)
+    return replace(graph, nodes=tuple(writer.nodes))
+
+
+def _sums(graph: LogicalGraph) -> dict[int, _Sum]:
+    """What is joined, by the id of the add that stands for the whole sum."""
+    order = {name: position for position, name in enumerate(graph.values)}
+    trees = {id(root): (root, *_tree(graph, root)) for root in _roots(graph)}
+    split = {key: _terms(graph, names) for key, (_, names, _) in trees.items()}
+    # First the products; they say which sums over rows find their `x` stacked already.
+    products = {key: _groups(terms, graph, order) for key, terms in split.items()}
+    stacked = {_xs(group) for groups in products.values() for group in groups}
+    found: dict[int, _Sum] = {}
+    for key, (_, names, adds) in trees.items():
+        rows = tuple(sorted((t for t in split[key] if t.y is None), key=lambda t: order[t.x]))
+        joined = (*products[key], *([rows] if _xs(rows) in stacked else []))
+        taken = {term.name for group in joined for term in group}
+        if joined:
+            others = tuple(name for name in names if name not in taken)
+            found[key] = _Sum(joined, others, adds)
+    return found
+
+
+def _xs(group: Sequence[_Term]) -> _Names:
+    return tuple(term.x for term in group)
+
+
+def _groups(
+    terms: Sequence[_Term], graph: LogicalGraph, order: Mapping[str, int]
+) -> tuple[tuple[_Term, ...], ...]:
+    """Products of equal shapes in one module that are cheaper as one, in the order of their `x`."""
+    found: dict[object, list[_Term]] = {}
+    for term in terms:
+        if term.y is not None:
+            where = term.calls[-1].location
+            place = (where.module, where.stage) if where else None
+            shapes = (graph.values[term.x].shape, graph.values[term.y].shape)
+            found.setdefault((place, shapes), []).append(term)
+    groups = (tuple(sorted(group, key=lambda term: order[term.x])) for group in found.values())
+    return tuple(group for group in groups if len(group) > 1 and _pays(group[0], graph))
+
+
+def _pays(term: _Term, graph: LogicalGraph) -> bool:
+    """Whether stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
+    assert term.y is not None  # only products are asked
+    (rows, m), (_, n) = graph.values[term.x].shape, graph.values[term.y].shape
+    return 2 * rows * (m + n) < 3 * m * n
+
+
+def _roots(graph: LogicalGraph) -> Iterator[Call]:
+    """Adds of two equal tensors whose result is no part of a larger sum."""
+    for node in graph.nodes:
+        if _is_sum(graph, node):
+            users = graph.users[node_outputs(node)[0].name]
+            if len(users) != 1 or not _is_sum(graph, users[0]):
+                assert isinstance(node, Call)  # sums are calls
+                yield node
+
+
+def _is_sum(graph: LogicalGraph, node: Node) -> bool:
+    if not isinstance(node, Call) or node.op != ADD or node.kwargs:
+        return False
+    shape = node_outputs(node)[0].shape
+    alike = all(isinstance(x, Ref) and graph.values[x.name].shape == shape for x in node.args)
+    return alike and node.args[0] != node.args[1]
+
+
+def _tree(graph: LogicalGraph, root: Call) -> tuple[_Names, tuple[Call, ...]]:
+    """What a sum adds up, and the adds below its root."""
+    names: list[str] = []
+    adds: list[Call] = []
+    waiting: list[Node] = [root]
+    while waiting:
+        for name in _operands(waiting.pop()):
+            maker = graph.producers[name]
+            if isinstance(maker, Call) and len(graph.users[name]) == 1 and _is_sum(graph, maker):
+                adds.append(maker)
+                waiting.append(maker)
+            else:
+                names.append(name)
+    return tuple(names), tuple(adds)
+
+
+def _operands(node: Node) -> _Names:
+    args = node.args if isinstance(node, Call) else ()
+    return tuple(arg.name for arg in args if isinstance(arg, Ref))
+
+
+def _terms(graph: LogicalGraph, names: _Names) -> tuple[_Term, ...]:
+    found = (_term(graph, name) for name in names)
+    return tuple(term for term in found if term is not None)
+
+
+def _term(graph: LogicalGraph, name: str) -> _Term | None:
+    match _only_maker(graph, name):
+        case Call(op="aten.mm.default", args=(Ref(name=left), Ref(name=y))) as product:
+            flip = graph.producers[left]
+            if isinstance(flip, Call) and flip.op == TRANSPOSE and isinstance(flip.args[0], Ref):
+                calls = (flip, product) if len(graph.users[left]) == 1 else (product,)
+                return _Term(name, calls, flip.args[0].name, y)
+        case Call(op="aten.view.default", args=(Ref(name=inner), _)) as view:
+            match _only_maker(graph, inner):
+                case Call(op="aten.sum.dim_IntList", args=(Ref(name=x), (0,), True)) as rows:
+                    flat = len(graph.values[name].shape) == 1 and len(graph.values[x].shape) == 2
+                    return _Term(name, (rows, view), x) if flat and not rows.kwargs else None
+    return None
+
+
+def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
+    """What makes a value that is read once."""
+    return graph.producers[name] if len(graph.users[name]) == 1 else None
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of the new graph."""
+
+    graph: LogicalGraph
+    nodes: list[Node] = field(default_factory=list)
+    # Values stacked and viewed as matrices so far.
+    stacks: dict[_Names, Value] = field(default_factory=dict)
+
+    def write(self, root: Node, found: _Sum) -> None:
+        """What the add `root` stands for."""
+        assert isinstance(root, Call)  # sums are calls
+        (total,) = node_outputs(root)
+        parts = list(found.others)
+        for number, group in enumerate(found.joined):
+            last = number + 1 == len(found.joined) and not parts
+            made = total if last else replace(total, name=f"{total.name}.part{number}")
+            self._join(root, group, made)
+            parts.append(made.name)
+        while len(parts) > 1:
+            first, second, *rest = parts
+            made = replace(total, name=f"{total.name}.sum{len(rest)}") if rest else total
+            self.nodes.append(replace(root, args=(Ref(first), Ref(second)), outputs=(made,)))
+            parts = [made.name, *rest]
+
+    def _join(self, root: Call, group: Sequence[_Term], made: Value) -> None:
+        x = self._stacked(root, _xs(group))
+        if group[0].y is None:
+            (columns,) = made.shape
+            row = Value(f"{made.name}.row", (1, columns), made.dtype)
+            self._call(root, SUM, (Ref(x.name), (0,), True), row)
+            self._call(root, VIEW, (Ref(row.name), (columns,)), made)
+            return
+        y = self._stacked(root, tuple(term.y for term in group if term.y is not None))
+        flipped = Value(f"{made.name}.t", x.shape[::-1], x.dtype)
+        self._call(root, TRANSPOSE, (Ref(x.name),), flipped)
+        self._call(root, MM, (Ref(flipped.name), Ref(y.name)), made)
+
+    def _stacked(self, root: Call, names: _Names) -> Value:
+        """The matrix of all rows of some matrices; made where the first sum reads it."""
+        if names not in self.stacks:
+            first = self.graph.values[names[0]]
+            rows, columns = first.shape
+            number, steps = len(self.stacks), len(names)
+            stack = Value(f"{names[0]}.steps{number}", (rows, steps, columns), first.dtype)
+            matrix = Value(f"{stack.name}.rows", (rows * steps, columns), first.dtype)
+            self._call(root, STACK, (tuple(map(Ref, names)), 1), stack)
+            self._call(root, VIEW, (Ref(stack.name), matrix.shape), matrix)
+            self.stacks[names] = matrix
+        return self.stacks[names]
+
+    def _call(self, root: Call, op: str, args: tuple[Arg, ...], made: Value) -> None:
+        self.nodes.append(replace(root, op=op, args=args, outputs=(made,)))
