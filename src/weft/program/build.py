@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
 from weft.layout import SBP, Placement
 from weft.program.shards import layouts_on, local_part
+from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.runtime.kernel_choice import Kernels
 from weft.runtime.state import Variables
@@ -73,12 +75,12 @@ def build(
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizer: torch.optim.Optimizer | None,
-) -> dict[int, Executor]:
+) -> dict[int, Executor | DeviceExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same."""
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
-    executors = {}
+    executors: dict[int, Executor | DeviceExecutor] = {}
     for plan in compiled.plan.ranks:
         device = world.device(plan.rank)
         layouts = layouts_on(compiled.graph, plan.rank, "constant")
@@ -86,7 +88,8 @@ def build(
             key: local_part(constants[key], layout, plan.rank).to(device)
             for key, layout in layouts.items()
         }
-        executors[plan.rank] = Executor(
+        make = _on_streams(compiled, plan.rank) if has_streams(device) else Executor
+        executors[plan.rank] = make(
             plan,
             channels[plan.rank],
             device,
@@ -97,6 +100,19 @@ def build(
             kernels=setting.kernels,
         )
     return executors
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device is put on streams and goes on by itself."""
+    return device.type == "cuda"
+
+
+def _on_streams(compiled: Compiled, rank: int) -> Callable[..., DeviceExecutor]:
+    """An executor that runs the acts of a step as they were rehearsed."""
+    rehearsal = compiled.schedule.rehearsal
+    if rehearsal is None:
+        return DeviceExecutor
+    return partial(DeviceExecutor, order=[(a.actor, a.micro) for a in rehearsal.timelines[rank]])
 
 
 def evaluation(

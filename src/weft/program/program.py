@@ -23,6 +23,7 @@ from weft.program.memory import ProgramMemory, program_memory
 from weft.program.shards import without_shards
 from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
+from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 
 
@@ -167,6 +168,6 @@ class Program:
         self._close()
 
 
-def _close_all(executors: Sequence[Executor]) -> None:
+def _close_all(executors: Sequence[Executor | DeviceExecutor]) -> None:
     for executor in executors:
         executor.close()

@@ -20,6 +20,7 @@ from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.allocator import keep_freed_memory
 from weft.runtime.channel import Channel, check_same
+from weft.runtime.cuda_channel import CudaLocalChannel
 from weft.runtime.failure import root_failure
 from weft.runtime.local_channel import LocalChannel, LocalGroup
 
@@ -130,10 +131,11 @@ class LocalWorld(World):
 
     def connect(self, communicators: Sequence[Communicator]) -> Channels:
         channels: Channels = {rank: {} for rank in self.ranks}
+        kind = CudaLocalChannel if self.device_type == "cuda" else LocalChannel
         for communicator in communicators:
             group = LocalGroup(communicator.ranks, self.timeout)
             for index, rank in enumerate(communicator.ranks):
-                channels[rank][communicator.id] = LocalChannel(group, index, self.device(rank))
+                channels[rank][communicator.id] = kind(group, index, self.device(rank))
         return channels
 
     def run(self, function: Callable[[int], T]) -> list[T]:
