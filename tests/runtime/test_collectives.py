@@ -188,3 +188,22 @@ def test_no_rank_leaves_before_its_tensors_are_read(monkeypatch):
         return out.tolist()
 
     assert run(2, work) == [[1, 1, 2, 2]] * 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_all_reduce_writes_over_what_it_may(size):
+    """Where the input is given away and contiguous, the result takes its place; elsewhere it is a copy."""
+    tensor = whole(5)
+    spec = Collective("all_reduce", 0, value(tensor), value(tensor))
+
+    def work(channel):
+        own, turned = tensor.clone(), tensor.t().contiguous().t()
+        (out,) = run_collectives(channel, (spec,), [own], {"t"})
+        (copy,) = run_collectives(channel, (spec,), [turned], {"t"})
+        return out is own, torch.equal(out, tensor * size), torch.equal(turned, tensor), copy
+
+    for same, right, kept, copy in run(size, work):
+        assert same
+        assert right
+        assert kept
+        assert torch.equal(copy, tensor * size)
