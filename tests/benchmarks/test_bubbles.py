@@ -1,0 +1,31 @@
+"""The program that measures idle time runs, and its figures are parts of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_bubbles_are_parts_of_a_step(tmp_path: Path) -> None:
+    program = str(ROOT / "benchmarks" / "bubbles.py")
+    options = ["--tiny", "--steps", "2", "--schedule", "1f1b"]
+    subprocess.run(
+        [sys.executable, "-m", "weft", "run", "-n", "2", program, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=100,
+    )
+    found = json.loads((tmp_path / "runs/bench/bubbles_1f1b.json").read_text())
+    assert found["in_theory"] == pytest.approx(1 / 9)
+    assert 0 <= found["rehearsed"] < 1
+    assert 0 < found["measured"] < 1
