@@ -86,6 +86,17 @@ def _nll(
             yield torch_call(
                 "weft.nll_loss_backward_shard", torch.ones_like(output), *args, total, 2
             )
+    if scores.dim() == 2 and reduction != 1:
+        yield from _class_loss(scores, target, reduction)
+
+
+def _class_loss(scores: torch.Tensor, target: torch.Tensor, reduction: int) -> Iterator[TorchCall]:
+    yield torch_call("weft.sum_exp", scores, scores.amax(1, keepdim=True), 1)
+    args = (scores, scores.logsumexp(1, keepdim=True), target, reduction, -100)
+    gradient = f(len(target)) if reduction == 0 else f()
+    for offset in (0, 2):
+        yield torch_call("weft.class_loss", *args, offset)
+        yield torch_call("weft.class_loss_backward", gradient, *args, offset)
 
 
 def attention() -> Iterator[TorchCall]:

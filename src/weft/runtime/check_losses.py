@@ -29,6 +29,24 @@ def nll_gradient_shard(
     return found.narrow(dim, offset, scores.shape[dim])
 
 
+def class_loss(
+    x: Any, lse: Any, target: Any, reduction: int, ignored: int, offset: int
+) -> tuple[Any, Any]:
+    """The shard's losses of log-probabilities; targets are counted where losses are summed."""
+    losses, count = nll_shard(x - lse, target, None, reduction, ignored, offset)
+    return losses, count if reduction else torch.zeros_like(count)
+
+
+def class_loss_gradient(
+    gradient: Any, x: Any, lse: Any, target: Any, reduction: int, ignored: int, offset: int
+) -> Any:
+    """Probabilities, less one at the target, in rows that are not ignored."""
+    classes = torch.arange(offset, offset + x.shape[1], device=x.device)
+    chosen = (classes == target.unsqueeze(1)).to(x.dtype)
+    rows = gradient * (target != ignored).to(x.dtype)
+    return rows.unsqueeze(1) * ((x - lse).exp() - chosen)
+
+
 def _among_all(scores: Any, target: Any, weight: Any, offset: int) -> tuple[Any, Any]:
     dim = min(1, scores.dim() - 1)
     count = max(int(target.max()) + 1, offset + scores.shape[dim])

@@ -21,7 +21,12 @@ from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
-from weft.runtime.check_losses import nll_gradient_shard, nll_shard
+from weft.runtime.check_losses import (
+    class_loss,
+    class_loss_gradient,
+    nll_gradient_shard,
+    nll_shard,
+)
 from weft.runtime.local_ops import blank, slice_
 from weft.runtime.pass_ops import next_scale
 from weft.runtime.time_ops import TIME_OPS
@@ -413,6 +418,9 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
     "weft.nll_loss_shard": nll_shard,
     "weft.nll_loss_backward_shard": nll_gradient_shard,
+    "weft.sum_exp": lambda x, top, dim: (x - top).exp().sum(dim, keepdim=True),
+    "weft.class_loss": class_loss,
+    "weft.class_loss_backward": class_loss_gradient,
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
