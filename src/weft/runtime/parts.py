@@ -1,7 +1,7 @@
 """Segments cut into parts that Inductor compiles, and what stays ATen code between them.
 
 Parts are whole repeated layers (`weft.compiler.repeats`), so equal layers share one kernel. What is
-no plain function of ATen ops stays as it is: weft's own ops, random draws, ops over a step and
+no plain function of ATen ops stays as it is: most of weft's own ops, random draws, ops over a step and
 arguments that vary between micro-batches.
 """
 
@@ -29,6 +29,12 @@ from weft.runtime.torch_ops import torch_op
 
 # A kernel of fewer calls gains nothing.
 FEWEST_CALLS = 3
+
+# Those of weft's own ops that are plain functions of ATen ops.
+PLAIN = frozenset(
+    f"weft.{name}"
+    for name in ("hint", "keep", "pad", "scale", "slice", "square_sum", "statistic", "use")
+)
 
 
 class PartKernel:
@@ -186,14 +192,15 @@ class Parts:
 
 
 def _plain(call: LocalCall) -> bool:
-    """Whether Inductor may compile a call: a function of ATen, the same in each micro-batch.
+    """Whether Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
 
     No such call draws random numbers: capture leaves that to `weft.uniform`.
     """
-    if is_local(call.op) or differs(call) or not call.op.startswith("aten."):
-        return False
     is_complex = any(value.dtype.startswith("complex") for value in call.makes)
-    return not (torch_op(call.op)._schema.is_mutable or is_complex)
+    if differs(call) or is_complex:
+        return False
+    aten = not is_local(call.op) and call.op.startswith("aten.")
+    return call.op in PLAIN or (aten and not torch_op(call.op)._schema.is_mutable)
 
 
 def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:
