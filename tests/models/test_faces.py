@@ -48,7 +48,7 @@ def logits(program: weft.Program) -> list[Any]:
 def test_logits_are_never_whole(large: Comparison, strategy: str) -> None:
     program = compiled(large, strategy)
     found = logits(program)
-    assert len(found) > 8
+    assert len(found) > 4  # the logits, what is made of them, and their gradients
     assert all(S(1) in value.layout.sbp for value in found)
 
 

@@ -30,6 +30,7 @@ VIEW_OPS = frozenset(
         "as_strided.default",
         "broadcast_to.default",
         "chunk.default",
+        "conj_physical.default",
         "contiguous.default",
         "detach.default",
         "diagonal.default",
@@ -56,6 +57,9 @@ VIEW_OPS = frozenset(
         "unbind.int",
         "unflatten.int",
         "unfold.default",
+        "unsafe_chunk.default",
+        "unsafe_split.Tensor",
+        "unsafe_split_with_sizes.default",
         "unsqueeze.default",
         "view.default",
         "view.dtype",
@@ -63,7 +67,7 @@ VIEW_OPS = frozenset(
         "view_as_complex.default",
         "view_as_real.default",
     )
-) | frozenset(("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after"))
+) | frozenset(("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after", "weft.use"))
 
 
 def variable_views(program: LocalProgram) -> dict[str, str]:

@@ -21,7 +21,7 @@ from weft.ir.plan import (
 )
 
 # Of a single micro-batch these hand on what they get.
-_HANDS_ON = VIEW_OPS | OVER_STEP | {"weft.use"}
+_HANDS_ON = VIEW_OPS | OVER_STEP
 
 
 def overwritten(plan: RankPlan) -> frozenset[str]:

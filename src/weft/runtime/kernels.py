@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.compiler.aliases import VIEW_OPS
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
 from weft.ops.call import Token
-from weft.runtime.local_ops import LOCAL_OPS, VIEW_OPS
+from weft.runtime.local_ops import LOCAL_OPS
 from weft.runtime.matmul import matmul_op
 from weft.runtime.over_step import OVER_STEP_OPS
 from weft.runtime.summed_products import join_sums
@@ -294,7 +295,7 @@ def _returns_list(op: str) -> bool:
 
 def may_alias(op: str) -> bool:
     """Whether a result of the op may share memory with an operand."""
-    if is_local(op):
+    if op in VIEW_OPS or is_local(op):
         return op in VIEW_OPS
     return any(result.alias_info is not None for result in _returns(op))
 

@@ -203,6 +203,3 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     **PASS_OPS,
     **TIME_OPS,
 }
-
-# Local ops whose result may share memory with their first operand.
-VIEW_OPS: Sequence[str] = ("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after")
