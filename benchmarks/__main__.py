@@ -85,7 +85,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
     parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
     parser.add_argument("--list", action="store_true", help="print the pairs and end")
-    return parser.parse_args()
+    o = parser.parse_args()
+    known = {name for pair in PAIRS for name in (pair.name, pair.work)}
+    unknown = [name for name in o.only or () if name not in known]
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: no such work or pair; --list shows them all")
+    return o
 
 
 def wanted(pair: Pair, o: argparse.Namespace) -> bool:

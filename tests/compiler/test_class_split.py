@@ -53,6 +53,20 @@ def batch_of(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return {"x": x, "y": y}
 
 
+def assert_same_step(
+    program: weft.Program, model: Head, batch: Any, loss: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    """One step of the program, then of plain PyTorch: the same loss and weight."""
+    found = program.step(batch).item()
+    state = program.full_state_dict()
+    program.close()
+    value = loss(model, batch)
+    value.backward()
+    optimizer.step()
+    assert found == pytest.approx(value.item(), rel=1e-12)
+    assert torch.allclose(state["weight"], model.weight, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("grid", [[0, 1], [[0, 1], [2, 3]]], ids=["line", "grid"])
 @pytest.mark.parametrize("shape", [(64, 6), (16, 6, 2, 2)], ids=["vectors", "images"])
@@ -73,14 +87,7 @@ def test_steps_equal_plain_pytorch(loss: Any, shape: Any, grid: Any) -> None:
                 batch={"*": weft.broadcast}, parameters={"weight*": weft.split(0)}
             ),
         )
-        found = program.step(batch).item()
-        state = program.full_state_dict()
-        program.close()
-    value = loss(model, batch)
-    value.backward()
-    optimizer.step()
-    assert found == pytest.approx(value.item(), rel=1e-12)
-    assert torch.allclose(state["weight"], model.weight, rtol=1e-12, atol=1e-14)
+        assert_same_step(program, model, batch, loss, optimizer)
     gathered = [
         node
         for node in program.graph.of_kind(Box)
@@ -112,12 +119,5 @@ def test_rows_and_classes_split(loss: Any) -> None:
                 micro_batches=2,
             ),
         )
-        found = program.step(batch).item()
-        state = program.full_state_dict()
-        program.close()
-    value = loss(model, batch)
-    value.backward()
-    optimizer.step()
-    assert found == pytest.approx(value.item(), rel=1e-12)
-    assert torch.allclose(state["weight"], model.weight, rtol=1e-12, atol=1e-14)
+        assert_same_step(program, model, batch, loss, optimizer)
     assert "weft.class_loss_backward" in str(program.plan)
