@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
+import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import weft
 from weft.errors import UserError
 from weft.ir.logical import Ref
-from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.ir.plan import Compute, LocalCall, LocalInput, LocalValue, RankPlan
 from weft.runtime import inductor, kernel_choice, parts
 from weft.runtime.kernel_choice import Choice, Code, Spec, choose
+from weft.runtime.kernel_measure import Measured
 from weft.runtime.kernels import build_kernel
 from weft.runtime.parts import Parts
 
@@ -28,7 +32,7 @@ def folder(tmp_path_factory):
     """One folder for all tests here, so that torch's headers are compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+        yield Path(os.environ["WEFT_CACHE"])
 
 
 def call(op, args, *made, shape=(4, 6)):
@@ -46,10 +50,10 @@ CALLS = (
 )
 
 
-def cutter(monkeypatch, seen):
-    """The parts of CALLS, "compiled" into their own ATen code, each noted in `seen`."""
+def cutter(monkeypatch, seen, calls=CALLS, acts=1, x=None):
+    """The parts of calls, "compiled" into their own ATen code, each noted in `seen`."""
 
-    def chosen(code, kernels):
+    def chosen(code, kernels, least):
         def boxed(inputs):
             tensors = tuple(inputs)
             inputs.clear()
@@ -59,8 +63,10 @@ def cutter(monkeypatch, seen):
         return Choice(boxed)
 
     monkeypatch.setattr(parts, "choose", chosen)
-    plan = RankPlan(0, (), (Compute(0, CALLS, ("x",), ("b", "g")),), ())
-    return Parts(plan, CPU, {"x": torch.zeros(6, 4).t()}, "inductor")
+    x = torch.zeros(6, 4).t() if x is None else x
+    inputs = (LocalInput(LocalValue("x", tuple(x.shape), "float32"), "parameter", "x"),)
+    plan = RankPlan(0, inputs, (Compute(0, calls, ("x",), ("b",), acts=acts),), ())
+    return Parts(plan, CPU, {"x": x}, "inductor")
 
 
 def test_ops_of_weft_stay_between_parts(monkeypatch):
@@ -91,25 +97,85 @@ def test_small_parts_stay_calls(monkeypatch):
     assert list(cut.nodes) == list(CALLS)
 
 
-def code(source):
-    spec = Spec((8, 8), (8, 1), torch.float32, CPU)
-    return Code(source, lambda x: (x + 1,), (spec,))
+def test_products_that_are_summed_over_a_step_stay_so(monkeypatch):
+    calls = (
+        call("aten.mul.Tensor", (Ref("x"), 2.0), "a", shape=(4, 4)),
+        call("aten.mm.default", (Ref("a"), Ref("x")), "p", shape=(4, 4)),
+        call("aten.exp.default", (Ref("a"),), "e", shape=(4, 4)),
+        call("aten.neg.default", (Ref("e"),), "b", shape=(4, 4)),
+        call("weft.accumulate", (Ref("p"), "sum"), "s", shape=(4, 4)),
+    )
+    kinds = {}
+    for acts in (1, 2):
+        cuts = cutter(monkeypatch, [], calls, acts, torch.zeros(4, 4))
+        kinds[acts] = cuts.cut(calls, ("b", "s")).nodes
+    assert [node.op for node in kinds[1]] == ["part.0", "weft.accumulate"]
+    assert [node.op for node in kinds[2]] == ["part.0", "weft.accumulate_mm"]
+    assert kinds[2][1].args == (Ref("a"), Ref("x"))
+    assert [value.name for value in kinds[2][0].makes] == ["a", "b"]
+
+
+def code(source, function=lambda x: (x + 1,), size=8):
+    spec = Spec((size, size), (size, 1), torch.float32, CPU)
+    return Code(source, function, (spec,))
 
 
 def test_the_faster_is_chosen_and_remembered(monkeypatch):
     measured = []
+
+    def compare(*_):
+        measured.append(1)
+        return Measured(3.0, seconds)
+
     monkeypatch.setattr(kernel_choice, "_compiled", lambda code: "compiled")
-    monkeypatch.setattr(
-        kernel_choice, "_measured", lambda *_: measured.append(1) or (3.0, measured_inductor)
-    )
-    measured_inductor = 2.0
+    monkeypatch.setattr(kernel_choice, "compare", compare)
+    seconds = 2.0
     assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
     assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
     assert len(measured) == 1
-    measured_inductor = 2.99
+    seconds = 2.8  # noise is larger than that
     assert choose(code("slow"), "auto").compiled is None
     monkeypatch.setattr(kernel_choice, "_compiled", None)  # would raise: nothing is compiled again
-    assert choose(code("slow"), "auto") == Choice(None, 3.0, 2.99)
+    assert choose(code("slow"), "auto") == Choice(None, 3.0, 2.8)
+
+
+def test_parts_that_cannot_pay_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(kernel_choice, "_compiled", None)  # would raise
+    products = code("products", lambda x: ((x @ x) @ x,), size=512)
+    assert choose(products, "auto").problem == "nothing to fuse"
+    assert choose(code("short"), "auto", least=60.0).problem == "too short"
+    # That is said of a program, and not remembered.
+    monkeypatch.setattr(kernel_choice, "_compiled", lambda code: "compiled")
+    monkeypatch.setattr(kernel_choice, "compare", lambda *_: Measured(3.0, 2.0))
+    assert choose(code("short"), "auto").compiled == "compiled"
+
+
+def test_ranks_that_cut_elsewhere_choose_alike():
+    one, other = (code(f"    v1 = weft_slice(a0, 0, {offset}, 4)\n") for offset in (0, 4))
+    assert one.kind() == other.kind()
+    assert one.key() != other.key()
+    assert one.kind() != code("    v1 = weft_slice(a1, 0, 0, 4)\n").kind()
+    assert code("    v1 = mul(a0, 2.0)").kind() != code("    v1 = mul(a0, 3.0)").kind()
+
+
+@compiles
+@pytest.mark.timeout(200)
+def test_what_was_compiled_is_kept_and_run_when_it_is_private(monkeypatch, folder):
+    kept = code("kept", lambda x: (torch.ops.aten.exp.default(x) + 1,))
+    first = choose(kept, "inductor").compiled
+    file = folder / "kernels" / f"{kept.key()}.py"
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    made = []
+    monkeypatch.setattr(kernel_choice, "compile_boxed", lambda *_: made.append(1))
+    x = torch.randn(8, 8)
+    again = choose(kept, "inductor").compiled
+    inputs = [x]
+    assert torch.equal(again(inputs)[0], first([x])[0])
+    assert inputs == []
+    assert not made
+    file.chmod(0o666)  # anybody could have written it
+    choose(kept, "inductor")
+    assert made
 
 
 def test_what_inductor_cannot_lower_is_aten_code_and_told(monkeypatch):
@@ -117,7 +183,11 @@ def test_what_inductor_cannot_lower_is_aten_code_and_told(monkeypatch):
         raise RuntimeError("no lowering\nmore")
 
     monkeypatch.setattr(kernel_choice, "compile_boxed", fails)
-    assert choose(code("odd"), "inductor") == Choice(None, problem="RuntimeError: no lowering")
+    told = Choice(None, problem="RuntimeError: no lowering")
+    assert choose(code("odd"), "inductor") == told
+    assert choose(code("odd"), "auto") == told
+    monkeypatch.setattr(kernel_choice, "compile_boxed", None)  # would say something else
+    assert choose(code("odd"), "auto") == told
 
 
 def test_without_a_compiler(monkeypatch):
@@ -145,7 +215,7 @@ def test_compiled_results_lie_as_those_of_the_function():
         examples = [mode.from_tensor(each) for each in (x, w)]
     compiled = inductor.compile_boxed(function, examples)
     inputs = [x, w]
-    ours = compiled(inputs)
+    ours = compiled.function(inputs)
     assert inputs == []
     assert ours[1].data_ptr() == x.data_ptr()
     for one, other in zip(ours, function(x, w), strict=True):

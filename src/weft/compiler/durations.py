@@ -44,13 +44,14 @@ class Durations:
     def _actor(self, actor: Actor, values: Mapping[str, LocalValue]) -> float:
         match actor:
             case Compute():
-                return sum(self._node(node, values) for node in actor.nodes)
+                return sum(self.node(node, values) for node in actor.nodes)
             case Communicate():
                 moved = sum(self._moved(node) for node in actor.collectives)
                 return self._device.communication(Bytes(moved))
         return 0.0
 
-    def _node(self, node: LocalCall | LocalUpdate, values: Mapping[str, LocalValue]) -> float:
+    def node(self, node: LocalCall | LocalUpdate, values: Mapping[str, LocalValue]) -> float:
+        """Seconds of a call or an update, given the values that it reads and makes."""
         if isinstance(node, LocalUpdate):
             return self._update(node, values)
         call = _op_call(node, values)

@@ -9,15 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.runtime.cache import cache_folder
+from weft.runtime.cache import cache_folder, make_folder
 
 # Takes its inputs as a list, which it empties.
 Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+class Compiled(NamedTuple):
+    """What Inductor made.
+
+    Attributes:
+        function: takes its inputs as a list, which it empties.
+        source: Python code of the same, for `load`; None where code alone does not tell all.
+    """
+
+    function: Boxed
+    source: str | None
 
 
 def missing_compiler(device_type: str) -> str | None:
@@ -34,7 +46,9 @@ def missing_compiler(device_type: str) -> str | None:
     return "there is no Triton; install the package triton"
 
 
-def compile_boxed(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Boxed:
+def compile_boxed(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
+) -> Compiled:
     """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
 
     Results have the strides that `function` gives them, and share memory with inputs where its
@@ -57,8 +71,27 @@ def compile_boxed(function: Callable[..., Sequence[Tensor]], examples: Sequence[
         # Whoever reads these counts on their strides.
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiler = _module("torch._inductor.compile_fx").compile_fx_inner
-        compiled: Boxed = compiler(graph, list(examples), is_inference=True)
-    return compiled
+        compiled = compiler(graph, list(examples), is_inference=True)
+    if compiled.constants or compiled.inputs_to_check or examples[0].device.type != "cpu":
+        return Compiled(compiled, None)
+    # Without what Inductor puts around its own code for CUDA graphs and caches, 5 µs a call.
+    return Compiled(compiled.current_callable, compiled.source_code)
+
+
+def load(source: str) -> Boxed:
+    """The function of code that `compile_boxed` made for a CPU, in whatever process.
+
+    Its loops are taken from disk, or compiled again. `source` is run: it must be weft's own.
+    """
+    namespace: dict[str, Any] = {"__name__": "weft.runtime.kept_kernel"}
+    with ExitStack() as stack:
+        for one in _places():
+            stack.enter_context(one)
+        # Where this was compiled, vector code had been tried; a trial takes 0.2 s.
+        stack.enter_context(_module("torch._inductor.config").patch({"cpp.vec_isa_ok": True}))
+        exec(compile(source, "<weft kept kernel>", "exec"), namespace)
+    function: Boxed = namespace["call"]
+    return function
 
 
 @torch.library.custom_op("weft::linear", mutates_args=())
@@ -88,14 +121,23 @@ def _name_linear(graph: torch.fx.GraphModule) -> None:
 def _settings(examples: Sequence[Tensor]) -> list[AbstractContextManager[Any]]:
     """What holds while a function is traced and compiled: nothing of the caller's modes."""
     guards = _module("torch._guards")
-    folders = _module("torch._inductor.runtime.cache_dir_utils")
-    config = _module("torch._inductor.config")
     mode = examples[0].fake_mode  # type: ignore[attr-defined]  # of fake tensors
     return [
         torch.no_grad(),
         torch.autocast(examples[0].device.type, enabled=False),
         guards.tracing(guards.TracingContext(mode)),
-        folders.temporary_cache_dir(str(cache_folder() / "inductor")),
+        *_places(),
+    ]
+
+
+def _places() -> list[AbstractContextManager[Any]]:
+    """Where Inductor keeps what it makes, and where it compiles: in this process."""
+    folders = _module("torch._inductor.runtime.cache_dir_utils")
+    config = _module("torch._inductor.config")
+    folder = cache_folder() / "inductor"
+    make_folder(folder)
+    return [
+        folders.temporary_cache_dir(str(folder)),
         # Strides are checked once (`weft.runtime.parts`); a pool of compiling processes would
         # outlive a rank that fails.
         config.patch(size_asserts=False, compile_threads=1),

@@ -1,20 +1,23 @@
 """How a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
 
-What was measured is kept on disk (`weft.runtime.cache`), as are Inductor's kernels. The ranks of a
-host compile and measure one after another, so each distinct part is compiled once.
+What was measured and compiled is kept on disk (`weft.runtime.cache`). The ranks of a host compile and
+measure one after another, so each distinct part is compiled once, and parts that differ between
+ranks only in where they cut a tensor are chosen alike.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
-import statistics
+import re
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -23,17 +26,22 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.errors import UserError
-from weft.runtime.cache import cache_folder, read_cached, write_cached
-from weft.runtime.inductor import Boxed, compile_boxed, missing_compiler
+from weft.runtime.cache import (
+    cache_folder,
+    make_folder,
+    read_cached,
+    read_code,
+    write_cached,
+    write_text,
+)
+from weft.runtime.inductor import Boxed, compile_boxed, load, missing_compiler
+from weft.runtime.kernel_measure import TOO_SHORT, Measured, compare, foreseen
 
 Kernels: TypeAlias = Literal["aten", "inductor", "auto"]
 KERNELS: tuple[Kernels, ...] = ("aten", "inductor", "auto")
 
-# Inductor must be faster by this factor: it costs time to compile, and measurements vary.
-MARGIN = 1.03
-# Seconds that a side is measured for, and rounds at least.
-PATIENCE = 0.2
-ROUNDS = 5
+# What cuts a tensor, up to where.
+_PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
 
 
 class Spec(NamedTuple):
@@ -78,11 +86,22 @@ class Code:
     inputs: tuple[Spec, ...]
 
     def key(self) -> str:
-        """What a measurement holds for."""
+        """What compiled code holds for."""
+        flags = sorted(pair for pair in os.environ.items() if pair[0].startswith("TORCHINDUCTOR_"))
+        return self._digest(self.source, _version(), flags)
+
+    def kind(self) -> str:
+        """What a measurement holds for: where a tensor is cut makes no difference."""
+        return self._digest(_PLACES.sub(r"\1", self.source))
+
+    def examples(self) -> list[Tensor]:
+        return [spec.example() for spec in self.inputs]
+
+    def _digest(self, *what: object) -> str:
         device = self.inputs[0].device
         cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if cuda else _processor()
-        every = (self.source, self.inputs, torch.__version__, name, torch.get_num_threads())
+        every = (*what, self.inputs, torch.__version__, name, torch.get_num_threads())
         return hashlib.sha256(repr(every).encode()).hexdigest()[:32]
 
 
@@ -93,7 +112,7 @@ class Choice:
     Attributes:
         compiled: Inductor's function; None for ATen code.
         aten, inductor: measured seconds, or None.
-        problem: why Inductor could not compile it, or "".
+        problem: why it was not compiled, or "".
     """
 
     compiled: Boxed | None
@@ -119,63 +138,70 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
     return "aten"
 
 
-def choose(code: Code, kernels: Kernels) -> Choice:
+def choose(code: Code, kernels: Kernels, least: float = 0.0) -> Choice:
     """Compile a part if that pays, or if it is asked for.
 
     Args:
         code: the part.
         kernels: "inductor", or "auto" to take what is faster.
+        least: seconds of a part that "auto" compiles.
     """
-    with _one_at_a_time():
-        file = cache_folder() / "kernels" / f"{code.key()}.json"
-        known = read_cached(file) if kernels == "auto" else None
-        if known is not None and not _pays(*known):
-            return Choice(None, *known)
-        try:
-            compiled = _compiled(code)
-        except Exception as error:  # whatever Inductor cannot lower runs as ATen code
-            return Choice(None, problem=f"{type(error).__name__}: {error}".splitlines()[0])
-        if kernels == "inductor":
-            return Choice(compiled)
-        if known is None:
-            known = _measured(code, compiled)
-            write_cached(file, known)
-        return Choice(compiled if _pays(*known) else None, *known)
+    with _one_at_a_time(), torch.no_grad():
+        return _asked_for(code) if kernels == "inductor" else _faster(code, least)
 
 
-def _pays(aten: float, inductor: float) -> bool:
-    return inductor * MARGIN < aten
+def _asked_for(code: Code) -> Choice:
+    try:
+        return Choice(_compiled(code))
+    except Exception as error:  # whatever Inductor cannot lower runs as ATen code
+        return Choice(None, problem=_line(error))
+
+
+def _faster(code: Code, least: float) -> Choice:
+    """What is faster, as was measured once on this kind of processor."""
+    file = cache_folder() / "kernels" / f"{code.kind()}.json"
+    stored = read_cached(file)
+    known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)
+    if known is not None and not known.pays:
+        _remember(file, known)
+        return Choice(None, *known)
+    try:
+        compiled = _compiled(code)
+    except Exception as error:  # as above
+        known = Measured(None, None, _line(error))
+        _remember(file, known)
+        return Choice(None, *known)
+    if known is None:
+        known = compare(code.function, compiled, code.examples())
+        _remember(file, known)
+    return Choice(compiled if known.pays else None, *known)
+
+
+def _remember(file: Path, known: Measured) -> None:
+    """Keep what is known of a part, but not what depends on the program around it."""
+    if known.why != TOO_SHORT:
+        write_cached(file, known)
 
 
 def _compiled(code: Code) -> Boxed:
+    """Inductor's function: out of what was kept of it, if that can be had."""
+    file = cache_folder() / "kernels" / f"{code.key()}.py"
+    source = read_code(file)
+    if source is not None:
+        try:
+            return load(source)
+        except Exception:  # what was kept may lack what it needs: made anew
+            file.unlink(missing_ok=True)
     with FakeTensorMode():
         examples = [spec.empty() for spec in code.inputs]
-    return compile_boxed(code.function, examples)
+    compiled = compile_boxed(code.function, examples)
+    if compiled.source is not None:
+        write_text(file, compiled.source)
+    return compiled.function
 
 
-def _measured(code: Code, compiled: Boxed) -> tuple[float, float]:
-    """Median seconds of (ATen code, Inductor), in interleaved rounds on inputs of the real sizes."""
-    tensors = [spec.example() for spec in code.inputs]
-    sides = (lambda: code.function(*tensors), lambda: compiled(list(tensors)))
-    with torch.no_grad():
-        once = [_seconds(side, 1, tensors[0].device) for _ in range(2) for side in sides]
-        # What the first call of a side costs by itself does not count.
-        calls = max(1, int(PATIENCE / ROUNDS / max(1e-6, *once[2:])))
-        rounds = [[_seconds(one, calls, tensors[0].device) for one in sides] for _ in range(ROUNDS)]
-    aten, inductor = (statistics.median(side) for side in zip(*rounds, strict=True))
-    return aten, inductor
-
-
-def _seconds(function: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Seconds for one of `calls` calls."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(calls):
-        function()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / calls
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 _lock = threading.Lock()
@@ -185,10 +211,17 @@ _lock = threading.Lock()
 def _one_at_a_time() -> Iterator[None]:
     """Keeps other threads and other ranks of this host from compiling and measuring meanwhile."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with _lock, FileLock(folder / "compiling.lock"):
         yield
 
 
 def _processor() -> str:
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+@cache
+def _version() -> str:
+    """Of weft's own ops, which are compiled as parts of segments: a digest of their code."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

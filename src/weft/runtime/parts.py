@@ -11,29 +11,33 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from weft.compiler.durations import Durations
 from weft.compiler.repeats import Form, Part, part_of, repeats
+from weft.hardware import usual_device
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
 from weft.runtime.inductor import Boxed
 from weft.runtime.kernel_choice import Choice, Code, Kernels, Spec, choose
 from weft.runtime.kernels import Cut, build_kernel, call_refs, differs, is_local, may_alias
 from weft.runtime.measure import note_made
+from weft.runtime.summed_products import join_sums
 from weft.runtime.torch_ops import torch_op
 
 # A kernel of fewer calls gains nothing.
 FEWEST_CALLS = 3
+# The part of a step's seconds that a part must take to be worth a second of compiling and more.
+LEAST = 1e-3
 
 # Those of weft's own ops that are plain functions of ATen ops.
 PLAIN = frozenset(
-    f"weft.{name}"
-    for name in ("hint", "keep", "pad", "scale", "slice", "square_sum", "statistic", "use")
+    f"weft.{name}" for name in ("hint", "keep", "pad", "scale", "slice", "square_sum", "use")
 )
 
 
@@ -104,9 +108,18 @@ class Parts:
         calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
         # Calls are known by identity: equal ones stand in many places.
         self._begins = {id(calls[place]) for place in repeats(calls)}
+        self._looped = {id(node) for one in segments if one.acts > 1 for node in one.nodes}
         self._specs = {name: Spec.of(tensor) for name, tensor in self.lasting.items()}
         self._values = {one.value.name: one.value for one in self.plan.inputs}
         self._values.update((one.value.name, one.value) for one in self.plan.registers)
+        self._least = LEAST * self._act_seconds(segments)
+
+    def _act_seconds(self, segments: Sequence[Compute]) -> float:
+        """Seconds of a step, as estimated; of one micro-batch where there are several."""
+        made = {value.name: value for one in segments for node in one.nodes for value in node.makes}
+        durations = Durations(usual_device(self.device.type), ())
+        values = {**self._values, **made}
+        return sum(durations.node(node, values) for one in segments for node in one.nodes)
 
     def cut(self, calls: Sequence[LocalCall], outputs: Collection[str]) -> Cut:
         """The calls of one segment with its parts in place of what they hold.
@@ -119,7 +132,9 @@ class Parts:
         functions: dict[str, Callable[..., Any]] = {}
         reads = Counter(name for call in calls for name in set(call_refs(call)))
         reads.update(set(outputs))
-        for run in self._runs(calls):
+        # Products that are added to a sum over a step stay so: that is faster than both apart.
+        looped = any(id(call) in self._looped for call in calls)
+        for run in self._runs(calls, join_sums(calls, outputs) if looped else calls):
             if not _plain(run[0]):
                 self._skip(run)
                 nodes += run
@@ -135,12 +150,14 @@ class Parts:
             nodes.append(_call(op, part, run))
         return Cut(tuple(nodes), functions)
 
-    def _runs(self, calls: Sequence[LocalCall]) -> list[list[LocalCall]]:
-        """Stretches of calls between the cuts that are all plain, or not."""
-        number, keyed = 0, []
-        for call in calls:
-            number += id(call) in self._begins
-            keyed.append(((number, _plain(call)), call))
+    def _runs(
+        self, calls: Sequence[LocalCall], joined: Sequence[LocalCall]
+    ) -> list[list[LocalCall]]:
+        """Stretches of the joined calls between the cuts that are all plain, or not."""
+        begun = accumulate(id(call) in self._begins for call in calls)
+        numbers = {id(call): number for call, number in zip(calls, begun, strict=True)}
+        # What was joined is not plain, and stands alone.
+        keyed = [((numbers.get(id(call), -1), _plain(call)), call) for call in joined]
         return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
 
     def _kernel(self, part: Part) -> PartKernel | None:
@@ -170,7 +187,7 @@ class Parts:
         with FakeTensorMode(), torch.no_grad():
             outputs = tuple(map(Spec.of, bare(*[spec.empty() for spec in inputs])))
         small = len(form.calls) < FEWEST_CALLS or not inputs or not outputs
-        choice = Choice(None) if small else choose(code, self.kernels)
+        choice = Choice(None) if small else choose(code, self.kernels, self._least)
         return Distinct(len(form.calls), outputs, choice, code)
 
     def _skip(self, run: Sequence[LocalCall]) -> None:
