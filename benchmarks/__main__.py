@@ -17,55 +17,21 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.measure import OUT, machine
+from benchmarks.pairs import PAIRS, QUICK, Pair
 from benchmarks.report import show
-from benchmarks.systems.table import SYSTEMS
-from benchmarks.works.table import WORKS
 
 RESULTS = OUT / "results.json"
-
-# Peers that others of their kind beat: DTensor as in the tutorial, without sequence parallel.
-LEFT_OUT = {"tensor_parallel": ("dtensor", "dtensor compiled")}
-
-# Words in the names of systems that differ from others by their kernels alone.
-KERNELS = {"compiled", "auto"}
+# The losses of single devices, while this program runs.
+REFERENCES = OUT / "references.json"
 
 # Seconds after which a process is stopped, several times what it takes.
 LIMIT = 400
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A work with a strategy, by all systems, on this host or over slow links."""
-
-    work: str
-    strategy: str
-    link: str = "host"
-
-    @property
-    def name(self) -> str:
-        return f"{self.work}/{self.strategy}" + (f"/{self.link}" if self.link != "host" else "")
-
-
-PAIRS = (
-    *(Pair(work, "single") for work in WORKS if work != "gpt8"),
-    *(Pair(work, "data_parallel") for work in ("mlp", "mlp_small", "gpt", "bert", "resnet50")),
-    *(
-        Pair(work, strategy)
-        for work in ("gpt", "bert")
-        for strategy in ("zero3", "tensor_parallel")
-    ),
-    Pair("gpt8", "pipeline"),
-    *(Pair(work, "split") for work in ("wide_deep", "split_softmax")),
-    *(Pair("gpt", strategy, "1gbit") for strategy in ("data_parallel", "zero3", "tensor_parallel")),
-    Pair("gpt8", "pipeline", "1gbit"),
-)
-
-QUICK = ("mlp_small/single", "lstm/single", "mlp/data_parallel", "split_softmax/split")
+# Seconds that a topic takes, about.
+TOPIC = 45.0
 
 # Programs that look at one thing each; those of a list run with `--quick` too.
 QUICK_TOPICS = (("-m", "benchmarks.overhead"),)
@@ -82,7 +48,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="works, or work/strategy")
     parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
-    parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
+    parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 20, quick 8")
     parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
     parser.add_argument("--list", action="store_true", help="print the pairs and end")
     o = parser.parse_args()
@@ -107,8 +73,9 @@ def measure(pair: Pair, o: argparse.Namespace) -> tuple[list[dict[str, Any]], bo
     out.unlink(missing_ok=True)
     command = ["-m", "benchmarks.compare", "--work", pair.work, "--strategy", pair.strategy]
     command += ["--link", pair.link, "--out", str(out)]
-    command += ["--seconds", str(o.seconds or (8 if o.quick else 15))]
-    command += ["--systems", *systems(pair)]
+    command += ["--seconds", str(o.seconds or (8 if o.quick else 20))]
+    command += ["--references", str(REFERENCES), "--systems", *pair.systems]
+    command += [] if "weft auto" in pair.systems else ["--once"]
     ended = run(command + (["--tiny", "--rounds", "1"] if o.tiny else []))
     if out.exists():
         return json.loads(out.read_text()), not ended
@@ -126,17 +93,6 @@ def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
     every = [*(row for row in old if place(row) not in measured), *new]
     order = {pair: number for number, pair in enumerate(PAIRS)}
     return sorted(every, key=lambda row: order.get(place(row), len(order)))
-
-
-def systems(pair: Pair) -> list[str]:
-    """The names of the systems that are worth the time."""
-    left_out = set(LEFT_OUT.get(pair.strategy, ()))
-    if pair.work == "resnet50" and pair.strategy != "single":
-        left_out.add("weft auto")  # statistics cut it into very many short segments
-    names = [each.name for each in SYSTEMS[pair.strategy] if each.name not in left_out]
-    if pair.link == "host":
-        return names
-    return [name for name in names if not KERNELS & set(name.split())]  # bytes decide
 
 
 def run(command: Sequence[str]) -> str:
@@ -160,27 +116,56 @@ def main() -> int:
     if o.list:
         print("\n".join(pair.name for pair in pairs))
         return 0
-    start = time.perf_counter()
-    rows, well = [], bool(pairs)
+    REFERENCES.unlink(missing_ok=True)
+    topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
+    old = json.loads(RESULTS.read_text())["rows"] if o.add and RESULTS.exists() else []
+    clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics))
+    rows, well, failures = [], bool(pairs), {}
     for pair in pairs:
-        print(f"{pair.name} …", file=sys.stderr, flush=True)
+        clock.next(pair.name, pair.seconds)
         found, fine = measure(pair, o)
         rows, well = rows + found, well and fine
-    topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
-    if o.add and RESULTS.exists():
-        rows = merged(json.loads(RESULTS.read_text())["rows"], rows)
-    failures = {topic[-1]: ended for topic in topics if (ended := run(topic))}
+        write(merged(old, rows), clock.minutes, failures)
+    for topic in topics:
+        clock.next(topic[-1], TOPIC)
+        failures |= {topic[-1]: ended} if (ended := run(topic)) else {}
+    show(write(merged(old, rows), clock.minutes, failures))
+    return int(not well or bool(failures))
+
+
+def write(
+    rows: Sequence[dict[str, Any]], minutes: float, failures: Mapping[str, str]
+) -> dict[str, Any]:
+    """`results.json`, after each pair: nothing is lost when somebody stops the rest."""
     result = {
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "machine": machine(),
-        "minutes": (time.perf_counter() - start) / 60,
+        "minutes": minutes,
         "rows": rows,
         "failed_topics": failures,
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1))
-    show(result)
-    return int(not well or bool(failures))
+    return result
+
+
+class Clock:
+    """Says what runs now and how long the rest takes, by what the earlier took beside their estimates."""
+
+    def __init__(self, planned: float) -> None:
+        """`planned`: seconds that everything takes, as estimated."""
+        self._start, self._planned, self._begun = time.perf_counter(), planned, 0.0
+
+    @property
+    def minutes(self) -> float:
+        return (time.perf_counter() - self._start) / 60
+
+    def next(self, name: str, seconds: float) -> None:
+        """Something begins that is estimated to take `seconds`."""
+        pace = self.minutes / self._begun if self._begun else 1 / 60
+        left = max(0.0, self._planned - self._begun) * pace
+        print(f"{name} … {self.minutes:.0f} min, {left:.0f} left", file=sys.stderr, flush=True)
+        self._begun += seconds
 
 
 if __name__ == "__main__":

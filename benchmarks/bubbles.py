@@ -1,6 +1,6 @@
 """What weft's pipeline schedules leave idle: in theory, as rehearsed when compiling, and as measured.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=. weft run -n 2 benchmarks/bubbles.py --schedule 1f1b
+    OMP_NUM_THREADS=1 PYTHONPATH=. weft run -n 2 benchmarks/bubbles.py
 
 The bubble is the part of a step in which a rank's compute queue does nothing; in theory it is that of
 the schedule with equal stages. `benchmarks.compare` has the step times beside torch's schedules.
@@ -107,11 +107,13 @@ def bubbles(job: Job, schedule: str, steps: int) -> dict[str, float]:
     program = weft.compile(
         model, job.work.loss_fn, optimizer, batch, placement=placement, strategy=strategy
     )
-    return {
+    found = {
         "in_theory": theory(schedule, job.micro_batches),
         "rehearsed": rehearsed(program),
         "measured": measured(program, lambda: program.step(batch), steps),
     }
+    program.close()
+    return found
 
 
 def main() -> None:
@@ -120,16 +122,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--schedule", choices=SCHEDULES, default="computed")
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES)
     o = parser.parse_args()
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     work = (TINY if o.tiny else WORKS)[o.work]
     job = Job(o.work, work, "pipeline", RANK, RANKS, o.micro_batches)
-    found = bubbles(job, o.schedule, o.steps)
+    found = {schedule: bubbles(job, schedule, o.steps) for schedule in o.schedules}
     if RANK == 0:
         bound = "measured <= in_theory + 0.05"
-        save(f"bubbles_{o.schedule}", {**vars(o), "ranks": RANKS, **found, "bound": bound})
+        save("bubbles", {**vars(o), "ranks": RANKS, "bubbles": found, "bound": bound})
 
 
 if __name__ == "__main__":

@@ -57,6 +57,21 @@ class Turn:
     idle: float
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Two steps under a profiler, which counts memory; of a crew, the most of any rank.
+
+    Attributes:
+        bytes: the most that tensors take.
+        losses: of both steps.
+        seconds: of the second.
+    """
+
+    bytes: int
+    losses: tuple[float, ...]
+    seconds: float
+
+
 def this_host(rank: int) -> Mapping[str, str]:
     """All ranks on this host, connected by its loopback."""
     return {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -125,9 +140,11 @@ class Crew:
         slowest = max(turns, key=lambda turn: turn.seconds)
         return replace(slowest, idle=max(turn.idle for turn in turns))
 
-    def peak_bytes(self) -> int:
-        """The most that tensors take on any rank, in one more step."""
-        return max(self._ask("peak", None))
+    def peak(self) -> Peak:
+        """What tensors take, seen in two more steps."""
+        peaks: list[Peak] = self._ask("peak", None)
+        most = max(peak.bytes for peak in peaks)
+        return replace(peaks[0], bytes=most, seconds=max(peak.seconds for peak in peaks))
 
     def _ask(self, command: str, argument: Any) -> list[Any]:
         for end in self._ends:
@@ -222,8 +239,7 @@ def obey(pipe: Connection, system: System, job: Job) -> None:
         if command == "turn":
             pipe.send((None, timed(system, argument, idle, job.ranks)))
         else:
-            most = max(peak_bytes(system.step, system.spare), system.peak())
-            pipe.send((None, most))
+            pipe.send((None, measured(system)))
         rested, used = time.perf_counter(), time.process_time()
     system.close()
     if job.ranks > 1:
@@ -239,10 +255,21 @@ def timed(system: System, steps: int, idle: float, ranks: int) -> Turn:
     return Turn((time.perf_counter() - start) / steps, losses, idle)
 
 
+def measured(system: System) -> Peak:
+    losses, ends = [], []
+
+    def step() -> None:
+        losses.append(system.step())
+        ends.append(time.perf_counter())
+
+    most = max(peak_bytes(step, system.spare), system.peak())
+    return Peak(most, tuple(losses), ends[1] - ends[0])
+
+
 def crew_of(
-    build: Callable[[Job], System], job: Job, timeout: float, enter: Enter, losses: int
+    build: Callable[[Job], System], job: Job, timeout: float, losses: int
 ) -> Sequence[float]:
-    """The losses of the first steps of a system, whose processes end again."""
-    with Crew(build, job, timeout, enter) as crew:
+    """The losses of the first steps of a system on this host, whose processes end again."""
+    with Crew(build, job, timeout) as crew:
         _, first = crew.ready()
         return (first, *crew.turn(losses - 1).losses)

@@ -46,7 +46,7 @@ def rows(
         work: its name.
         strategy: its name.
         link: what connects the ranks.
-        found: of all systems that ran, as many rounds each.
+        found: of all systems that ran; some may have been left out after the first rounds.
         errors: of systems that did not, by name.
     """
     limits = [each for each in found if each.entry.kind == "limit"]
@@ -81,8 +81,8 @@ def row(each: Found, limit: Found | None, best: Found | None) -> dict[str, Any]:
 
 
 def ratios(over: Found, under: Found) -> list[float]:
-    """Of the times of two systems, round by round."""
-    return [ours / theirs for ours, theirs in zip(over.seconds, under.seconds, strict=True)]
+    """Of the times of two systems, round by round, as far as both were timed."""
+    return [ours / theirs for ours, theirs in zip(over.seconds, under.seconds, strict=False)]
 
 
 def quartiles(values: Sequence[float]) -> list[float]:

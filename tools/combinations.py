@@ -61,7 +61,7 @@ def _tokens(seed: int) -> dict[str, torch.Tensor]:
 
 WORKS = {
     "gpt": Work(
-        partial(gpt_model.GPT, layers=4, width=8, heads=2, length=6, vocabulary=16),
+        partial(gpt_model.GPT, layers=2, width=8, heads=2, length=6, vocabulary=16),
         gpt_model.loss_fn,
         _tokens,
         {
@@ -72,7 +72,7 @@ WORKS = {
         },
     ),
     "resnet": Work(
-        partial(resnet.ResNet, (2, 2), 5, 4),
+        partial(resnet.ResNet, (1, 1), 5, 4),
         images.loss,
         partial(images.batch, SIZE, side=32, classes=5),
         resnet.LAYOUTS,

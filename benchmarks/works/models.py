@@ -17,7 +17,11 @@ def mlp(width: int, layers: int, classes: int) -> nn.Sequential:
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions around a shortcut (He et al., arXiv 1512.03385, section 4.1)."""
+    """1×1, 3×3 and 1×1 convolutions around a shortcut (He et al., arXiv 1512.03385, section 4.1).
+
+    At first it adds nothing to the shortcut (Goyal et al., arXiv 1706.02677, section 5.1): else a change
+    of the last bit grows to per cents of the loss within two steps, and losses cannot be compared.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -27,6 +31,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
         self.norm3 = nn.BatchNorm2d(outputs)
+        nn.init.zeros_(self.norm3.weight)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(120)
 def test_bubbles_are_parts_of_a_step(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "bubbles.py")
-    options = ["--tiny", "--steps", "2", "--schedule", "1f1b"]
+    options = ["--tiny", "--steps", "2", "--schedules", "1f1b", "zero_bubble"]
     subprocess.run(
         [sys.executable, "-m", "weft", "run", "-n", "2", program, *options],
         cwd=tmp_path,
@@ -25,7 +25,8 @@ def test_bubbles_are_parts_of_a_step(tmp_path: Path) -> None:
         check=True,
         timeout=100,
     )
-    found = json.loads((tmp_path / "runs/bench/bubbles_1f1b.json").read_text())
-    assert found["in_theory"] == pytest.approx(1 / 9)
-    assert 0 <= found["rehearsed"] < 1
-    assert 0 < found["measured"] < 1
+    found = json.loads((tmp_path / "runs/bench/bubbles.json").read_text())["bubbles"]
+    assert [each["in_theory"] for each in found.values()] == pytest.approx([1 / 9, 1 / 25])
+    for each in found.values():
+        assert 0 <= each["rehearsed"] < 1
+        assert 0 < each["measured"] < 1

