@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,14 +15,19 @@ from weft.capture import Captured, capture
 from weft.compiler.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.replays import replays
 from weft.errors import LayoutError
+from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
+from weft.ir.plan import RankPlan
 from weft.layout import SBP, Placement
 from weft.program.shards import layouts_on, local_part
+from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.runtime.kernel_choice import Kernels
+from weft.runtime.replay import Replayer, obstacle
 from weft.runtime.state import Variables
 from weft.runtime.world import World
 
@@ -88,17 +94,19 @@ def build(
             key: local_part(constants[key], layout, plan.rank).to(device)
             for key, layout in layouts.items()
         }
-        make = _on_streams(compiled, plan.rank) if has_streams(device) else Executor
-        executors[plan.rank] = make(
-            plan,
-            channels[plan.rank],
-            device,
-            Variables({**setting.variables[plan.rank], **own}),
-            optimizer=optimizer,
-            seed=setting.seed,
-            timeout=world.timeout,
-            kernels=setting.kernels,
-        )
+        make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+        # What is compiled and measured on the way runs on the current device.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            executors[plan.rank] = make(
+                plan,
+                channels[plan.rank],
+                device,
+                Variables({**setting.variables[plan.rank], **own}),
+                optimizer=optimizer,
+                seed=setting.seed,
+                timeout=world.timeout,
+                kernels=setting.kernels,
+            )
     return executors
 
 
@@ -107,12 +115,28 @@ def has_streams(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _on_streams(compiled: Compiled, rank: int) -> Callable[..., DeviceExecutor]:
+def _on_streams(
+    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+) -> Callable[..., DeviceExecutor]:
     """An executor that runs the acts of a step as they were rehearsed."""
+    replayer = make_replayer(setting, compiled, plan, device)
+    make = partial(DeviceExecutor, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
-        return DeviceExecutor
-    return partial(DeviceExecutor, order=[(a.actor, a.micro) for a in rehearsal.timelines[rank]])
+        return make
+    return partial(make, order=[(a.actor, a.micro) for a in rehearsal.timelines[plan.rank]])
+
+
+def make_replayer(
+    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+) -> Replayer | None:
+    """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
+    # Only one thread of a process may capture at a time, and none may wait for the device then.
+    if device.type != "cuda" or len(setting.world.ranks) > 1:
+        return None
+    (program,) = (each for each in compiled.programs if each.rank == plan.rank)
+    chosen = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
+    return Replayer(plan, chosen, CudaTape(device), device, setting.seed)
 
 
 def evaluation(

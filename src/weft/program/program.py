@@ -20,6 +20,7 @@ from weft.program.feed import Feeder
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
+from weft.program.replay_table import replay_text
 from weft.program.shards import without_shards
 from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
@@ -118,7 +119,8 @@ class Program:
     def explain(self) -> str:
         """Tables: inputs, layouts, every boxing with its bytes and cause, memory of each rank."""
         parts = (part for executor in self._executors.values() for part in executor.parts)
-        return explain(self._compiled, self.memory()) + kernel_text(parts)
+        text = explain(self._compiled, self.memory()) + kernel_text(parts)
+        return text + replay_text(each.replayer for each in self._executors.values())
 
     def memory(self) -> ProgramMemory:
         """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""

@@ -8,45 +8,35 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from queue import Empty
-from types import TracebackType
 
 import torch
-from torch import Tensor
 
 from weft.actors import (
     Begin,
     Event,
     QueueMachine,
-    actor_text,
     machines,
-    when_text,
 )
-from weft.compiler.memory import Memory
-from weft.errors import BatchError, RankFailure
-from weft.ir.plan import COMPUTE, Feed, Fetch, Hold, RankPlan
+from weft.errors import RankFailure
+from weft.ir.plan import COMPUTE, Feed, Fetch, RankPlan
 from weft.runtime.channel import Channel
-from weft.runtime.failure import PeerFailure, first_line
 from weft.runtime.kernel_choice import Kernels
-from weft.runtime.measure_step import MeasuredStep
-from weft.runtime.parts import Distinct
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.rank_executor import RankExecutor
 from weft.runtime.silence import silence_text
 from weft.runtime.state import Variables
 from weft.runtime.trace import Recorder
-from weft.runtime.work import Rank, bind_work
+from weft.runtime.work import Rank
 from weft.runtime.world import TIMEOUT
 
 _NOTHING = nullcontext()
 
 
-class Executor:
+class Executor(RankExecutor):
     """Runs the plan of one rank.
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
     communicator has a thread of its own until `close`.
-
-    After the first step, `measured` is the most memory that it took, by kind; `recorder` holds when
-    the acts of the last step ran.
 
     Args:
         plan: what runs.
@@ -75,36 +65,21 @@ class Executor:
         timeout: float = TIMEOUT,
         kernels: Kernels = "aten",
     ) -> None:
-        self.plan = plan
-        self.timeout = timeout
         own = _own_thread(plan)
-        self._rank = Rank(
-            own, device, channels, variables, optimizer, seed, first_step, kernels=kernels
-        )
-        self._done = 0
-        self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
-        # The first failure of this rank; set once, under the lock, before anyone is woken.
-        self._failure: BaseException | None = None
-        # Whether `step` has raised it; another rank may fail between two steps of this one.
-        self._raised = False
+        rank = Rank(own, device, channels, variables, optimizer, seed, first_step, kernels=kernels)
+        super().__init__(plan, rank)
+        self.timeout = timeout
+        # Held while the failure is set, before anyone is woken.
         self._lock = threading.Lock()
         # Queues that have not ended the step that runs.
         self._open = 0
         self._queues: dict[str, Queue] = {}
-        works = {
-            actor.id: bind_work(actor, self._rank)
-            for actor in own.actors
-            if not isinstance(actor, Hold)
-        }
-        # Memory is measured in the first step.
-        self._measuring: MeasuredStep | None = MeasuredStep(plan, works)
-        self.measured: Memory | None = None
         every = machines(own)
         every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
         for name, machine in every.items():
             end = self._end_own if name == COMPUTE else partial(self._end_other, name)
             control = self._control_own if name == COMPUTE else self._control_other
-            Queue(machine, works, self._queues, end, control)
+            Queue(machine, self._works, self._queues, end, control)
         self._compute = self._queues[COMPUTE]
         self.recorder = Recorder(queue.spans for queue in self._queues.values())
         for channel in channels.values():
@@ -112,58 +87,6 @@ class Executor:
         self._threads = [
             self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
         ]
-
-    @property
-    def parts(self) -> tuple[Distinct, ...]:
-        """The distinct parts of the segments that were to be compiled; none with ATen kernels."""
-        return () if self._rank.parts is None else tuple(self._rank.parts.distinct.values())
-
-    @property
-    def steps(self) -> int:
-        """Number of the next step, for the random ops."""
-        return self._rank.first_step + self._done
-
-    def step(self, feed: Mapping[str, Tensor], update: bool = True) -> dict[str, Tensor]:
-        """Run one step.
-
-        Args:
-            feed: this rank's part of every leaf of the batch, by key.
-            update: False keeps the gradients and adds them to those of the next step.
-
-        Returns:
-            What the plan fetches, by key, once every actor has acted.
-
-        Raises:
-            BatchError: when a leaf of the batch is missing.
-            RankFailure: when an actor of this rank raised (its error is the cause), when another
-                rank failed, or when nothing happened for `timeout` seconds. No later step will run.
-        """
-        if self._failure is not None and not self._raised:
-            self._raised = True
-            raise self._failure from self._failure.__cause__
-        if self._failure is not None:
-            text = f"rank {self.plan.rank} has already failed: {first_line(self._failure)}"
-            raise RankFailure(text) from self._failure
-        missing = sorted(self._keys - set(feed))
-        if missing:
-            raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
-        step = self._done
-        self._rank.batches.fed[step] = feed
-        self._rank.batches.held = not update
-        self.recorder.begin()
-        try:
-            self._run(step)
-        except BaseException as error:
-            failure = self._fail(error)
-            self._raised = True
-            raise failure from failure.__cause__
-        self.recorder.end(step)
-        self._done += 1
-        results = self._rank.batches.fetched.pop(step, {})
-        if self._measuring is not None:
-            self.measured = self._measuring.end(self._rank.variables, feed, results.values())
-            self._measuring = None
-        return results
 
     def close(self) -> None:
         """End the threads and close the channels."""
@@ -176,17 +99,6 @@ class Executor:
         self._threads = []
         for channel in self._rank.channels.values():
             channel.close()
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self, step: int) -> None:
         self._open = len(self._queues)
@@ -261,14 +173,7 @@ class Executor:
         cause = error.__cause__
         if not isinstance(error, ActError) or cause is None:
             return error
-        if not isinstance(cause, Exception):
-            return cause
-        act, actor = error.act, self.plan.actors[error.act.actor]
-        where = f"{actor_text(actor)} failed in {when_text(actor, act.step, act.micro)}"
-        kind = PeerFailure if isinstance(cause, PeerFailure) else RankFailure
-        failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
-        failure.__cause__ = cause
-        return failure
+        return self._named(error.act, cause)
 
     def _end_own(self, step: int) -> None:
         self._open -= 1

@@ -61,7 +61,57 @@ def uniform(
     Returns:
         Shape `length`.
     """
-    key = draw_key(seed, step, salt)
+    key = _signed(draw_key(seed, step, salt))
+    return _draw(key, size, offset, length, dtype=dtype, device=device)
+
+
+class DrawKeys:
+    """The keys of a segment's random ops in the memory of a device, written before each replay.
+
+    Args:
+        seed: the run's seed.
+        count: how many random ops there are at most.
+        device: where they draw.
+    """
+
+    def __init__(self, seed: int, count: int, device: torch.device) -> None:
+        self._seed = seed
+        self._keys = torch.zeros(count, dtype=torch.int64, device=device)
+        # The place of each op's key, by its salt.
+        self._places: dict[int, int] = {}
+
+    def draw(
+        self,
+        size: Sequence[int],
+        offset: Sequence[int],
+        length: Sequence[int],
+        salt: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """What `uniform` draws for the step whose keys are there when it runs."""
+        place = self._places.setdefault(salt, len(self._places))
+        return _draw(self._keys[place], size, offset, length, dtype=dtype, device=device)
+
+    def write(self, step: int) -> None:
+        """Put the keys of a step there, for all ops that have drawn once."""
+        if self._places:
+            own = [_signed(draw_key(self._seed, step, salt)) for salt in self._places]
+            keys = torch.tensor(own, dtype=torch.int64, pin_memory=self._keys.is_cuda)
+            self._keys[: len(own)].copy_(keys, non_blocking=True)
+
+
+def _draw(
+    key: int | Tensor,
+    size: Sequence[int],
+    offset: Sequence[int],
+    length: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor:
+    """What `uniform` draws, given the key as int64: a number, or a tensor of shape `[]`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     result = torch.empty(tuple(length), dtype=exact, device=device)
     if result.numel():
@@ -88,14 +138,14 @@ def _runs(
     inner = max(inner - 1, 0)  # the last dimension that is cut may still be part of a run
     strides = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
     start = sum(first * stride for first, stride in zip(offset, strides, strict=True))
-    starts = torch.tensor([start], dtype=torch.int64, device=device)
+    starts = torch.full((1,), start, dtype=torch.int64, device=device)
     for dim in range(inner):
         along = torch.arange(length[dim], device=device) * strides[dim]
         starts = (starts.unsqueeze(-1) + along).view(-1)
     return starts, math.prod(length[inner:])
 
 
-def _fill(result: Tensor, starts: Tensor, key: int) -> None:
+def _fill(result: Tensor, starts: Tensor, key: int | Tensor) -> None:
     """Draw row `i` of `result` at positions `starts[i]`, `starts[i] + 1`, …"""
     run = result.shape[1]
     chunk = CPU_CHUNK if result.device.type == "cpu" else DEVICE_CHUNK
@@ -103,7 +153,7 @@ def _fill(result: Tensor, starts: Tensor, key: int) -> None:
     rows = max(1, chunk // width)
     golden = _signed(_GOLDEN)
     along = torch.arange(width, device=result.device).mul_(golden)
-    states = (starts + 1).mul_(golden).add_(_signed(key))
+    states = (starts + 1).mul_(golden).add_(key)
     for row in range(0, len(states), rows):
         for column in range(0, run, width):
             part = result[row : row + rows, column : column + width]

@@ -28,11 +28,12 @@ from weft.ir.plan import (
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives, run_transfer
 from weft.runtime.kernel_choice import Kernels
-from weft.runtime.kernels import aliases, build_kernel
+from weft.runtime.kernels import Kernel, aliases, build_kernel
 from weft.runtime.measure import note_gradients
 from weft.runtime.optimizer import Updates, group_updates
 from weft.runtime.parts import Parts
 from weft.runtime.random import uniform
+from weft.runtime.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.state import Variables
 
 
@@ -62,6 +63,7 @@ class Rank:
         first_step: number of the first step, for the random ops.
         batches: where batches come from and results go.
         kernels: how segments run.
+        replayer: what replays some of them; None launches every call of all.
     """
 
     plan: RankPlan
@@ -73,6 +75,7 @@ class Rank:
     first_step: int = 0
     batches: Batches = field(default_factory=Batches)
     kernels: Kernels = "aten"
+    replayer: Replayer | None = None
 
     @cached_property
     def parts(self) -> Parts | None:
@@ -184,7 +187,9 @@ def _feed(
 
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
-    copied = [name in rank.lasting for name in actor.consumes]
+    # What graphs make lies in the same memory in every step, and anything may be a view of it.
+    replays = rank.replayer is not None and bool(rank.replayer.replays.replayed)
+    copied = [replays or name in rank.lasting for name in actor.consumes]
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         results = rank.batches.fetched.setdefault(step, {})
@@ -235,22 +240,37 @@ def _bind_compute(
     cut = None if rank.parts is None else rank.parts.cut(calls, made)
     kernel = build_kernel(calls, made, rank.device, copied, actor.acts, drains=True, cut=cut)
     gather = _bind_operands(kernel.inputs, reads, rank)
+    run = _bind_kernel(actor, kernel, rank)
     counts = [(len(names), update) for names, update in joined]
-    draws = partial(partial, uniform, rank.seed) if kernel.draws else None
-    first, fresh = rank.first_step, len(writes)
+    fresh = len(writes)
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
-        draw = draws(first + step) if draws else None
-        if kernel.looped:
-            outputs = kernel.function(draw, micro, gather(inputs))
-        else:
-            outputs = kernel.function(draw, gather(inputs))
+        outputs = run(step, micro, gather(inputs))
         if not counts:
             return outputs
         _run_updates(counts, outputs[fresh:])
         return outputs[:fresh]
 
     return act
+
+
+def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
+    """A segment's calls as a function of step, micro-batch and operands."""
+    function, first = kernel.function, rank.first_step
+    draws = partial(partial, uniform, rank.seed) if kernel.draws else None
+
+    def launched(step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
+        draw = draws(first + step) if draws else None
+        return function(draw, micro, operands) if kernel.looped else function(draw, operands)
+
+    replayer = rank.replayer
+    if replayer is None or actor.id not in replayer.replays.replayed:
+        return launched
+    call: Call = function if kernel.looped else lambda draw, _, operands: function(draw, operands)
+    bound = frozenset(rank.lasting)
+    return ReplayedSegment(
+        actor.id, replayer, call, launched, kernel, bound, draws_of(actor), first
+    )
 
 
 def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tensor]) -> None:
