@@ -159,7 +159,7 @@ def test_memory_is_that_of_the_plan(program: weft.Program, trace: Trace) -> None
 def test_the_file_has_a_row_for_each_queue(
     program: weft.Program, trace: Trace, tmp_path: Path
 ) -> None:
-    path = tmp_path / "trace.json"
+    path = tmp_path / "new" / "trace.json"
     program.step(token_batch(8))
     trace = program.trace(path)
     assert [step.number for rank in trace for step in rank.steps] == [3, 3]
@@ -195,7 +195,7 @@ def test_without_a_step_there_is_nothing_to_trace() -> None:
 
 
 def test_a_block_that_fails_writes_nothing(program: weft.Program, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+    path = tmp_path / "new" / "trace.json"
 
     def failing() -> None:
         with program.recording(path):

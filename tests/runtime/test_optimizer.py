@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,6 +137,34 @@ def test_kernels_called_directly_do_what_a_step_does(name, monkeypatch):
         for leaf, key in zip(leaves, parameters(), strict=True):
             assert torch.equal(leaf, variables[key]), (step, key)
     assert own_steps == [0, 3]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
+def test_overflow_leaves_everything_as_it_is(name, monkeypatch):
+    """Where a fused kernel updates, it looks at the flag itself: the host does not wait for it."""
+    whole, leaves = optimizer_of(name, [t.clone() for t in parameters().values()])
+    user, _ = optimizer_of(name, [t.clone() for t in parameters().values()])
+    variables = Variables(parameters())
+    skipping = [replace(update, skip="%flag") for update in updates(name)]
+    ((names, run),) = group_updates(skipping, variables, user)
+    assert names[-1] == "%flag"
+    read = []
+    item = torch.Tensor.item
+    for step, overflow in enumerate([1, 0, 1, 0, 1]):
+        values = [torch.full_like(g, torch.inf) if overflow else g for g in gradients(step)]
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "item", lambda x, at=step: read.append(at) or item(x))
+            run.run([*values, torch.tensor(float(overflow))])
+        if not overflow:
+            for leaf, gradient in zip(leaves, gradients(step), strict=True):
+                leaf.grad = gradient
+            whole.step()
+        for leaf, key in zip(leaves, parameters(), strict=True):
+            assert torch.equal(leaf, variables[key]), (step, key)
+            for state, value in whole.state[leaf].items():
+                if isinstance(value, torch.Tensor):
+                    torch.testing.assert_close(variables[f"{key}.{state}"], value, rtol=0, atol=0)
+    assert set(read) == {0, 1} if name != "RMSprop" else {0, 1, 2, 3, 4} <= set(read)
 
 
 def test_a_hook_of_all_optimizers_sees_every_step():

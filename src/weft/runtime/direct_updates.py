@@ -16,9 +16,9 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-# `kernel(live, gradients)`: one update, given the user's parameter group and a gradient for each
-# parameter.
-Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor]], None]
+# `kernel(live, gradients, overflow)`: one update, given the user's parameter group, a gradient for each
+# parameter, and a number (float32, shape []) that is 1 where nothing is to change; None is 0.
+Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor], "Tensor | None"], None]
 
 
 class DirectStep:
@@ -76,7 +76,7 @@ def _adam(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kern
     largest = [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state]
     steps = [state["step"] for state in states]
 
-    def run(live: Mapping[str, Any], gradients: list[Tensor]) -> None:
+    def run(live: Mapping[str, Any], gradients: list[Tensor], overflow: Tensor | None) -> None:
         torch._foreach_add_(steps, 1)
         fused = torch._fused_adamw_ if live["decoupled_weight_decay"] else torch._fused_adam_
         beta1, beta2 = live["betas"]
@@ -95,8 +95,10 @@ def _adam(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kern
             eps=live["eps"],
             maximize=live["maximize"],
             grad_scale=None,
-            found_inf=None,
+            found_inf=overflow,
         )
+        if overflow is not None:
+            torch._foreach_sub_(steps, [overflow] * len(steps))
 
     return run
 
@@ -105,7 +107,7 @@ def _sgd(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kerne
     kept = [state.get("momentum_buffer") for state in states]
     buffers = [buffer for buffer in kept if buffer is not None]
 
-    def run(live: Mapping[str, Any], gradients: list[Tensor]) -> None:
+    def run(live: Mapping[str, Any], gradients: list[Tensor], overflow: Tensor | None) -> None:
         torch._fused_sgd_(
             parameters,
             gradients,
@@ -118,7 +120,7 @@ def _sgd(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kerne
             maximize=live["maximize"],
             is_first_step=False,
             grad_scale=None,
-            found_inf=None,
+            found_inf=overflow,
         )
 
     return run

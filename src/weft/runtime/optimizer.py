@@ -85,10 +85,7 @@ class OptimizerUpdates:
         self._direct: list[DirectStep] = []
 
     def run(self, sources: Sequence[Tensor]) -> None:
-        gradients = [
-            _own_gradient(gradient, shard, self._clones)
-            for shard, gradient in zip(self._shards, sources, strict=True)
-        ]
+        gradients = self._gradients(sources)
         if not self._run_directly(gradients):
             self._step(gradients)
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
@@ -96,14 +93,29 @@ class OptimizerUpdates:
             self._publish()
             self._direct = self._direct_steps()
 
-    def _run_directly(self, gradients: list[Tensor]) -> bool:
-        """Update by the kernels alone, if that can stand for a step."""
+    def run_unless(self, overflow: Tensor, sources: Sequence[Tensor]) -> None:
+        """Run where `overflow`, 0 or 1, is 0; the host reads it only where no kernel does.
+
+        Before the first update there are no states yet, and a skipped one must make none.
+        """
+        on_device = self._direct and self._run_directly(self._gradients(sources), overflow)
+        if not on_device and not overflow.item():
+            self.run(sources)
+
+    def _gradients(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            _own_gradient(gradient, shard, self._clones)
+            for shard, gradient in zip(self._shards, sources, strict=True)
+        ]
+
+    def _run_directly(self, gradients: list[Tensor], overflow: Tensor | None = None) -> bool:
+        """Update by the kernels alone, if that can stand for a step; not where `overflow` is 1."""
         groups = [self._user.param_groups[index] for index in self._indices]
         suits = map(DirectStep.suits, self._direct, groups)
         if not self._direct or not all(suits):
             return False
         for step, live, places in zip(self._direct, groups, self._places, strict=True):
-            step.run(live, [gradients[place] for place in places])
+            step.run(live, [gradients[place] for place in places], overflow)
         return True
 
     def _step(self, gradients: list[Tensor]) -> None:
@@ -137,14 +149,14 @@ class OptimizerUpdates:
 
 
 class SkippedUpdates:
-    """Updates that are left out when the last source, a number, is not 0."""
+    """Updates that are left out when the last source, 0 or 1, is 1."""
 
-    def __init__(self, updates: Updates) -> None:
+    def __init__(self, updates: OptimizerUpdates) -> None:
         self._updates = updates
 
     def run(self, sources: Sequence[Tensor]) -> None:
-        if not sources[-1].item():
-            self._updates.run(sources[:-1])
+        *gradients, overflow = sources
+        self._updates.run_unless(overflow, gradients)
 
 
 class AccumulatedUpdates:
@@ -187,27 +199,34 @@ def group_updates(
         InternalError: when the plan needs an optimizer of another class than the one given.
     """
     kinds = list(dict.fromkeys((update.rule, update.skip) for update in updates))
-    joined: list[tuple[list[str], Updates]] = []
-    for rule, skip in kinds:
-        members = [update for update in updates if (update.rule, update.skip) == (rule, skip)]
-        sources = [update.source for update in members]
-        run = _updates(rule, members, variables, optimizer, held)
-        joined.append((sources, run) if skip is None else ([*sources, skip], SkippedUpdates(run)))
-    return joined
+    return [
+        _joined(
+            [update for update in updates if (update.rule, update.skip) == kind],
+            variables,
+            optimizer,
+            held,
+        )
+        for kind in kinds
+    ]
 
 
-def _updates(
-    rule: str,
+def _joined(
     members: Sequence[LocalUpdate],
     variables: Variables,
     optimizer: torch.optim.Optimizer | None,
     held: Callable[[], bool],
-) -> Updates:
+) -> tuple[list[str], Updates]:
+    """Updates of one rule and one `skip`: the names of their sources, and what runs them."""
+    rule, skip = members[0].rule, members[0].skip
+    sources = [update.source for update in members]
     if rule == "copy":
-        return CopyUpdates([variables[update.key].detach() for update in members])
+        return sources, CopyUpdates([variables[update.key].detach() for update in members])
     if optimizer is None or type(optimizer).__name__ != rule:
         raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
-    return AccumulatedUpdates(OptimizerUpdates(optimizer, members, variables), held)
+    updates = OptimizerUpdates(optimizer, members, variables)
+    if skip is not None:  # a step that may be skipped is never held
+        return [*sources, skip], SkippedUpdates(updates)
+    return sources, AccumulatedUpdates(updates, held)
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:

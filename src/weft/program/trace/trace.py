@@ -41,7 +41,8 @@ class Trace:
         return Seconds(sum(each.exposed for each in self.parts) / len(self.parts))
 
     def write(self, path: str | Path) -> None:
-        """Write it for ui.perfetto.dev or chrome://tracing."""
+        """Write it for ui.perfetto.dev or chrome://tracing; folders that are missing are made."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events(self.ranks)})
         Path(path).write_text(text)
 
