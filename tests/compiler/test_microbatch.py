@@ -255,17 +255,15 @@ def test_one_micro_batch_changes_nothing() -> None:
 WHOLE = """graph "step"
 %w = parameter "w" : float32[4, 3]
 %mean = buffer "norm.running_mean" : float32[3]
+%var = buffer "norm.running_var" : float32[3]
 %seen = buffer "norm.num_batches_tracked" : int64[]
 %x = batch "x" : float32[8, 4]
 %y = batch "y" : int64[8]
 %h = call aten.mm.default(%x, %w) : float32[8, 3]
-%total = call aten.sum.dim_IntList(%h, [0]) : float32[3]
-%own = call weft.statistic(%total, 8, 0) : float32[3]
-%old = call aten.mul.Tensor(%mean, 0.9) : float32[3]
-%now = call aten.mul.Tensor(%own, 0.1) : float32[3]
-%new = call aten.add.Tensor(%old, %now) : float32[3]
+%z, %own, %rstd, %new, %newvar = call aten._native_batch_norm_legit_functional.default(%h, \
+None, None, %mean, %var, True, 0.1, 1e-05) \
+: float32[8, 3], float32[3], float32[3], float32[3], float32[3]
 %count = call aten.add.Tensor(%seen, 1) : int64[]
-%z = call aten.sub.Tensor(%h, %own) : float32[8, 3]
 %u = call weft.uniform([8, 3], [0, 0], [8, 3], 0, dtype=!dtype:float32, device=!device:cpu) : float32[8, 3]
 %d = call aten.mul.Tensor(%z, %u) : float32[8, 3]
 %e = call aten.exp.default(%d) : float32[8, 3]
@@ -277,6 +275,7 @@ WHOLE = """graph "step"
 %t = call aten.t.default(%x) : float32[4, 8] {0 backward}
 %dw = call aten.mm.default(%t, %dd) : float32[4, 3] {0 backward}
 update "copy" group 0 %mean from %new
+update "copy" group 0 %var from %newvar
 update "copy" group 0 %seen from %count
 update "SGD" group 0 %w from %dw
 output "loss" %loss

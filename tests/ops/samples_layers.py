@@ -8,6 +8,7 @@ import torch
 
 from ops.draw import GENERATOR, aten, f, i
 from weft.runtime.check_rules import TorchCall, torch_call
+from weft.runtime.norm_ops import batch_moments, batch_norm_sums, batch_statistics
 
 A = torch.ops.aten
 
@@ -50,6 +51,25 @@ def _batch_norm() -> Iterator[TorchCall]:
         saved = A.native_batch_norm.default(x, w, bias, mean, var, training, 0.0, 1e-5)[1:]
         mask = (True, True, True)
         yield aten("native_batch_norm_backward", g, x, w, mean, var, *saved, training, 1e-5, mask)
+    yield from _split_batch_norm(x, w, g, (mean, var))
+
+
+def _split_batch_norm(
+    x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, running: tuple[torch.Tensor, torch.Tensor]
+) -> Iterator[TorchCall]:
+    """What a BatchNorm is taken apart into where its batch is split."""
+    yield torch_call("weft.batch_moments", x)
+    moments, count = batch_moments(x), x.numel() // x.shape[1]
+    settings = (count, 0.1, 1e-5, x.dtype)
+    yield torch_call("weft.batch_statistics", moments, *running, *settings)
+    yield torch_call("weft.batch_statistics", moments, None, None, *settings)
+    _, mean, rstd, *_ = batch_statistics(moments, None, None, *settings)
+    assert mean is not None
+    assert rstd is not None
+    yield torch_call("weft.batch_norm_sums", g, x, mean, rstd)
+    sums = batch_norm_sums(g, x, mean, rstd)
+    for weight in (w, None):
+        yield torch_call("weft.batch_norm_gradient", g, x, weight, mean, rstd, sums, count)
 
 
 def losses() -> Iterator[TorchCall]:

@@ -14,7 +14,6 @@ def of_one_micro_batch() -> Iterator[TorchCall]:
     yield torch_call("weft.pack", f(5, 4), 0)
     yield torch_call("weft.slice", f(6, 4), 0, 2, 2)
     yield torch_call("weft.use", f(5, 4), 0)
-    yield torch_call("weft.statistic", f(5), 20, 1)
 
 
 FAMILIES = (of_one_micro_batch,)

@@ -207,11 +207,12 @@ class _Reader:
             raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)
+        mask = _output_mask(node) or (True,) * len(made)
         return tuple(
             _value(self.names.new(f"{node.name}.{index}"), part)
-            if isinstance(part, torch.Tensor)
+            if isinstance(part, torch.Tensor) and wanted
             else None
-            for index, part in enumerate(made)
+            for index, (part, wanted) in enumerate(zip(made, mask, strict=True))
         )
 
     def _arg(self, arg: Any) -> Any:
@@ -236,6 +237,14 @@ _TOKENS: dict[str, type] = {
 
 def _is_dense(result: Any) -> bool:
     return not isinstance(result, torch.Tensor) or result.layout == torch.strided
+
+
+def _output_mask(node: torch.fx.Node) -> Sequence[bool]:
+    """Which gradients a fused backward makes; BatchNorm's shape function makes all whatever it says."""
+    schema = getattr(node.target, "_schema", None)
+    named = zip(schema.arguments, node.args, strict=False) if schema else ()
+    mask: Any = next((value for one, value in named if one.name == "output_mask"), ())
+    return tuple(mask)
 
 
 def _value(name: str, tensor: torch.Tensor) -> Value:

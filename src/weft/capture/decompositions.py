@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.capture import foreach, fused, losses, random, sampling, statistics
+from weft.capture import batch_norm, foreach, fused, losses, random, sampling, statistics
 
 Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -55,7 +55,8 @@ _SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
 
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
-    named = {**_SEED, **statistics.TABLE, **losses.TABLE, **random.TABLE, **sampling.TABLE}
+    named = {**_SEED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
+    named = {**named, **random.TABLE, **sampling.TABLE}
     return {**foreach.foreach(), **_resolve({**named, **foreach.TABLE, **fused.TABLE})}
 
 

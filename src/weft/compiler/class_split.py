@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.compiler.assignment import Assignment
+from weft.compiler.batch_norm import split_signatures, statistics_cost
 from weft.compiler.class_loss import BACKWARD, FORWARD, class_losses
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
@@ -28,8 +29,11 @@ _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums
 
 
 def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
-    """The signatures of one call's rule, and that of a log-softmax split along its dimension."""
-    declared = signatures_with_windows(call, parts, empty)
+    """The signatures of one call's rule, and those of what is taken apart where it is split so.
+
+    That is a log-softmax along its dimension, and a BatchNorm along its batch.
+    """
+    declared = signatures_with_windows(call, parts, empty) + split_signatures(call, parts, empty)
     split = _split_by_classes(call)
     fits = split is not None and (empty or call.operands[0].shape[split.dim] >= parts)
     return (*declared, _everywhere(call, split)) if split and fits else declared
@@ -38,14 +42,14 @@ def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Sig
 def reduction_cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the reductions inside of a log-softmax cost that is split by classes along `axis`; else 0.
+    """What the reductions inside of a call cost that is taken apart when split so along `axis`; else 0.
 
     Args:
         call: with the shapes that it has along `axis` before it is split.
     """
     split = _split_by_classes(call)
     if split is None or signature != _everywhere(call, split):
-        return 0.0
+        return statistics_cost(call, signature, grid, axis, model)
     spec, parts = call.operands[0], grid[axis]
     rows = ITEM_SIZE[spec.dtype]
     for dim, size in enumerate(spec.shape):

@@ -10,11 +10,13 @@ the whole batch. Only BatchNorm sees micro-batches, as when gradients are accumu
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+from weft.compiler.batch_norm import BACKWARD, is_batch_norm, split_signature
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.microbatch_calls import micro_call
-from weft.compiler.microbatch_facts import STATISTIC, Facts, facts, own_buffers
-from weft.compiler.microbatch_forms import Form, Own, Strided, cheapest, reshaped, ways
+from weft.compiler.microbatch_facts import Facts, facts, own_buffers
+from weft.compiler.microbatch_forms import Form, Own, Strided, Way, cheapest, reshaped, ways
 from weft.compiler.microbatch_order import in_order
 from weft.compiler.microbatch_prepare import prepared
 from weft.compiler.microbatch_values import Values
@@ -81,10 +83,10 @@ def _call(values: Values, node: Call) -> None:
     if values.facts.nothing.issuperset(made):
         return  # made where it is read, in the form that is wanted there
     sources = [values.source(name, node.phase) for name in operands]
-    if node.op == STATISTIC and _sums_samples(values, operands[0]):
-        _statistic(values, node, operands[0])
-        return
     call = op_call(values.graph, node)
+    if is_batch_norm(node) and _over_samples(sources[0].form):
+        _batch_norm(values, node, call)
+        return
     if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
         return
     way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
@@ -112,28 +114,29 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
     return True
 
 
-def _sums_samples(values: Values, total: str) -> bool:
-    """Whether a total adds up samples: each micro-batch has its own."""
-    maker = values.graph.producers[total]
-    summed = operand_names(maker) if isinstance(maker, Call) else ()
-    split = any(isinstance(values.forms.get(name), Split | Strided) for name in summed)
-    return split and values.forms.get(total) == Partial("sum")
+def _over_samples(form: Form | None) -> bool:
+    """Whether a BatchNorm of what has this form takes statistics of samples: each micro-batch has its own."""
+    return isinstance(form, Split | Strided) and form.dim != 1
 
 
-def _statistic(values: Values, node: Call, total: str) -> None:
-    """A sum over the batch, divided: every micro-batch divides its own sum by its own count."""
-    _, count, correction = node.args
-    assert isinstance(count, int)
-    assert isinstance(correction, int)
-    own = count // values.parts
-    if own <= correction:
+def _batch_norm(values: Values, node: Call, call: OpCall) -> None:
+    """A BatchNorm, or its backward, of the samples of a micro-batch alone."""
+    names = operand_names(node)
+    form = values.forms[names[0]]
+    assert isinstance(form, Split | Strided)
+    shape = call.operands[0].shape
+    own = prod(shape) // shape[1] // values.parts
+    if own < 2:
         raise StrategyError(
             f"micro_batches={values.parts} leaves the BatchNorm at {node.location} {own} value for "
-            f"each channel of a micro-batch, expected more than {correction}; take fewer "
-            "micro-batches"
+            "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
         )
-    read = values.read(total, Partial("sum"), node.phase)
-    _add(values, replace(node, args=(Ref(read.name), own, correction)), [Own()])
+    way = Way(split_signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
+    wanted = zip(names, way.operands, strict=True)
+    reads = [values.operand(name, each, node.phase) for name, each in wanted]
+    micro = micro_call(node, call, way.signature, reads, values.parts)
+    once: Form = Partial("sum") if node.op == BACKWARD else Own()
+    _add(values, micro, [once if each == Broadcast() else each for each in way.results])
 
 
 def _add(values: Values, call: Call, forms: list[Form]) -> None:

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from weft.compiler.batch_norm import takes_statistics
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
-
-STATISTIC = "weft.statistic"
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
             nothing |= made
         if any(name in of_batch for name in uses):
             of_batch |= made
-        if node.op == STATISTIC or any(name in of_model for name in uses):
+        if takes_statistics(node) or any(name in of_model for name in uses):
             of_model |= made
     whole = frozenset(graph.values) - (of_batch & of_model)
     return Facts(batch, leaves, frozenset(nothing), whole)
@@ -103,6 +102,8 @@ _MIXING = ("aten.add", "aten.sub", "aten.mul", "aten.lerp", "aten._to_copy", "at
 
 def _follows(graph: LogicalGraph, name: str, statistics: Collection[str]) -> bool:
     node = graph.producers[name]
-    if not isinstance(node, Call) or not node.op.startswith((*_MIXING, STATISTIC)):
+    if isinstance(node, Call) and takes_statistics(node):
+        return name in statistics
+    if not isinstance(node, Call) or not node.op.startswith(_MIXING):
         return False
     return name in statistics or any(_follows(graph, use, statistics) for use in node_uses(node))

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from weft.boxing import steps
+from weft.compiler.batch_norm import split_batch_norms
 from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
@@ -58,7 +59,7 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
-        return box(*split_classes(graph, assignment))
+        return box(*split_batch_norms(*split_classes(graph, assignment)))
     graph = copy_sources(graph)
     loop = loop_values(graph)
     laid: list[LaidOut] = []
@@ -67,7 +68,7 @@ def lay_out(
         own = _own_hints(part, hints[placement.axes], placement, laid)
         coming = {here: there in loop for here, there in part.crossing.items()}
         assignment = deduce(part.graph, own, placement, cost_model, coming)
-        boxed = box(*split_classes(part.graph, assignment))
+        boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
     return join_stages(graph, laid, stages)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.compiler.batch_norm import STATISTICS, takes_statistics
 from weft.compiler.loops import cut_leaves, loop_values, runs_in_loop
 from weft.ir.logical import Call, Input, LogicalGraph, Node, node_outputs, node_uses
 from weft.ir.nodes import OVER_STEP
@@ -37,7 +38,9 @@ def _normalized(calls: list[Call], loop: frozenset[str]) -> tuple[str, ...]:
     own = (
         call.location.module or "the model"
         for call in calls
-        if call.op == "weft.statistic" and call.location and runs_in_loop(call, loop)
+        if call.location
+        and (call.op == STATISTICS or takes_statistics(call))
+        and runs_in_loop(call, loop)
     )
     return tuple(dict.fromkeys(own))
 

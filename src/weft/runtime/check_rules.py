@@ -28,6 +28,7 @@ from weft.runtime.check_losses import (
     nll_shard,
 )
 from weft.runtime.local_ops import blank, slice_
+from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import next_scale
 from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
@@ -425,6 +426,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
     **TIME_OPS,
+    **NORM_OPS,
     "weft.next_scale": next_scale,
     "weft.offload": lambda x: x,
     "weft.load": lambda host, device, awaited=None: host,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.runtime.class_ops import CLASS_OPS
 from weft.runtime.matmul import MATMUL_OPS
+from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import PASS_OPS
 from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.window_ops import WINDOW_OPS
@@ -199,6 +200,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
     **CLASS_OPS,
     **MATMUL_OPS,
+    **NORM_OPS,
     **WINDOW_OPS,
     **PASS_OPS,
     **TIME_OPS,

@@ -13,14 +13,8 @@ def alone(x: Tensor, argument: Any) -> Tensor:
     return x
 
 
-def statistic(total: Tensor, count: int, correction: int) -> Tensor:
-    """`weft.statistic`: `total`, a sum over `count` elements, divided by `count - correction`."""
-    return total / (count - correction)
-
-
 TIME_OPS: dict[str, Callable[..., Any]] = {
     "weft.accumulate": alone,
     "weft.pack": alone,
     "weft.use": alone,
-    "weft.statistic": statistic,
 }

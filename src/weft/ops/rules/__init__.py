@@ -1,6 +1,7 @@
 """The rules of all ops, one module for each family; importing it registers them."""
 
 from weft.ops.rules import attention as attention
+from weft.ops.rules import batch_norm as batch_norm
 from weft.ops.rules import class_split as class_split
 from weft.ops.rules import convolution as convolution
 from weft.ops.rules import factories as factories

@@ -64,3 +64,10 @@ def spread(value: Any, count: int) -> tuple[int, ...]:
     """A number for each of `count` dimensions of space: torch takes one number, or a list of one, for all of them."""
     numbers = value if isinstance(value, tuple) else (value,)
     return tuple(numbers * count if len(numbers) == 1 else numbers)
+
+
+def channels(shape: tuple[int, ...], batch: str = "n", channel: str = "c") -> Dims:
+    """Factors of (batch, channel, positions ...), or of a vector of channels."""
+    if len(shape) < 2:
+        return (channel,) * len(shape)
+    return (batch, channel, *(f"s{i}" for i in range(len(shape) - 2)))

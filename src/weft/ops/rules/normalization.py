@@ -1,4 +1,4 @@
-"""Normalizations with their backward ops. Statistics are taken over whole dimensions only."""
+"""Normalizations with their backward ops, but BatchNorm. Statistics are taken over whole dimensions only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.ops.arguments import argument, slot_specs, with_arguments
 from weft.ops.call import OpCall, Operand
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Cut, aten, rule
-from weft.ops.rules.common import FIRST, numbered, shape_of
+from weft.ops.rules.common import FIRST, channels, numbered, shape_of
 
 
 def _normalized(call: OpCall, shape: Any, contracted: bool) -> Factors:
@@ -36,47 +36,11 @@ def _layer_norm_backward(call: OpCall) -> Factors:
     return _normalized(call, argument(call, 2, "normalized_shape"), contracted=True)
 
 
-def _channels(shape: tuple[int, ...], batch: str = "n", channel: str = "c") -> Dims:
-    """Factors of (batch, channel, positions ...), or of a vector of channels."""
-    if len(shape) < 2:
-        return (channel,) * len(shape)
-    return (batch, channel, *(f"s{i}" for i in range(len(shape) - 2)))
-
-
-def _batch_norm_of(call: OpCall, training: bool, backward: bool) -> Factors:
-    """Channels may be split; batch and positions only where statistics are not taken over them."""
-    results = tuple(
-        _channels(shape) if shape != (0,) else (WHOLE,) for shape in map(shape_of, call.results)
-    )
-    operands = tuple(
-        _channels(spec.shape) if spec.shape != (0,) else (WHOLE,) for spec in slot_specs(call)
-    )
-    over = frozenset(name for dims in operands for name in dims if name not in ("c", WHOLE))
-    return Factors(
-        operands,
-        results,
-        contracted=over if backward and not training else frozenset(),
-        whole=over if training else frozenset(),
-    )
-
-
-def _batch_norm_inference(call: OpCall) -> Factors:
-    return _batch_norm_of(call, training=False, backward=False)
-
-
-def _batch_norm(call: OpCall) -> Factors:
-    return _batch_norm_of(call, bool(argument(call, 5, "training")), backward=False)
-
-
-def _batch_norm_backward(call: OpCall) -> Factors:
-    return _batch_norm_of(call, bool(argument(call, 7, "train")), backward=True)
-
-
 def _group_norm_of(call: OpCall, groups: int, backward: bool) -> Factors:
     """Split by batch, or by groups of channels: the channels of a group stay together."""
 
     def dims(shape: tuple[int, ...]) -> Dims:
-        named = _channels(shape, channel="g")
+        named = channels(shape, channel="g")
         return tuple(name if name in "ng" else WHOLE for name in named)
 
     return Factors(
@@ -123,6 +87,3 @@ rule(
     linear=FIRST,
     adapt=_adapt_group_norm(1, 5),
 )
-rule(aten("_native_batch_norm_legit_no_training"), _batch_norm_inference)
-rule(aten("native_batch_norm _native_batch_norm_legit_functional"), _batch_norm)
-rule(aten("native_batch_norm_backward"), _batch_norm_backward, linear=FIRST)

@@ -29,5 +29,3 @@ rule("weft.pack", _along, linear=FIRST, monotone=FIRST, view=True)
 rule("weft.slice", _along, linear=FIRST, monotone=FIRST, view=True)
 # A value of the step as every micro-batch reads it (the second argument varies).
 rule("weft.use", pointwise, linear=FIRST, monotone=FIRST, view=True)
-# A total over the batch divided by (its count less a correction): what BatchNorm normalizes with.
-rule("weft.statistic", pointwise, linear=FIRST)
