@@ -18,6 +18,7 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.compiler.replays import replays
 from weft.hardware import usual_device
+from weft.ir.plan import Communicate, RankPlan
 from weft.program import build
 from weft.runtime.replay import Replayer, Tape, obstacle
 
@@ -116,6 +117,10 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     return made
 
 
+def exchanges(plan: RankPlan) -> list[Communicate]:
+    return [actor for actor in plan.actors if isinstance(actor, Communicate)]
+
+
 def compiled(model: torch.nn.Module, strategy: weft.Strategy, loss: Any, batch: Any) -> Any:
     placement = weft.placement("cpu", [0, 1])
     return weft.compile(
@@ -151,6 +156,10 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
         chosen = executor.replayer.replays.replayed
         acts = sum(executor.plan.actors[actor].acts for actor in chosen)
         assert tapes[rank].launches == 3 * acts > 0
+        # What communications read must not be given out again.
+        sent = {name for one in exchanges(executor.plan) for name in one.consumes}
+        assert all(executor.replayer.leaves(name) for name in sent)
+        assert tapes[rank].unheld_tensors
 
 
 def test_replayed_dropout_draws_anew_in_every_step(

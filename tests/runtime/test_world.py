@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import LayoutError, RankFailure, UserError
 from weft.layout import placement
-from weft.runtime.distributed import current_world
+from weft.runtime.distributed import _device, current_world
 from weft.runtime.world import LocalWorld, local_world
 
 pytestmark = pytest.mark.timeout(30)
@@ -76,3 +76,13 @@ def test_worlds_that_cannot_be():
         LocalWorld(0)
     with pytest.raises(UserError, match="tpu"):
         current_world("tpu")
+
+
+def test_cuda_devices_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="cuda:0, but sees 0 CUDA devices"):
+        LocalWorld(2, "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="cuda:2, but sees 2 CUDA devices"):
+        _device("cuda")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.channel import Channel
 from weft.runtime.local_channel import LocalChannel
 
 
@@ -24,6 +25,10 @@ class CudaLocalChannel(LocalChannel):
         self._await_all(f"{self.running} begins")
         super()._exchange(sends, receives)
         self._await_all(f"{self.running} ends")
+
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        # By exchanges: only these make the devices wait for each other.
+        Channel._all_reduce(self, tensors, reduction)
 
     def _await_all(self, kind: str) -> None:
         """What comes next on this rank's stream comes after what all ranks have put on theirs."""

@@ -113,19 +113,14 @@ class DeviceExecutor(RankExecutor):
             if key is not None:
                 tensors[key] = tensor
 
+    def _wake(self) -> None:
+        """Nobody waits on the host; what waits on the device ends with the channels."""
+
     def _act_text(self, place: int) -> str:
         launch = self._launches[place]
         actor = self.plan.actors[launch.actor]
         when = f"micro-batch {launch.micro}" if actor.acts > 1 else "the step"
         return f"{actor_text(actor)}, {when}"
-
-    def _fail(self, error: BaseException) -> BaseException:
-        """Record a failure, wake everyone who waits for this rank, and return the one that came first."""
-        if self._failure is None:
-            self._failure = error
-            for channel in self._rank.channels.values():
-                channel.abort(error.__cause__ or error)
-        return self._failure
 
 
 def _inline(

@@ -18,7 +18,14 @@ from weft.runtime.channel import Channel, check_same
 from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel
 from weft.runtime.shared_channel import SharedChannel
 from weft.runtime.shared_link import host
-from weft.runtime.world import TIMEOUT, Channels, LocalWorld, World, innermost_world
+from weft.runtime.world import (
+    TIMEOUT,
+    Channels,
+    LocalWorld,
+    World,
+    check_devices,
+    innermost_world,
+)
 
 T = TypeVar("T")
 
@@ -114,7 +121,9 @@ def _hosts(store: Any, rank: int, size: int) -> tuple[str, ...]:
 def _device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    check_devices(device_type, index)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 

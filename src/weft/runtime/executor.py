@@ -33,7 +33,7 @@ _NOTHING = nullcontext()
 
 
 class Executor(RankExecutor):
-    """Runs the plan of one rank.
+    """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
     communicator has a thread of its own until `close`.
@@ -69,8 +69,6 @@ class Executor(RankExecutor):
         rank = Rank(own, device, channels, variables, optimizer, seed, first_step, kernels=kernels)
         super().__init__(plan, rank)
         self.timeout = timeout
-        # Held while the failure is set, before anyone is woken.
-        self._lock = threading.Lock()
         # Queues that have not ended the step that runs.
         self._open = 0
         self._queues: dict[str, Queue] = {}
@@ -106,7 +104,6 @@ class Executor(RankExecutor):
             if name != COMPUTE:
                 queue.mailbox.put(Begin(step))
         with torch.no_grad(), _no_autocast(self._rank.device.type):
-            self._use_device()
             self._compute.receive(Begin(step))
             while self._open:
                 self._compute.receive(self._wait())
@@ -142,7 +139,6 @@ class Executor(RankExecutor):
         """The life of a thread of a queue other than compute."""
         try:
             with torch.no_grad():
-                self._use_device()
                 while True:
                     queue.receive(queue.mailbox.get())
         except _Stopped:
@@ -150,23 +146,9 @@ class Executor(RankExecutor):
         except BaseException as error:
             self._fail(error)
 
-    def _use_device(self) -> None:
-        if self._rank.device.type == "cuda":
-            torch.cuda.set_device(self._rank.device)
-
-    def _fail(self, error: BaseException) -> BaseException:
-        """Record a failure, wake everyone who waits for this rank, and return the failure that came first."""
-        with self._lock:
-            first = self._failure is None
-            if self._failure is None:
-                self._failure = self._explain(error)
-        if first:
-            cause = self._failure.__cause__ or self._failure
-            for channel in self._rank.channels.values():
-                channel.abort(cause)
-            for queue in self._queues.values():
-                queue.mailbox.put(Stop())
-        return self._failure
+    def _wake(self) -> None:
+        for queue in self._queues.values():
+            queue.mailbox.put(Stop())
 
     def _explain(self, error: BaseException) -> BaseException:
         """Name the actor that raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
@@ -44,8 +45,9 @@ class RankExecutor(ABC):
         self._rank = rank
         self._done = 0
         self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
-        # The first failure of this rank; set once.
+        # The first failure of this rank; set once, under the lock, before anyone is woken.
         self._failure: BaseException | None = None
+        self._lock = threading.Lock()
         # Whether `step` has raised it; another rank may fail between two steps of this one.
         self._raised = False
         acting = (actor for actor in rank.plan.actors if not isinstance(actor, Hold))
@@ -112,8 +114,28 @@ class RankExecutor(ABC):
         """Run all acts of a step; what it fetches stands in the rank's batches."""
 
     @abstractmethod
+    def _wake(self) -> None:
+        """Wake whoever waits on this rank, after a failure."""
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What is raised in place of an error: with the name of the actor that raised it, where that is known."""
+        return error
+
     def _fail(self, error: BaseException) -> BaseException:
-        """Record a failure, wake everyone who waits for this rank, and return the one that came first."""
+        """Record a failure, wake everyone who waits for this rank, and return the failure that came first.
+
+        Other ranks' failures come from threads of their channels.
+        """
+        with self._lock:
+            first = self._failure is None
+            if self._failure is None:
+                self._failure = self._explain(error)
+        if first:
+            cause = self._failure.__cause__ or self._failure
+            for channel in self._rank.channels.values():
+                channel.abort(cause)
+            self._wake()
+        return self._failure
 
     def __enter__(self: Own) -> Own:
         return self

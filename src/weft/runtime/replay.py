@@ -6,8 +6,8 @@ to a place of its own first. What it makes lies in one place in every step. Each
 graph of its own, so a version of a register is never overwritten by the next one.
 
 All graphs of a rank share a pool of memory. They are replayed in the order in which they were
-captured, and on one stream, so what one has freed may serve the later ones; what other streams read
-is held for good.
+captured, and on one stream, so what one has freed may serve the later ones; what anything else reads,
+such as a communication on its own stream, is held for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.compiler.replays import Replays
-from weft.ir.plan import COMPUTE, Compute, RankPlan
+from weft.ir.plan import Compute, RankPlan
 from weft.runtime.kernels import UNIFORM, Kernel, is_local
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op
@@ -117,9 +117,9 @@ class Replayer:
         return maker in self.replays.replayed and maker not in self.stopped
 
     def leaves(self, name: str) -> bool:
-        """Whether an actor of another queue reads a value."""
-        readers = (self.plan.actors[reader] for reader in self._readers.get(name, ()))
-        return any(not isinstance(one, Compute) or one.queue != COMPUTE for one in readers)
+        """Whether anything but a graph reads a value, on whatever stream, or hands a view of it on."""
+        graphs = self.replays.replayed - self.stopped.keys()
+        return not graphs.issuperset(self._readers.get(name, ()))
 
 
 class ReplayedSegment:

@@ -114,12 +114,27 @@ class World(ABC):
             )
 
 
+def check_devices(device_type: str, index: int = 0) -> None:
+    """Check that this process sees the device that it is to use.
+
+    Raises:
+        UserError: naming how many CUDA devices there are.
+    """
+    count = torch.cuda.device_count() if device_type == "cuda" else index + 1
+    if index >= count:
+        raise UserError(
+            f"this process is to use cuda:{index}, but sees {count} CUDA devices; start fewer processes "
+            'on this host, see to CUDA_VISIBLE_DEVICES and to torch built for CUDA, or place on "cpu"'
+        )
+
+
 class LocalWorld(World):
     """All ranks in this process: rank 0 is the thread that calls `run`, every other one a thread of its own."""
 
     def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
         if size < 1:
             raise UserError(f"a world has at least one rank, found {size}")
+        check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
         self._threads = [_RankThread(rank) for rank in range(1, size)]
         self._closed = False

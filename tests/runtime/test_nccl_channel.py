@@ -1,0 +1,85 @@
+"""What is left to NCCL: with stand-ins for its operations, pieces come to the right places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.ir.plan import Collective, LocalValue
+from weft.runtime import process_channel
+from weft.runtime.collectives import run_collectives
+from weft.runtime.process_channel import NcclChannel
+
+# In the communicator's order, which is not that of torch's group: there rank 3 is the second.
+RANKS = (3, 1)
+
+
+class Operations:
+    """In place of `torch.distributed`: a group in which rank 3 sends what this rank sends plus 10."""
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def all_reduce(self, tensor: Tensor, operation: Any, group: Any) -> None:
+        self.done.append("all_reduce")
+
+    def all_gather(self, places: list[Tensor], part: Tensor, group: Any) -> None:
+        self.done.append("all_gather")
+        own, other = places
+        own.copy_(part)
+        other.view(torch.float32).copy_(part.view(torch.float32) + 10)
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    made = Operations()
+    monkeypatch.setattr(process_channel, "dist", made)
+    return made
+
+
+def gathered(sizes: tuple[int, int]) -> Collective:
+    values = [
+        LocalValue("x", (sizes[1], 2), "float32"),
+        LocalValue("y", (sum(sizes), 2), "float32"),
+    ]
+    return Collective("all_gather", 0, *values, sizes=sizes)
+
+
+def test_it_connects_its_ranks_when_it_is_made(operations: Operations) -> None:
+    channel = NcclChannel(None, RANKS, 1, torch.device("cpu"), None)
+    assert operations.done == ["all_reduce"]
+    assert not channel.sent
+
+
+def test_even_gathers_are_its_own(operations: Operations) -> None:
+    channel = NcclChannel(None, RANKS, 1, torch.device("cpu"), None)
+    mine = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    (whole,) = run_collectives(channel, [gathered((2, 2))], [mine])
+    # Rank 3 comes first in the communicator.
+    assert whole.tolist() == [[10, 11], [12, 13], [0, 1], [2, 3]]
+    assert operations.done == ["all_reduce", "all_gather"]
+    assert channel.sent == {"all_gather": mine.nbytes}
+
+
+def test_uneven_gathers_are_exchanges(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = NcclChannel(None, RANKS, 1, torch.device("cpu"), None)
+    exchanged: list[int] = []
+
+    def send(works: list[Any]) -> list[Any]:
+        exchanged.append(len(works))
+        return []
+
+    for name in ("irecv", "isend"):
+        setattr(operations, name, None)
+    operations.P2POp = lambda *arguments, **named: named["group_peer"]  # type: ignore[attr-defined]
+    operations.batch_isend_irecv = send  # type: ignore[attr-defined]
+    run_collectives(channel, [gathered((1, 2))], [torch.ones(2, 2)])
+    assert exchanged == [2]
+    assert "all_gather" not in operations.done
