@@ -139,6 +139,30 @@ def test_the_loop_and_the_step_are_not_reduced_together() -> None:
     assert kinds == [1, 1]
 
 
+def test_a_reduction_of_a_single_stage_cuts_the_loop() -> None:
+    """It starts when the last micro-batch has its gradient, not when all gradients are there."""
+    nodes = [
+        call("h", "x", "w"),
+        call("gw", "h", "w"),
+        call("gw.sum", "gw", op="weft.accumulate"),
+        call("gv", "h", "v"),
+        call("gv.sum", "gv", op="weft.accumulate"),
+        all_reduce("gw.all", "gw.sum"),
+        all_reduce("gv.all", "gv.sum"),
+        update("w", "gw.all"),
+        update("v", "gv.all"),
+    ]
+    local = looped(nodes, "gw.sum", "gv.sum", "gw.all", "gv.all")
+
+    def shape(staged: bool) -> list[tuple[str, int]]:
+        actors = segment(local, bucket(local, 1, staged), GROUPS, staged)[2:-1]
+        return [(type(a).__name__, getattr(a, "acts", 0)) for a in actors]
+
+    loop, reduction, once = ("Compute", 4), ("Communicate", 1), ("Compute", 1)
+    assert shape(staged=False) == [loop, reduction, loop, reduction, once, once]
+    assert shape(staged=True) == [loop, reduction, reduction, once, once]
+
+
 def middle() -> LocalProgram:
     """The backward of stage 1 of three: it gets gy, and stage 0 waits for gx."""
     nodes = [

@@ -12,7 +12,7 @@ from weft.compiler.stages import Stages
 from weft.compiler.zero import Sharded, shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Box, Call, Input, LogicalGraph
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref
 from weft.layout import Broadcast, Placement, Split
 
 PAIR = Placement("cpu", (2,), (0, 1))
@@ -85,15 +85,18 @@ def test_level_1_gathers_the_cast_once() -> None:
 
 def test_level_3_gathers_for_each_phase() -> None:
     graph = verify(sharded(Zero(3)).graph)
-    gathered = ["weft.take", "aten._to_copy.default", "weft.hint"]
+    gathered = ["aten._to_copy.default", "weft.take", "weft.hint"]
     assert chain(graph, operand(graph, "y", 1)) == [*gathered, "aten.t.default"]
     assert chain(graph, operand(graph, "gx", 1)) == gathered
     backward = operand(graph, operand(graph, "gz", 1), 0)
     assert backward == operand(graph, "gx", 1) != operand(graph, operand(graph, "y", 1), 0)
     calls = graph.of_kind(Call)
-    # Each chain stands right before its first reader.
+    # Each gather stands right before its first reader; both are of the one cast, before all else.
     names = [value.name for call in calls for value in call.outputs if value]
     assert names.index(backward) == names.index("gx") - 1
+    weight = next(node.value.name for node in graph.of_kind(Input) if node.key == "fc.weight")
+    casts = [c for c in calls if c.op == "aten._to_copy.default" and c.args[0] == Ref(weight)]
+    assert casts == [calls[0]]
 
 
 def test_what_stays_as_it_is() -> None:

@@ -102,6 +102,16 @@ def test_equals_the_whole_batch(case: str) -> None:
     assert_same_state(own, state)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["gpt, data", "gpt, hybrid"])
+def test_gradients_are_reduced_within_the_last_micro_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket for each gradient: the loop is cut behind each of them, and gives the same."""
+    monkeypatch.setattr("weft.compiler.schedule.bucket_bytes", lambda *_: 1)
+    test_equals_the_whole_batch(name)
+
+
 def test_ranks_without_elements_accumulate_as_well() -> None:
     """Two experts' gate on three ranks."""
     torch.manual_seed(0)

@@ -28,6 +28,7 @@ from weft.ir.plan import (
 )
 from weft.runtime import local_ops
 from weft.runtime.executor import Executor
+from weft.runtime.local_channel import LocalChannel
 from weft.runtime.state import Variables
 from weft.runtime.world import local_world
 
@@ -174,6 +175,7 @@ class SlowChannel:
     """A channel whose all_reduce ends only after `release` is set."""
 
     ranks, index, size, rank = (0, 1), 0, 2, 0
+    interruptible = True
 
     def __init__(self):
         self.entered, self.release = threading.Event(), threading.Event()
@@ -214,6 +216,39 @@ def test_compute_goes_on_while_a_collective_runs(monkeypatch):
         result = executor.step({"x": torch.ones(2)})
     assert result["z"].tolist() == [2, 2]
     assert result["after"].tolist() == [-1, -1]
+
+
+def test_a_collective_for_which_all_wait_runs_on_the_compute_thread(monkeypatch):
+    threads = []
+    all_reduce = LocalChannel._all_reduce
+
+    def noting(channel, tensors, reduction):
+        threads.append((channel.rank, threading.current_thread().name, channel.spins))
+        all_reduce(channel, tensors, reduction)
+
+    monkeypatch.setattr(LocalChannel, "_all_reduce", noting)
+    double = torch.float64
+    feed = {"x": torch.ones(4, FEATURES, dtype=double), "y": torch.ones(4, 1, dtype=double)}
+    weights = [torch.zeros(FEATURES, 1, dtype=double) for _ in range(2)]
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(weight)], lr=0.1) for weight in weights]
+    with local_world(2, timeout=20) as world:
+        channels = world.connect((Communicator(0, (0, 1)),))
+        every = [
+            Executor(
+                regression(rank, 2),
+                channels[rank],
+                torch.device("cpu"),
+                Variables({"w": weights[rank]}),
+                optimizer=optimizers[rank],
+            )
+            for rank in range(2)
+        ]
+        for _ in range(3):
+            world.run(lambda rank: every[rank].step(feed))
+        for executor in every:
+            executor.close()
+    assert {name for _, name, _ in threads} == {"MainThread", "weft rank 1"}
+    assert all(spins for *_, spins in threads)
 
 
 def test_a_failing_actor_ends_all_ranks_with_the_first_error(monkeypatch):

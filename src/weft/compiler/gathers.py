@@ -4,10 +4,13 @@ Before: calls read a parameter, or views and casts of it. After: each group of r
 of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
 there:
 
-    %w.take0  = weft.take(%w, "S(0)", 0)        where each group has a gather of its own
-    %w.cast0 = aten._to_copy(%w.take0, …)      a cast works on the shard: fewer bytes travel
-    %w.hint0 = weft.hint(%w.cast0, "B", 0)
-    %w.t0    = aten.t(%w.hint0)               a view of the whole
+    %w.cast0 = aten._to_copy(%w, …)            a cast works on the shard: fewer bytes travel
+    %w.take0 = weft.take(%w.cast0, "S(0)", 0)  where each group has a gather of its own
+    %w.hint0 = weft.hint(%w.take0, "B", 0)
+    %w.t0    = aten.t(%w.hint0)                a view of the whole
+
+Casts run once a step, at its start: made where they are read, behind the work before it, they would
+hold their gather back until that is done, and there would be one for each group and micro-batch.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class _Rewriter:
         root: for each value of a chain, its parameter; the parameters included.
         chain: for each value of a chain but the parameter, the call that makes it.
         made: by group and value, what stands for it: its shard and the whole.
-        early: new nodes that run once a step, before the micro-batches.
+        early: new nodes that run once a step, before all others.
         body: all other nodes.
         wanted: by group, the values of chains and their readers, where a group is gathered
             together.
@@ -142,19 +145,29 @@ class _Rewriter:
         gather = self.gathers[self.root[name]]
         if self._is_shard(name):
             text = gather.whole[reader.phase.stage]
-            return self._new(name, "hint", reader, HINT, (text, gather.axis))
+            source = self._shard(name, reader)
+            return self._new(name, "hint", reader, HINT, (text, gather.axis), source)
         return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
 
     def _shard(self, name: str, reader: Call) -> str:
         """What stands for the shard of a parameter or a cast of it, for a reader."""
         gather = self.gathers[self.root[name]]
-        if name in self.chain:
-            return self._copied(name, "shard", self._shard(self._source(name), reader), reader)
+        stored = self._stored(name, reader)
         if not gather.each_time:
-            return name
+            return stored
         text, times = gather.shard[reader.phase.stage], self.graph.micro_batches
         vary = (Varying(tuple(range(times))),) if self._in_loop(reader) else ()
-        return self._new(name, "take", reader, TAKE, (text, gather.axis, *vary))
+        return self._new(name, "take", reader, TAKE, (text, gather.axis, *vary), stored)
+
+    def _stored(self, name: str, reader: Call) -> str:
+        """The parameter, or a cast of its shard: one for a step and stage."""
+        if name not in self.chain:
+            return name
+        key = (reader.phase.stage, "shard", name)
+        if key not in self.made:
+            source = self._stored(self._source(name), reader)
+            self.made[key] = self._copy(name, "shard", source, reader, early=True)
+        return self.made[key]
 
     def _is_shard(self, name: str) -> bool:
         """Whether a value of a chain is the parameter, or a cast of what is."""
@@ -165,11 +178,12 @@ class _Rewriter:
     def _source(self, name: str) -> str:
         return operand_names(self.chain[name])[0]
 
-    def _new(self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...]) -> str:
-        """A hint on the shard that stands for `name`, or a take of the parameter; one a group."""
+    def _new(
+        self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...], source: str
+    ) -> str:
+        """A hint on the shard that stands for `name`, or a take of it; one a group."""
         key = (self.gathers[self.root[name]].group(reader), kind, name)
         if key not in self.made:
-            source = self._shard(name, reader) if op == HINT else name
             value = replace(self.graph.values[name], name=self._name(name, kind))
             self._append(Call(op, (Ref(source), *rest), (), (value,), reader.location), reader)
             self.made[key] = value.name
@@ -179,16 +193,18 @@ class _Rewriter:
         """A copy of the call of a chain that makes `name`, on another source; one for a group."""
         key = (self.gathers[self.root[name]].group(reader), kind, name)
         if key not in self.made:
-            call = self.chain[name]
-            value = replace(self.graph.values[name], name=self._name(name, kind))
-            copy = replace(call, outputs=(value,), location=reader.location)
-            self._append(renamed(copy, {self._source(name): source}), reader)
-            self.made[key] = value.name
+            self.made[key] = self._copy(name, kind, source, reader)
         return self.made[key]
 
-    def _append(self, call: Node, reader: Call) -> None:
+    def _copy(self, name: str, kind: str, source: str, reader: Call, early: bool = False) -> str:
+        value = replace(self.graph.values[name], name=self._name(name, kind))
+        copy = replace(self.chain[name], outputs=(value,), location=reader.location)
+        self._append(renamed(copy, {self._source(name): source}), reader, early)
+        return value.name
+
+    def _append(self, call: Node, reader: Call, early: bool = False) -> None:
         assert isinstance(call, Call)
-        early = self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
+        early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
         call = replace(call, phase=reader.phase)
         if self._in_loop(reader) and not early:
             self.loop |= {_result(call)}

@@ -38,19 +38,19 @@ class Parts:
 
     def __init__(self, program: LocalProgram, schedule: Schedule, staged: bool) -> None:
         self._loop = program.loop
-        self._staged = staged
+        self.staged = staged
         self._phases = {value.name: item.phase for item in schedule for value in item.makes}
 
     def of(self, item: ScheduleItem) -> Part:
         """The part of an item. An update in the loop belongs to what makes its source."""
-        if not self._loop and not self._staged:
+        if not self._loop and not self.staged:
             return _WHOLE
         names = {*item.reads, *(value.name for value in item.makes)}
         looped = not self._loop.isdisjoint(names)
         phase = item.phase
         if isinstance(item, LocalUpdate) and looped:
             phase = self._phases.get(item.source, phase)
-        return Part(looped, phase if self._staged else FORWARD)
+        return Part(looped, phase if self.staged else FORWARD)
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
         """Whether a value is made anew for each act of its reader."""
@@ -61,7 +61,8 @@ def gather(program: LocalProgram, schedule: Schedule, parts: Parts) -> Schedule:
     """The items in an order in which as many of one part as possible stand together.
 
     Communications come as soon as they may, in their old order on each communicator, so that all
-    ranks agree on it; weight gradients come last.
+    ranks agree on it; weight gradients come last. In a single stage the loop is cut where a
+    reduction of once a step has its last gradient: it starts while the last micro-batch goes on.
     """
     line = _Line(parts, list(schedule))
     line.wire(program)
@@ -105,6 +106,8 @@ class _Line:
             looped = now is not None and now.looped
             if self.exchanges[looped]:
                 number = heappop(self.exchanges[looped])
+            elif self.exchanges[False] and not self.parts.staged:
+                number = heappop(self.exchanges[False])
             elif now is not None and self.ready.get(now):
                 number = heappop(self.ready[now])
             else:

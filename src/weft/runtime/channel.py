@@ -29,7 +29,13 @@ class Channel(ABC):
         running: what runs now: the kind of a collective, or one of the primitives below.
         while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, where that
             can be told: between processes of one host. What it raises ends the wait.
+        spins: whether a wait may look again and again for a moment before it sleeps: no other
+            thread of this process has work meanwhile.
+        interruptible: whether a wait ends at once when a rank fails or the user interrupts, in the
+            main thread, too.
     """
+
+    interruptible = False
 
     def __init__(self, ranks: Sequence[int], index: int, device: torch.device) -> None:
         self.ranks = tuple(ranks)
@@ -38,6 +44,7 @@ class Channel(ABC):
         self.sent: Counter[str] = Counter()
         self.running = EXCHANGE
         self.while_waiting: Callable[[], None] = _nothing
+        self.spins = True
 
     @property
     def size(self) -> int:

@@ -18,8 +18,9 @@ from weft.actors import (
     machines,
 )
 from weft.errors import RankFailure
-from weft.ir.plan import COMPUTE, Feed, Fetch, RankPlan
+from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
 from weft.runtime.channel import Channel
+from weft.runtime.idle import Helper
 from weft.runtime.kernel_choice import Kernels
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
 from weft.runtime.rank_executor import RankExecutor
@@ -36,7 +37,8 @@ class Executor(RankExecutor):
     """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
-    communicator has a thread of its own until `close`.
+    communicator has a thread of its own until `close`, in whose place the first one acts where
+    nothing else can go on meanwhile (`idle.py`).
 
     Args:
         plan: what runs.
@@ -79,9 +81,12 @@ class Executor(RankExecutor):
             control = self._control_own if name == COMPUTE else self._control_other
             Queue(machine, self._works, self._queues, end, control)
         self._compute = self._queues[COMPUTE]
+        others = [queue for name, queue in self._queues.items() if name != COMPUTE]
+        self._helper = Helper(self._compute, others, _by_queue(plan, channels))
         self.recorder = Recorder(queue.spans for queue in self._queues.values())
         for channel in channels.values():
             channel.watch(self._fail)
+            channel.spins = False
         self._threads = [
             self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
         ]
@@ -89,7 +94,7 @@ class Executor(RankExecutor):
     def close(self) -> None:
         """End the threads and close the channels."""
         for queue in self._queues.values():
-            queue.mailbox.put(Stop())
+            queue.post(Stop())
         # After a failure a thread may still wait for a peer that is gone; it ends with the process.
         patience = 5.0 if self._failure is None else 0.5
         for thread in self._threads:
@@ -103,9 +108,11 @@ class Executor(RankExecutor):
         for name, queue in self._queues.items():
             if name != COMPUTE:
                 queue.mailbox.put(Begin(step))
+                self._compute.told.append(queue)
         with torch.no_grad(), _no_autocast(self._rank.device.type):
             self._compute.receive(Begin(step))
             while self._open:
+                self._helper.help()
                 self._compute.receive(self._wait())
 
     def _wait(self) -> Event | Control:
@@ -140,7 +147,7 @@ class Executor(RankExecutor):
         try:
             with torch.no_grad():
                 while True:
-                    queue.receive(queue.mailbox.get())
+                    queue.serve()
         except _Stopped:
             return
         except BaseException as error:
@@ -148,7 +155,7 @@ class Executor(RankExecutor):
 
     def _wake(self) -> None:
         for queue in self._queues.values():
-            queue.mailbox.put(Stop())
+            queue.post(Stop())
 
     def _explain(self, error: BaseException) -> BaseException:
         """Name the actor that raised."""
@@ -187,6 +194,12 @@ def _own_thread(plan: RankPlan) -> RankPlan:
         for actor in plan.actors
     )
     return replace(plan, actors=tuple(actors))
+
+
+def _by_queue(plan: RankPlan, channels: Mapping[int, Channel]) -> dict[str, Channel]:
+    """The channel of each communicator's queue."""
+    acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
+    return {actor.queue: channels[actor.collectives[0].communicator] for actor in acts}
 
 
 def _no_autocast(device_type: str) -> AbstractContextManager[object]:

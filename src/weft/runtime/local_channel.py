@@ -76,6 +76,8 @@ class LocalGroup:
 class LocalChannel(Channel):
     """One rank's end of a `LocalGroup`."""
 
+    interruptible = True
+
     def __init__(self, group: LocalGroup, index: int, device: torch.device) -> None:
         super().__init__(group.ranks, index, device)
         self._group = group

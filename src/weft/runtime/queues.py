@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
+from threading import Lock
 from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from weft.actors import Act, Action, EndStep, Event, Free, QueueMachine, Ready, Send
+from weft.ir.plan import COMPUTE
 from weft.runtime.trace import Span
 from weft.runtime.work import Work
 
@@ -38,7 +40,10 @@ class ActError(Exception):
 
 
 class Queue:
-    """Runs the actors of one queue, on the one thread that calls `receive`.
+    """Runs the actors of one queue, on the one thread that calls `receive`, or `serve`.
+
+    A queue with a thread of its own is woken by its bell, and only when it has an act to run: the
+    sender handles the messages (`prepare`), and may run the act itself (`act_here`).
 
     Args:
         machine: decides when the actors act.
@@ -59,6 +64,15 @@ class Queue:
         self.name = machine.queue
         self.machine = machine
         self.mailbox: Mailbox = SimpleQueue()
+        # An entry wakes the thread that serves this queue. The compute queue's thread waits for its
+        # mailbox instead.
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        # Held by whoever handles messages and runs acts, where several threads may.
+        self.lock = Lock()
+        # An act that another thread has started for the one that serves; under the lock.
+        self.left: Act | None = None
+        # Queues to which this one has sent messages that nobody was told to handle yet.
+        self.told: list[Queue] = []
         # What actors of this queue have yet to read, by register and version; dropped after the
         # last of them. The producer's queue puts a tensor here before it sends `Ready`.
         self.tensors: dict[tuple[str, int], Tensor] = {}
@@ -76,9 +90,84 @@ class Queue:
         Raises:
             ActError: when an actor raises.
         """
-        act = self._handle(message)
+        self._go_on(self._handle(message))
+
+    def serve(self) -> None:
+        """Wait for the bell, then run what was left and handle all messages.
+
+        Raises:
+            ActError: when an actor raises.
+        """
+        self.bell.get()
+        with self.lock:
+            act, self.left = self.left, None
+            self._go_on(act)
+            while not self.mailbox.empty():
+                self._go_on(self._handle(self.mailbox.get()))
+            self.call()
+
+    def post(self, message: Event | Control) -> None:
+        """Send a message from outside of the rank's queues."""
+        self.mailbox.put(message)
+        self.bell.put(None)
+
+    def call(self) -> None:
+        """Have handled what this queue has sent: wake the threads that have to act."""
+        while self.told:
+            queue = self.told.pop()
+            if queue.prepare():
+                queue.bell.put(None)
+
+    def prepare(self) -> bool:
+        """Handle messages on a thread of another queue, up to one that starts an act.
+
+        Returns:
+            Whether the thread of this queue has something to do.
+        """
+        if not self.lock.acquire(blocking=False):
+            return True
+        try:
+            self._catch_up()
+            return not self.rests
+        finally:
+            self.lock.release()
+
+    @property
+    def rests(self) -> bool:
+        """Whether there is nothing to handle and nothing to run; asked by who holds the lock."""
+        return self.left is None and self.mailbox.empty()
+
+    def act_here(self) -> None:
+        """Run the act that is left, on a thread of another queue that holds the lock.
+
+        Raises:
+            ActError: when the actor raises.
+        """
+        act, self.left = self.left, None
+        if act is not None:
+            self._run(act)
+            self._catch_up()
+            self.left = self._follow(self.machine.finish())
+        self.call()
+        if not self.rests:
+            self.bell.put(None)
+
+    def _catch_up(self) -> None:
+        """Handle messages up to one that starts an act, in place of the thread of this queue."""
+        while self.left is None and not self.mailbox.empty():
+            message = self.mailbox.get()
+            if isinstance(message, Stop):  # it ends the other thread, not this one
+                self.mailbox.put(message)
+                break
+            self.left = self._handle(message)
+        self.call()
+
+    def _go_on(self, act: Act | None) -> None:
+        """Run an act that was started, and all that follow from it."""
         finish, mailbox = self.machine.finish, self.mailbox
         while act is not None:
+            if self.told:
+                self.call()
             self._run(act)
             # What arrived meanwhile counts when the next actor is chosen; no other starts while
             # this one is not finished.
@@ -111,6 +200,8 @@ class Queue:
             if type(event) is Ready and key in self.tensors:
                 target.tensors[key] = self.tensors[key]
             target.mailbox.put(event)
+            if target.name != COMPUTE:
+                self.told.append(target)
         elif type(action) is Free:
             self.tensors.pop((action.register, action.version), None)
         elif type(action) is EndStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 import uuid
@@ -20,6 +21,8 @@ from weft.runtime.waits import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"
+# Nanoseconds that a wait may stay awake.
+SPIN_NS = 60_000
 
 
 class SharedChannel(ProcessChannel):
@@ -33,6 +36,8 @@ class SharedChannel(ProcessChannel):
         board: where failures are made known to all ranks.
         timeout: seconds to wait for a peer.
     """
+
+    interruptible = True
 
     def __init__(
         self,
@@ -112,6 +117,8 @@ class SharedChannel(ProcessChannel):
         waiting = [link for link in self._links.values() if link.busy]
         for link in waiting:
             link.advance()
+        if waiting and self.spins:
+            self._look_again()
         end = time.monotonic() + self._timeout
         while waiting := [link for link in waiting if link.busy]:
             left = end - time.monotonic()
@@ -120,6 +127,17 @@ class SharedChannel(ProcessChannel):
                 self._hear(descriptor)
             if not found:
                 self._go_on_waiting(left)
+
+    def _look_again(self) -> None:
+        """For as long as it takes to fall asleep and wake up: a peer that is nearly there comes meanwhile.
+
+        Whatever else wants the core gets it at once.
+        """
+        end = time.perf_counter_ns() + SPIN_NS
+        while any(link.busy for link in self._links.values()) and time.perf_counter_ns() < end:
+            for descriptor, _ in self._poll.poll(0):
+                self._hear(descriptor)
+            os.sched_yield()
 
     def _go_on_waiting(self, left: float) -> None:
         if left <= PATIENCE:

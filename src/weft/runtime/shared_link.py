@@ -103,9 +103,12 @@ class SharedLink:
             take: what is done with it.
             own: for each place, what `take` gets of one's own; by default the place.
         """
-        self.outgoing.extend(_chunks(sends, sends))
-        self.incoming.extend(_chunks(receives, receives if own is None else own))
         self.take, self.in_place = take, own is receives
+        self.outgoing.extend(_chunks(sends, sends))
+        if self.in_place and sends is receives:
+            self.incoming.extend(self.outgoing)
+        else:
+            self.incoming.extend(_chunks(receives, receives if own is None else own))
 
     def advance(self) -> None:
         """Fill and empty all slots that can be, and wake the peer.
@@ -193,7 +196,8 @@ def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
     chunk: Chunk = []
     end = 0
     for place, mine in zip(places, own, strict=True):
-        for piece in zip(_pieces(place), _pieces(mine), strict=True):
+        pieces = _pieces(place)
+        for piece in zip(pieces, pieces if mine is place else _pieces(mine), strict=True):
             _, after = _after(end, piece[0])
             if after > SLOT_BYTES:
                 yield chunk
@@ -207,7 +211,9 @@ def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Flat pieces that fit a slot."""
     flat = tensor.detach().view(-1)
-    return torch.split(flat, SLOT_BYTES // flat.itemsize) if flat.numel() else ()
+    if flat.nbytes <= SLOT_BYTES:
+        return (flat,) if flat.numel() else ()
+    return torch.split(flat, SLOT_BYTES // flat.itemsize)
 
 
 def _after(end: int, piece: Tensor) -> tuple[int, int]:
@@ -267,6 +273,8 @@ def connect(address: str, number: int, timeout: float) -> SharedLink:
 
 
 def _mapped(connection: socket.socket, descriptor: int, lower: bool) -> SharedLink:
+    # Of what is sent, the peer leaves but a few bytes unread, so no call waits that should not.
+    connection.settimeout(None)
     try:
         memory = mmap.mmap(descriptor, 0)
     finally:
