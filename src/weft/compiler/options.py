@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from weft.errors import StrategyError
-from weft.hardware import CostModel
+from weft.hardware import CostModel, Device
 from weft.layout import Placement
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -80,6 +80,7 @@ class Options:
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, as texts of hints.
+        device: what computes and what connects the ranks; None takes the usual figures of the type.
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
@@ -94,6 +95,7 @@ class Options:
     clip_norm: float | None = None
     memory_limit: int | None = None
     activations: tuple[tuple[str, str], ...] = ()
+    device: Device | None = None
 
 
 def name_patterns(where: str, patterns: object) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from weft.compiler.schedule_web import Slot, Web, with_copies
 from weft.compiler.schedule_weights import split_backward
 from weft.compiler.segment import segment
 from weft.compiler.stages import Stages
-from weft.hardware import usual_device
+from weft.hardware import Device, usual_device
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
 from weft.ir.verify_plan import verify_communicators, verify_plan
@@ -112,7 +112,12 @@ def bucket_bytes(stages: Stages, options: Options) -> int:
     """The size from which a bucket starts."""
     if options.bucket_bytes is not None:
         return options.bucket_bytes
-    return usual_device(stages.placements[0].device_type).bucket
+    return device_of(stages, options).bucket
+
+
+def device_of(stages: Stages, options: Options) -> Device:
+    """What computes, and what connects the ranks."""
+    return options.device or usual_device(stages.placements[0].device_type)
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class _Making:
     durations: Durations = field(init=False)
 
     def __post_init__(self) -> None:
-        device = usual_device(self.stages.placements[0].device_type)
+        device = device_of(self.stages, self.options)
         object.__setattr__(self, "durations", Durations(device, self.communicators))
 
     def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:

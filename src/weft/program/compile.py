@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def compile(
     batch, _ = without_shards(example_batch)
     device_type = placement.device_type
     training = optimizer is not None
-    options = strategy.options()
+    options = replace(strategy.options(), device=world.links())
     placements = stage_placements(options.stages, placement)
     captured = capture(model, loss_fn, optimizer, batch, device_type, training, options.precision)
     hints = strategy_hints(strategy, captured.graph, placements)

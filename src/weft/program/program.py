@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
+from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
@@ -120,6 +121,8 @@ class Program:
         """Tables: inputs, layouts, every boxing with its bytes and cause, memory of each rank."""
         parts = (part for executor in self._executors.values() for part in executor.parts)
         text = explain(self._compiled, self.memory()) + kernel_text(parts)
+        if self._setting.options.device is not None:
+            text += f"links as measured: {links_text(self._setting.options.device)}\n"
         return text + replay_text(each.replayer for each in self._executors.values())
 
     def memory(self) -> ProgramMemory:

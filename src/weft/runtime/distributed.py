@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import UserError
+from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.board import FailureBoard
 from weft.runtime.channel import Channel, check_same
+from weft.runtime.measure_links import measured_links
 from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel
 from weft.runtime.shared_channel import SharedChannel
 from weft.runtime.shared_link import host
@@ -57,6 +59,8 @@ class DistributedWorld(World):
         self._hosts = _hosts(store, self.rank, self.size) if device_type == "cpu" else ()
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
+        # What `links` found.
+        self._links: Device | None = None
         everyone = Communicator(0, tuple(range(self.size)))
         self._everyone = self.connect((everyone,))[self.rank][0]
 
@@ -91,10 +95,21 @@ class DistributedWorld(World):
             return None
         return self._channel(group, ranks, ranks.index(self.rank), self._device, self._board)
 
+    @property
+    def _across_hosts(self) -> bool:
+        """Whether CPU ranks talk over a network, of which nothing is known."""
+        every = range(self.size)
+        return self.size > 1 and self.device_type == "cpu" and not self._on_one_host(every)
+
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
         """Whether processes can share memory; all ranks of the job answer alike."""
         hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
         return len(hosts) == 1 and hosts != {""}
+
+    def links(self) -> Device | None:
+        if self._links is None and self._across_hosts:
+            self._links = measured_links(usual_device(self.device_type), self._everyone)
+        return self._links
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         return [function(self.rank)]

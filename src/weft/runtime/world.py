@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from weft.errors import LayoutError, UserError
+from weft.hardware import Device
 from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.allocator import keep_freed_memory
@@ -94,6 +95,13 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the threads or groups of this world."""
+
+    def links(self) -> Device | None:
+        """A rank's device with its links as measured; None where the usual figures hold.
+
+        Every process must call it.
+        """
+        return None
 
     def check(self, placement: Placement) -> None:
         """Check that a placement fits this world.
