@@ -1,7 +1,7 @@
-"""Which segments are captured as CUDA graphs, decided from the plan alone (docs/decisions/cuda.md).
+"""Which segments are captured as CUDA graphs, decided from the plan alone.
 
-A graph puts all calls of a segment on the device with one launch. It pays where the host needs longer to
-launch a step than the device to run it.
+A graph puts all calls of a segment on the device with one launch. It pays where the host needs
+longer to launch a step than the device to run it (docs/decisions/cuda-graphs.md).
 """
 
 from __future__ import annotations

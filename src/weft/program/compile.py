@@ -84,6 +84,8 @@ def compile(
             "inductor" compiled by torch's Inductor, each distinct layer once; "auto" measures both
             for each distinct layer and takes the faster. What was compiled and measured is kept in
             the folder `WEFT_CACHE` (by default `~/.cache/weft`).
+            On CUDA, segments are replayed as CUDA graphs where launching takes longer than
+            computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line.

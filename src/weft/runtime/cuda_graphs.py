@@ -1,4 +1,4 @@
-"""CUDA graphs as `weft.runtime.replay` uses them (docs/decisions/cuda.md)."""
+"""CUDA graphs as `weft.runtime.replay` uses them (docs/decisions/cuda-graphs.md)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Segments that are put on the device as one: captured in a step, replayed from then on.
 
-A CUDA graph runs the same kernels on the same addresses again. What it reads must therefore lie where
-it lay when it was captured: variables do, and what another graph makes; everything else is copied
-to a place of its own first. What it makes lies in one place in every step. Each micro-batch has a
-graph of its own, so a version of a register is never overwritten by the next one.
+A CUDA graph runs the same kernels on the same addresses again. What it reads must therefore lie
+where it lay when it was captured: variables do, and what another graph makes; everything else is
+copied to a place of its own first. What it makes lies in one place in every step. Each micro-batch
+has a graph of its own, so a version of a register is never overwritten by the next one.
 
 All graphs of a rank share a pool of memory. They are replayed in the order in which they were
-captured, and on one stream, so what one has freed may serve the later ones; what anything else reads,
-such as a communication on its own stream, is held for good.
+captured, and on one stream, so what one has freed may serve the later ones; what anything else
+reads, such as a communication on its own stream, is held for good.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Tape(ABC):
         """Collects what makes the host wait for the device meanwhile."""
 
 
-# What says of an op of torch that it must not be captured, and why. None draws from torch's generators:
-# capture leaves that to `weft.uniform`.
+# What says of an op of torch that it must not be captured, and why. None draws from torch's
+# generators: capture leaves that to `weft.uniform`.
 _TAGS = {
     "data_dependent_output": "its result depends on values that the host reads",
     "dynamic_output_shape": "its shape depends on values",
