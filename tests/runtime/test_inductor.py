@@ -223,6 +223,16 @@ def test_compiled_results_lie_as_those_of_the_function():
         assert one.stride() == other.stride()
 
 
+@compiles
+@pytest.mark.timeout(100)
+def test_a_function_that_computes_nothing_is_no_code():
+    x = torch.randn(4, 6)
+    with FakeTensorMode() as mode:
+        compiled = inductor.compile_boxed(lambda x: (x,), [mode.from_tensor(x)])
+    assert compiled.source is None
+    assert compiled.function([x])[0] is x
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

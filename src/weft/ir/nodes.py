@@ -198,4 +198,7 @@ def refs(arg: Any) -> Iterator[str]:
         yield arg.name
     elif isinstance(arg, tuple):
         for part in arg:
-            yield from refs(part)
+            if isinstance(part, Ref):  # most of what there is: without a generator of its own
+                yield part.name
+            elif isinstance(part, tuple):
+                yield from refs(part)

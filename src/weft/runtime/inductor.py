@@ -72,7 +72,10 @@ def compile_boxed(
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiler = _module("torch._inductor.compile_fx").compile_fx_inner
         compiled = compiler(graph, list(examples), is_inference=True)
-    if compiled.constants or compiled.inputs_to_check or examples[0].device.type != "cpu":
+    # Of nothing but views it makes a plain function; elsewhere than on a CPU, inputs may have to be
+    # aligned before.
+    whole = getattr(compiled, "source_code", None) and not compiled.constants
+    if not whole or compiled.inputs_to_check or examples[0].device.type != "cpu":
         return Compiled(compiled, None)
     # Without what Inductor puts around its own code for CUDA graphs and caches, 5 µs a call.
     return Compiled(compiled.current_callable, compiled.source_code)
