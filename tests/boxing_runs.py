@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -27,6 +27,7 @@ from weft.units import ITEM_SIZE
 
 ChannelOf = Callable[[tuple[int, ...]], Channel]
 EVERYONE = (0, 1, 2, 3)
+SHAPES = ((3, 5), (7,), (), (0, 2))
 DTYPES = ("bool", "uint8", "int16", "int32", "int64", "bfloat16", "float32", "float64", "complex64")
 
 
@@ -77,11 +78,13 @@ def planned_bytes(case: Case) -> int:
     return sum(step.bytes for step in steps(source, target, shape, ITEM_SIZE["float64"]))
 
 
-def check_reductions(rank: int, dtype: str, channel_of: ChannelOf) -> None:
+def check_reductions(
+    rank: int, dtype: str, channel_of: ChannelOf, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> None:
     """Every reduction that `dtype` takes, to and from every other layout, on an uneven and an empty shard."""
     kind = getattr(torch, dtype)
     line, grid = placement("cpu", [0, 1, 2, 3]), placement("cpu", [[0, 1], [2, 3]])
-    for shape in ((3, 5), (7,), (), (0, 2)):
+    for shape in shapes:
         for source, target in _layouts(dtype, shape, line.axes):
             ends = Layout(line, source), Layout(line, target)
             check_value(rank, kind, shape, *ends, channel_of)

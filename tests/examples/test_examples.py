@@ -38,13 +38,12 @@ def run(ranks: int, script: str, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_gpt_agrees_with_plain_pytorch(tmp_path: Path, ranks: int) -> None:
+def test_gpt_agrees_with_plain_pytorch(tmp_path: Path) -> None:
     sizes = [word for name, size in SMALL.items() for word in (f"--{name}", str(size))]
-    output = run(ranks, "gpt.py", *sizes, "--out", str(tmp_path))
+    output = run(2, "gpt.py", *sizes, "--out", str(tmp_path))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary.keys() == KEYS
-    assert summary["ranks"] == ranks
+    assert summary["ranks"] == 2
     assert len(summary["losses"]) == len(summary["single_device_losses"]) == SMALL["steps"]
     assert summary["max_relative_difference"] < 1e-5
     assert summary["losses"][0] != summary["losses"][-1]
