@@ -64,6 +64,18 @@ def test_a_product_that_is_read_again_stays() -> None:
     assert join_products(parse_graph(text)) == parse_graph(text)
 
 
+def test_a_transposed_matrix_that_is_read_again_stays() -> None:
+    text = GRAPH.format(k=2, m=8) + 'output "t1" %t1\n'
+    graph = verify(join_products(verify(parse_graph(text))))
+    assert ops(graph).count("mm") == 1
+    assert "t1" in graph.producers
+
+
+def test_a_value_that_is_added_to_itself_counts_twice() -> None:
+    text = GRAPH.format(k=2, m=8).replace("%decay, %p2)", "%p2, %p2)")
+    assert join_products(parse_graph(text)) == parse_graph(text)
+
+
 class Recurrent(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()

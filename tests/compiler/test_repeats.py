@@ -61,6 +61,20 @@ def test_short_repeats_are_taken_together():
     assert len({part.form for part in every[1:4]}) == 1
 
 
+def test_what_repeats_is_long_enough_for_two_parts():
+    assert repeats(model(4), 10) == [1, 11, 21]
+    assert repeats(model(2), 10) == []
+
+
+def test_constants_of_other_types_are_others():
+    """1 and 1.0 are equal, but make other results."""
+    calls = model(4)
+    calls[9] = call("mul", (Ref("c1"), 1.0), "d1")
+    calls[14] = call("mul", (Ref("c2"), 1), "d2")
+    calls[4], calls[19] = (call("mul", (Ref(f"c{n}"), True), f"d{n}") for n in (0, 3))
+    assert repeats(calls, 5) == []
+
+
 def test_what_leaves_a_part_belongs_to_its_form():
     run = layer(0, "x")
     alone, seen = part_of(run, {"x0"}), part_of(run, {"x0", "b0"})

@@ -244,6 +244,21 @@ def test_a_device_that_goes_on_is_not_accused(monkeypatch: pytest.MonkeyPatch) -
     assert named in str(failure.value)
 
 
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_step_comes_after_the_one_before_on_whatever_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = CudaStreams(torch.device("cpu"), (), 30, str)
+    for _ in range(2):
+        caller = FakeStream()
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, own=caller: own)
+        ended = streams._now.all.number
+        streams.begin()
+        assert ended < 0 or ended in caller.known
+        streams.end(())
+    assert streams._now.all.number in caller.known
+
+
 def test_a_failing_act_is_named_and_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with weft.local_world(2, timeout=30):
         program = compiled(GPT(), STRATEGIES["data"])
