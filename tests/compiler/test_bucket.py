@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from local_programs import all_reduce, call, gather, program, reduce_scatter, training_step, update
-from weft.compiler.bucket import GATHERED, Bucket, Schedule, bucket
+from weft.compiler.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
 
 LARGE = 2**20
 
@@ -78,3 +80,10 @@ def test_gathers_may_be_larger() -> None:
     assert shown(bucket(program(nodes), each)) == [["v.whole", "w.whole"], "LocalCall"]
     apart = shown(bucket(program(nodes), each // GATHERED))
     assert apart == [["v.whole"], ["w.whole"], "LocalCall"]
+
+
+def test_sums_over_micro_batches_are_reduced_in_few_buckets() -> None:
+    nodes = [all_reduce(f"r{number}", f"g{number}") for number in range(4 * CUTS)]
+    local = program(nodes, outputs=())
+    assert len(bucket(local, 1)) == 4 * CUTS
+    assert len(bucket(replace(local, micro_batches=2, loop=frozenset("h")), 1)) == CUTS

@@ -8,6 +8,7 @@ same on all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -26,6 +27,9 @@ from weft.ir.plan import (
 
 # How much larger buckets of gathers may be than those of reductions.
 GATHERED = 8
+# In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
+# the loop, and so is acts of every micro-batch to plan and to run.
+CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Sc
 
     Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
-    joiner = _Joiner(bucket_bytes, program.loop, staged, parameter_values(program))
+    joiner = _Joiner(bucket_bytes, program.loop, staged, parameter_values(program), _once(program))
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
@@ -87,6 +91,7 @@ class _Joiner:
     loop: frozenset[str]
     staged: bool
     parameters: frozenset[str]
+    once: Counter[int]
     items: list[ScheduleItem] = field(default_factory=list)
     open: dict[_Kind, list[Collective]] = field(default_factory=dict)
 
@@ -120,8 +125,22 @@ class _Joiner:
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
         limit = self.limit * (GATHERED if node.kind == "all_gather" else 1)
+        if not looped:
+            limit = max(limit, self.once[node.communicator] // CUTS)
         if sum(value_bytes(each.input) for each in waiting) >= limit:
             self.close([key])
+
+
+def _once(program: LocalProgram) -> Counter[int]:
+    """For each communicator, the bytes that are reduced once a step behind a loop."""
+    found: Counter[int] = Counter()
+    if not program.loop:
+        return found
+    for node in program.nodes:
+        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
+            again = node.input.name in program.loop
+            found[node.communicator] += 0 if again else value_bytes(node.input)
+    return found
 
 
 def parameter_values(program: LocalProgram) -> frozenset[str]:
