@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.isa import trust_vector_instructions
 from benchmarks.measure import OUT, machine
 from benchmarks.pairs import PAIRS, QUICK, Pair
 from benchmarks.report import show
@@ -30,16 +31,18 @@ REFERENCES = OUT / "references.json"
 
 # Seconds after which a process is stopped, several times what it takes.
 LIMIT = 400
+# Rounds of a pair, whatever they take; and when it is clear that all will take too long.
+LEAST, FEWER = 5, 3
 # Seconds that a topic takes, about.
 TOPIC = 45.0
 
 # Programs that look at one thing each; those of a list run with `--quick` too.
-QUICK_TOPICS = (("-m", "benchmarks.overhead"),)
+QUICK_TOPICS = (("-m", "benchmarks.overhead", "--rounds", "5"),)
 TOPICS = (
     *QUICK_TOPICS,
     ("-m", "benchmarks.eager_overhead"),
     ("-m", "benchmarks.memory_flat"),
-    ("-m", "benchmarks.compile_time"),
+    ("-m", "benchmarks.compile_time", "--repeats", "1"),
 )
 
 
@@ -48,7 +51,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="works, or work/strategy")
     parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
-    parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 20, quick 8")
+    parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
+    parser.add_argument("--minutes", type=float, default=30.0, help="fewer rounds when late; 30")
     parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
     parser.add_argument("--list", action="store_true", help="print the pairs and end")
     o = parser.parse_args()
@@ -67,13 +71,13 @@ def wanted(pair: Pair, o: argparse.Namespace) -> bool:
     return not o.quick or pair.name in QUICK
 
 
-def measure(pair: Pair, o: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+def measure(pair: Pair, o: argparse.Namespace, least: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a pair, and whether all went well. A process that fails as a whole has one row."""
     out = OUT / "pairs" / f"{pair.name.replace('/', '_')}.json"
     out.unlink(missing_ok=True)
     command = ["-m", "benchmarks.compare", "--work", pair.work, "--strategy", pair.strategy]
     command += ["--link", pair.link, "--out", str(out)]
-    command += ["--seconds", str(o.seconds or (8 if o.quick else 20))]
+    command += ["--seconds", str(o.seconds or (8 if o.quick else 15)), "--least", str(least)]
     command += ["--references", str(REFERENCES), "--systems", *pair.systems]
     command += [] if "weft auto" in pair.systems else ["--once"]
     ended = run(command + (["--tiny", "--rounds", "1"] if o.tiny else []))
@@ -117,18 +121,20 @@ def main() -> int:
         print("\n".join(pair.name for pair in pairs))
         return 0
     REFERENCES.unlink(missing_ok=True)
+    trust_vector_instructions()
     topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
     old = json.loads(RESULTS.read_text())["rows"] if o.add and RESULTS.exists() else []
-    clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics))
+    clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics), o.minutes)
     rows, well, failures = [], bool(pairs), {}
     for pair in pairs:
+        least = FEWER if clock.late else LEAST
         clock.next(pair.name, pair.seconds)
-        found, fine = measure(pair, o)
+        found, fine = measure(pair, o, least)
         rows, well = rows + found, well and fine
         write(merged(old, rows), clock.minutes, failures)
     for topic in topics:
-        clock.next(topic[-1], TOPIC)
-        failures |= {topic[-1]: ended} if (ended := run(topic)) else {}
+        clock.next(topic[1], TOPIC)
+        failures |= {topic[1]: ended} if (ended := run(topic)) else {}
     show(write(merged(old, rows), clock.minutes, failures))
     return int(not well or bool(failures))
 
@@ -152,19 +158,30 @@ def write(
 class Clock:
     """Says what runs now and how long the rest takes, by what the earlier took beside their estimates."""
 
-    def __init__(self, planned: float) -> None:
-        """`planned`: seconds that everything takes, as estimated."""
+    def __init__(self, planned: float, minutes: float) -> None:
+        """`planned`: seconds that everything takes, as estimated. `minutes`: that it may take."""
         self._start, self._planned, self._begun = time.perf_counter(), planned, 0.0
+        self._allowed = minutes
 
     @property
     def minutes(self) -> float:
         return (time.perf_counter() - self._start) / 60
 
+    @property
+    def left(self) -> float:
+        """Minutes that what has not begun takes at the pace so far."""
+        pace = self.minutes / self._begun if self._begun else 1 / 60
+        return max(0.0, self._planned - self._begun) * pace
+
+    @property
+    def late(self) -> bool:
+        """Whether all will take more than it may."""
+        return self._begun > 0 and self.minutes + self.left > self._allowed
+
     def next(self, name: str, seconds: float) -> None:
         """Something begins that is estimated to take `seconds`."""
-        pace = self.minutes / self._begun if self._begun else 1 / 60
-        left = max(0.0, self._planned - self._begun) * pace
-        print(f"{name} … {self.minutes:.0f} min, {left:.0f} left", file=sys.stderr, flush=True)
+        line = f"{name} … {self.minutes:.0f} min, {self.left:.0f} left"
+        print(line, file=sys.stderr, flush=True)
         self._begun += seconds
 
 

@@ -36,6 +36,7 @@ class Bench:
     Attributes:
         seconds: that all rounds together may take, about.
         rounds: how many there are; None for as many as the ratios need.
+        least: of them, when their number is not given.
         timeout: seconds that any answer of a system may take.
         again: whether weft is built a second time, with what the first left on disk.
         references: a file that keeps the losses of a single device.
@@ -44,6 +45,7 @@ class Bench:
 
     seconds: float = 30.0
     rounds: int | None = None
+    least: int = 5
     timeout: float = 150.0
     again: bool = True
     references: Path | None = None
@@ -68,7 +70,7 @@ def compare(job: Job, entries: Sequence[Entry], link: str, bench: Bench) -> list
                 sides.append(start(entry, job, references, bench, stack))
             except SystemFailure as failure:
                 errors[entry.name] = str(failure)
-        errors |= take_turns(sides, bench.rounds, bench.seconds)
+        errors |= take_turns(sides, bench.rounds, bench.least, bench.seconds)
         found = [side.found() for side in sides if side.entry.name not in errors]
     return rows(job.name, job.strategy, link, found, errors)
 
@@ -82,12 +84,13 @@ def start(entry: Entry, job: Job, references: References, bench: Bench, stack: E
     crew = stack.enter_context(Crew(entry.build, job, bench.timeout, bench.enter))
     built, loss = crew.ready()
     print(f"  {entry.name}: ready after {first or built:.1f} s", file=sys.stderr, flush=True)
+    turn = crew.turn(1)  # by the third step DDP has filled its buckets anew
     peak = crew.peak()
     difference = None
     if entry.kind != "limit":
-        difference = check((loss, *peak.losses), references[entry.by_rank])
+        difference = check((loss, *turn.losses, peak.losses[0]), references[entry.by_rank])
     again = None if first is None else built
-    return Side(entry, crew, first or built, again, peak.bytes, difference, peak.seconds)
+    return Side(entry, crew, first or built, again, peak.bytes, difference, turn.seconds)
 
 
 def main() -> int:
@@ -100,6 +103,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the rounds may take")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--least", type=int, default=5, help="rounds, whatever they take")
     parser.add_argument("--once", action="store_true", help="do not build weft again")
     parser.add_argument("--references", type=Path, help="keeps losses of single devices")
     parser.add_argument("--out", type=Path, help="where the rows go")
@@ -116,7 +120,8 @@ def main() -> int:
         if o.link != "host":
             enter = stack.enter_context(slow_links(ranks, o.link)).enter
         settings = {"again": not o.once, "references": o.references, "enter": enter}
-        lines = compare(job, entries, o.link, Bench(o.seconds, o.rounds, **settings))
+        bench = Bench(o.seconds, o.rounds, o.least, **settings)
+        lines = compare(job, entries, o.link, bench)
     for line in lines:
         print(json.dumps(line), flush=True)
     print(f"{time.perf_counter() - start_seconds:.0f} s", file=sys.stderr)

@@ -64,12 +64,10 @@ class Peak:
     Attributes:
         bytes: the most that tensors take.
         losses: of both steps.
-        seconds: of the second.
     """
 
     bytes: int
     losses: tuple[float, ...]
-    seconds: float
 
 
 def this_host(rank: int) -> Mapping[str, str]:
@@ -143,8 +141,7 @@ class Crew:
     def peak(self) -> Peak:
         """What tensors take, seen in two more steps."""
         peaks: list[Peak] = self._ask("peak", None)
-        most = max(peak.bytes for peak in peaks)
-        return replace(peaks[0], bytes=most, seconds=max(peak.seconds for peak in peaks))
+        return replace(peaks[0], bytes=max(peak.bytes for peak in peaks))
 
     def _ask(self, command: str, argument: Any) -> list[Any]:
         for end in self._ends:
@@ -256,14 +253,9 @@ def timed(system: System, steps: int, idle: float, ranks: int) -> Turn:
 
 
 def measured(system: System) -> Peak:
-    losses, ends = [], []
-
-    def step() -> None:
-        losses.append(system.step())
-        ends.append(time.perf_counter())
-
-    most = max(peak_bytes(step, system.spare), system.peak())
-    return Peak(most, tuple(losses), ends[1] - ends[0])
+    losses: list[float] = []
+    most = max(peak_bytes(lambda: losses.append(system.step()), system.spare), system.peak())
+    return Peak(most, tuple(losses))
 
 
 def crew_of(

@@ -15,7 +15,7 @@ from benchmarks.systems.table import Entry
 # A turn lasts at least so many seconds.
 TURN = 0.2
 # Rounds, unless their number is given.
-LEAST, MOST = 5, 25
+MOST = 25
 # A peer that is this many times slower than another after some rounds is not timed any longer.
 BEATEN, SEEN = 1.3, 3
 # Quartiles are tight when their distance, over the root of the number of rounds, is this part of the median.
@@ -67,14 +67,17 @@ class Side:
         )
 
 
-def take_turns(sides: Sequence[Side], rounds: int | None, seconds: float) -> dict[str, str]:
+def take_turns(
+    sides: Sequence[Side], rounds: int | None, least: int, seconds: float
+) -> dict[str, str]:
     """Rounds in which every system has a turn, in either order.
 
     Args:
         sides: the systems.
         rounds: how many; None for as many as it takes until the ratios are known within about 1 %,
             at most what fits into `seconds`.
-        seconds: that all rounds together may take; 5 rounds there are in any case.
+        least: as many there are in any case.
+        seconds: that all rounds together may take.
 
     Returns:
         what those said that failed, by name; each is left out from there.
@@ -94,7 +97,7 @@ def take_turns(sides: Sequence[Side], rounds: int | None, seconds: float) -> dic
         if rounds is None:
             running = worth_the_time(running)
             late = time.perf_counter() > deadline
-            if number + 1 >= LEAST and (late or settled(running)):
+            if number + 1 >= least and (late or settled(running)):
                 break
     return errors
 

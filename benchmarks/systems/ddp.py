@@ -10,9 +10,15 @@ from benchmarks.systems.system import Job, Loss, System, mean, train
 
 
 def eager(job: Job) -> System:
-    """With gradients that are views of the buckets, and a graph that is said to stay the same."""
+    """With gradients that are views of the buckets, a graph that is said to stay the same, and small buckets.
+
+    Of 1 + 25 (the default), 5 and 50 MiB, 5 was the fastest for `gpt`: by 4 % on one host, by 8 % at 1 Gbit/s.
+    """
     module = DistributedDataParallel(
-        Loss(job.work.model(), job.work), gradient_as_bucket_view=True, static_graph=True
+        Loss(job.work.model(), job.work),
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        bucket_cap_mb=5,
     )
     return system(job, module, module)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+from torch._inductor import config
 
+from benchmarks import isa
 from benchmarks.__main__ import Clock, merged
 from benchmarks.page import BEGIN, END, page
-from benchmarks.pairs import AUTO, BEATEN, PAIRS, QUICK
+from benchmarks.pairs import AUTO, BEATEN, BEATEN_HERE, BEATEN_SLOWLY, PAIRS, QUICK
 from benchmarks.report import COLUMNS, cells
 from benchmarks.systems.table import SYSTEMS
 from benchmarks.targets import Verdict, verdicts
@@ -73,8 +76,9 @@ def test_every_pair_has_weft_and_a_peer() -> None:
     names = [pair.name for pair in PAIRS]
     assert len(set(names)) == len(names)
     assert {*QUICK, *AUTO} <= set(names)
-    for strategy, left_out in BEATEN.items():
+    for strategy, left_out in (*BEATEN.items(), *BEATEN_SLOWLY.items()):
         assert left_out < {each.name for each in SYSTEMS[strategy] if each.kind == "peer"}
+    assert BEATEN_HERE.keys() < set(names)
     for pair in PAIRS:
         kinds = {each.name: each.kind for each in SYSTEMS[pair.strategy]}
         assert {kinds[name] for name in pair.systems} >= {"own", "peer"}
@@ -86,11 +90,26 @@ def test_the_time_left_follows_the_pace_so_far(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("benchmarks.__main__.time.perf_counter", lambda: now[0])
-    clock = Clock(600.0)
+    clock = Clock(600.0, minutes=15.0)
     clock.next("first", 120.0)
+    assert not clock.late
     now[0] = 240.0  # twice what was estimated
+    assert clock.late
     clock.next("second", 60.0)
     assert capsys.readouterr().err == "first … 0 min, 10 left\nsecond … 4 min, 16 left\n"
+
+
+def test_vector_instructions_are_trusted_where_a_trial_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(isa.TRUSTED, "")
+    named = "avx512"
+    monkeypatch.setattr(isa, "pick_vec_isa", lambda: named if config.cpp.vec_isa_ok else "avx2")
+    isa.trust_vector_instructions()
+    assert os.environ[isa.TRUSTED] == ""
+    named = "avx2"
+    isa.trust_vector_instructions()
+    assert os.environ[isa.TRUSTED] == "1"
 
 
 def test_new_rows_take_the_place_of_old_ones_of_the_same_pair() -> None:

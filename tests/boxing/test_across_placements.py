@@ -63,7 +63,7 @@ def cheapest(near: Placement, far: Placement, shape: tuple[int, ...]) -> dict[La
     return weights
 
 
-@pytest.mark.parametrize("shape", [(4, 16), (3, 5), (16, 12)])
+@pytest.mark.parametrize("shape", [(4, 16), (3, 5)])
 @pytest.mark.parametrize(
     ("near", "far"),
     [
