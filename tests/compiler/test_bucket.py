@@ -87,3 +87,19 @@ def test_sums_over_micro_batches_are_reduced_in_few_buckets() -> None:
     local = program(nodes, outputs=())
     assert len(bucket(local, 1)) == 4 * CUTS
     assert len(bucket(replace(local, micro_batches=2, loop=frozenset("h")), 1)) == CUTS
+
+
+def test_sums_of_a_batch_norm_go_at_once_and_alone() -> None:
+    """The next call reads them; gradients that wait for others go on waiting."""
+    nodes = [
+        call("gv", "x"),
+        all_reduce("gv.sum", "gv"),
+        call("m", "x", op="weft.batch_norm_sums"),
+        all_reduce("m.sum", "m"),
+        call("gw", "m.sum"),
+        all_reduce("gw.sum", "gw"),
+        update("v", "gv.sum"),
+    ]
+    calls = ["LocalCall"] * 2
+    found = shown(bucket(program(nodes), LARGE))
+    assert found == [*calls, ["m.sum"], "LocalCall", ["gv.sum", "gw.sum"], "LocalUpdate"]

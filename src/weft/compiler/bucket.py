@@ -9,7 +9,7 @@ same on all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -25,6 +25,8 @@ from weft.ir.plan import (
     LocalValue,
 )
 
+# Ops whose result the very next calls want reduced: it does not wait for gradients of weights.
+_URGENT = ("weft.batch_moments", "weft.batch_norm_sums")
 # How much larger buckets of gathers may be than those of reductions.
 GATHERED = 8
 # In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
@@ -72,7 +74,10 @@ def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Sc
 
     Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
-    joiner = _Joiner(bucket_bytes, program.loop, staged, parameter_values(program), _once(program))
+    calls = [node for node in program.nodes if isinstance(node, LocalCall)]
+    urgent = {value.name for call in calls if call.op in _URGENT for value in call.makes}
+    parameters, once = parameter_values(program), _once(program)
+    joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, urgent)
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
@@ -92,6 +97,7 @@ class _Joiner:
     staged: bool
     parameters: frozenset[str]
     once: Counter[int]
+    urgent: Collection[str]
     items: list[ScheduleItem] = field(default_factory=list)
     open: dict[_Kind, list[Collective]] = field(default_factory=dict)
 
@@ -104,6 +110,8 @@ class _Joiner:
         )
         if not isinstance(node, Exchange):
             self.items.append(node)
+        elif isinstance(node, Collective) and node.input.name in self.urgent:
+            self.items.append(Bucket((node,)))
         elif isinstance(node, Collective) and self._joins(node):
             self._join(node)
         else:

@@ -30,6 +30,7 @@ from weft.ir.plan import LocalCall
 from weft.ops.call import Token
 from weft.runtime.local_ops import LOCAL_OPS
 from weft.runtime.matmul import matmul_op
+from weft.runtime.norm_ops import norm_op
 from weft.runtime.over_step import OVER_STEP_OPS
 from weft.runtime.summed_products import join_sums
 from weft.runtime.torch_ops import torch_op, torch_value
@@ -212,6 +213,7 @@ class _Body:
             work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
             return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
         op = matmul_op(call, self._device)
+        op = norm_op(call, self._device) if op == call.op else op
         return f"{_bind_op(op, self.bound)}({', '.join(arguments)})"
 
     def _text(self, arg: Arg) -> str:

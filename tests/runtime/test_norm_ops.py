@@ -1,0 +1,123 @@
+"""BatchNorm's own kernels against ATen's: whole, and in parts that are added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft.ir.logical import Ref
+from weft.ir.plan import LocalCall, LocalValue
+from weft.runtime.norm_ops import (
+    batch_moments,
+    batch_norm,
+    batch_norm_backward,
+    batch_norm_gradient,
+    batch_norm_sums,
+    batch_statistics,
+    norm_op,
+)
+
+aten = torch.ops.aten
+SHAPES = [(5, 3, 9, 8), (5, 3, 4, 4), (5, 3, 2, 2), (5, 3, 1, 2), (5, 3, 1, 1), (5, 3, 7), (5, 3)]
+FORMATS = [torch.contiguous_format, torch.channels_last]
+FORWARD = "aten._native_batch_norm_legit_functional.default"
+BACKWARD = "aten.native_batch_norm_backward.default"
+
+
+def images(*shape: int, mean: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return (2 * drawn + mean).to(dtype)
+
+
+def of_channels() -> tuple[torch.Tensor, ...]:
+    weight, bias = torch.tensor([0.5, 1.0, -2.0]), torch.tensor([0.0, 1.0, 2.0])
+    return weight, bias, torch.zeros(3), torch.ones(3)
+
+
+def same(found: Any, expected: Any, **tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_whole_batch(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    x, grad = images(*shape), images(*shape, mean=0).flip(0)
+    if len(shape) == 4:
+        x, grad = (one.contiguous(memory_format=layout) for one in (x, grad))
+    weight, bias, *running = of_channels()
+    args = (x, weight, bias, *running, True, 0.1, 1e-5)
+    expected = aten._native_batch_norm_legit_functional.default(*args)
+    same(batch_norm(*args), expected)
+    back = (grad, x, weight, None, None, *expected[1:3], True, 1e-5, [True, True, True])
+    gradients = aten.native_batch_norm_backward.default(*back)
+    same(batch_norm_backward(*back), gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_batch_in_parts(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, grad = images(*shape, dtype=dtype), images(*shape, mean=0, dtype=dtype).flip(0)
+    small = torch.float64 if dtype == torch.float64 else torch.float32
+    weight, bias, *running = (one.to(small) for one in of_channels())
+    expected = aten._native_batch_norm_legit_functional.default(
+        x, weight, bias, *running, True, 0.1, 1e-5
+    )
+    count = x.numel() // 3
+    moments = sum(batch_moments(part) for part in (x[:2], x[2:]))
+    _, *found = batch_statistics(moments, *running, count, 0.1, 1e-5, small)
+    same(found, expected[1:])
+    back = (grad, x, weight, None, None, *found[:2], True, 1e-5, [True, True, True])
+    to_x, *to_others = aten.native_batch_norm_backward.default(*back)
+    parts = [(grad[:2], x[:2]), (grad[2:], x[2:])]
+    sums = sum(batch_norm_sums(*part, *found[:2]) for part in parts)
+    rough = (
+        {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
+    same(sums, to_others, **rough)
+    pieces = [batch_norm_gradient(*part, weight, *found[:2], sums, count) for part in parts]
+    torch.testing.assert_close(torch.cat(pieces), to_x, **rough)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_statistics_far_from_zero_keep_their_digits(size: int) -> None:
+    """Of mean 10,000 and deviation 2, squares in float32 would leave no digit of the variance."""
+    x = images(20, 3, size, size, mean=1e4)
+    moments = batch_moments(x[:7]) + batch_moments(x[7:])
+    count = x.numel() // 3
+    var, mean, rstd, *_ = batch_statistics(moments, None, None, count, 0.1, 0.0, torch.float32)
+    exact = x.double().var((0, 2, 3), correction=0)
+    same((mean,), (x.double().mean((0, 2, 3)).float(),))
+    same((var, rstd), (exact.float(), exact.rsqrt().float()), rtol=1e-3, atol=0.0)
+
+
+def test_a_channel_of_one_value_has_no_variance() -> None:
+    moments = batch_moments(torch.full((4, 3, 8, 8), 3.0))
+    var, mean, rstd, *_ = batch_statistics(moments, None, None, 256, 0.1, 1e-5, torch.float32)
+    same((var, mean), (torch.zeros(3), torch.full((3,), 3.0)))
+    same((rstd,), (torch.full((3,), 1e-5**-0.5),))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "device", "chosen"),
+    [
+        (FORWARD, (16, 256, 8, 8), "float32", "cpu", "weft.batch_norm"),
+        (FORWARD, (16, 256, 8, 8), "float64", "cpu", FORWARD),
+        (FORWARD, (16, 256, 8, 8), "float32", "cuda", FORWARD),
+        (FORWARD, (16, 256, 7, 8), "float32", "cpu", FORWARD),
+        (FORWARD, (2, 256, 8, 8), "float32", "cpu", FORWARD),
+        (BACKWARD, (16, 256, 2, 2), "float32", "cpu", "weft.batch_norm_backward"),
+        (BACKWARD, (16, 256, 1, 1), "float32", "cpu", BACKWARD),
+        (BACKWARD, (16, 256, 4, 4), "float32", "cpu", BACKWARD),
+        ("aten.relu.default", (16, 256, 8, 8), "float32", "cpu", "aten.relu.default"),
+    ],
+)
+def test_which_kernel_runs(
+    op: str, shape: tuple[int, ...], dtype: str, device: str, chosen: str
+) -> None:
+    args = (*(Ref(name) for name in "xwbmv"), True, 0.1, True)
+    call = LocalCall(op, args, (), (LocalValue("y", shape, dtype),))
+    assert norm_op(call, torch.device(device)) == chosen
