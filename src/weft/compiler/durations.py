@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
 
-from weft.compiler.loops import at_micro_batch
+from weft.compiler.calls import local_op_call
 from weft.errors import RuleError
 from weft.hardware import Device
-from weft.ir.logical import Ref, refs
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -24,8 +22,7 @@ from weft.ir.plan import (
     Transfer,
 )
 from weft.layout import region_size
-from weft.ops import OpCall, Operand, TensorSpec
-from weft.ops.call import map_argument
+from weft.ops import OpCall
 from weft.units import ITEM_SIZE, Bytes, Flops
 
 
@@ -46,21 +43,24 @@ class Durations:
             case Compute():
                 return sum(self.node(node, values) for node in actor.nodes)
             case Communicate():
-                moved = sum(self._moved(node) for node in actor.collectives)
-                return self._device.communication(Bytes(moved))
+                return self.exchange(actor.collectives)
         return 0.0
 
     def node(self, node: LocalCall | LocalUpdate, values: Mapping[str, LocalValue]) -> float:
         """Seconds of a call or an update, given the values that it reads and makes."""
         if isinstance(node, LocalUpdate):
             return self._update(node, values)
-        call = _op_call(node, values)
+        call = local_op_call(node, values)
         if call not in self._known:
             try:
                 self._known[call] = self._device.call(call)
             except RuleError:
                 self._known[call] = self._device.without_rule(call)
         return self._known[call]
+
+    def exchange(self, joined: Sequence[Exchange]) -> float:
+        """Seconds of collectives, or of a transfer, that run as one."""
+        return self._device.communication(Bytes(sum(map(self._moved, joined))))
 
     def _update(self, node: LocalUpdate, values: Mapping[str, LocalValue]) -> float:
         """Everything is read once, target and states are written."""
@@ -83,21 +83,3 @@ def _bytes(value: LocalValue) -> int:
 def _piece_bytes(value: LocalValue | None, pieces: Sequence[Piece]) -> int:
     size = 0 if value is None else ITEM_SIZE[value.dtype]
     return sum(region_size(region) for _, region in pieces) * size
-
-
-def _op_call(node: LocalCall, values: Mapping[str, LocalValue]) -> OpCall:
-    """A local call as the rules see it, in the first micro-batch."""
-    args, kwargs = at_micro_batch((node.args, node.kwargs), 0)
-    names = dict.fromkeys((*refs(args), *(name for _, arg in kwargs for name in refs(arg))))
-    number = {name: index for index, name in enumerate(names)}
-
-    def numbered(leaf: Any) -> Any:
-        return Operand(number[leaf.name]) if isinstance(leaf, Ref) else leaf
-
-    return OpCall(
-        node.op,
-        map_argument(numbered, args),
-        tuple((key, map_argument(numbered, arg)) for key, arg in kwargs),
-        tuple(TensorSpec(values[name].shape, values[name].dtype) for name in names),
-        tuple(None if v is None else TensorSpec(v.shape, v.dtype) for v in node.outputs),
-    )

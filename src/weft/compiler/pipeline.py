@@ -20,8 +20,10 @@ from weft.compiler.microbatch import split_time
 from weft.compiler.microbatch_leaves import on_cut_leaves
 from weft.compiler.offload import offload
 from weft.compiler.options import Options
+from weft.compiler.overlap import overlap
+from weft.compiler.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.recompute import recompute
-from weft.compiler.schedule import Scheduled, plan_alone, plan_together
+from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_together
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
@@ -95,8 +97,15 @@ def compile_graph(
     # Micro-batches and stages are scheduled for all ranks together, by every rank.
     together = boxed.micro_batches > 1 or len(stages.placements) > 1
     every = sorted(placement.ranks) if together else ranks
-    local = (localize(boxed, rank, groups, stages.homes) for rank in every)
-    programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in local)
+    local = {rank: localize(boxed, rank, groups, stages.homes) for rank in every}
+    cut = Cut()
+    if may_cut(boxed, options):
+        # What one rank finds best, all take.
+        one = min(placement.ranks)
+        found = local.get(one) or localize(boxed, one, groups, stages.homes)
+        cut = best_cut(found, groups, device_of(stages, options))
+    parts = (overlap(each, cut.parts) for each in local.values())
+    programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in parts)
     schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in programs if program.rank in ranks)
@@ -106,6 +115,6 @@ def compile_graph(
     peaks = (memory(each, schedule.moments(each.rank)) for each in looked_at)
     held = check_limit(tuple(peaks), boxed, options)
     held = tuple(peak for peak in held if peak.rank in ranks)
-    fingerprint = hashlib.sha256(f"{boxed}{groups}{options}".encode()).hexdigest()
-    notes = sharded.notes
+    fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
+    notes = (*sharded.notes, *cut.notes)
     return Compiled(boxed, stages, own, plan, fingerprint, schedule, sharded.stored, notes, held)
