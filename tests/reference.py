@@ -11,6 +11,7 @@ import torch
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input, Output, Ref, Update
 from weft.ops import Token
+from weft.runtime import check_recurrent
 
 Key = tuple[str, str]  # (role, key)
 
@@ -91,6 +92,8 @@ def _function(op: str, uniform: Callable[..., Any]) -> Callable[..., Any]:
         return uniform
     if op == "weft.hint":
         return lambda x, sbp: x
+    if op in ("weft.lstm", "weft.lstm_backward"):
+        return getattr(check_recurrent, op.removeprefix("weft."))
     found: Any = torch.ops
     for part in op.split("."):
         found = getattr(found, part)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, f, i
+from weft.runtime.check_recurrent import lstm
 from weft.runtime.check_rules import TorchCall, torch_call
 from weft.runtime.norm_ops import batch_moments, batch_norm_sums, batch_statistics
 
@@ -227,6 +228,19 @@ def resampling() -> Iterator[TorchCall]:
     yield aten("grid_sampler_2d_backward", f(5, 4, 3, 4), x, grid, 0, 0, False, mask)
 
 
+def recurrent() -> Iterator[TorchCall]:
+    x, h, c = f(3, 5, 4), f(5, 6), f(5, 6)
+    weights = (f(24, 4), f(24, 6))
+    for biases, reverse in (((f(24), f(24)), False), ((None, None), True)):
+        operands = (x, *weights, *biases, h, c)
+        yield torch_call("weft.lstm", *operands, reverse, False)
+        made = lstm(*operands, reverse, True)
+        yield torch_call("weft.lstm", *operands, reverse, True)
+        for given in ((f(3, 5, 6), f(5, 6), f(5, 6)), (f(3, 5, 6), None, None)):
+            yield torch_call("weft.lstm_backward", *given, *operands, *made, reverse)
+
+
 FAMILIES = (
+    recurrent,
     normalizations, losses, attention, convolutions, pooling, more_pooling, padding, resampling,
 )  # fmt: skip

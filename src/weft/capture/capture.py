@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ def capture(
     device_type: str = "cpu",
     training: bool = True,
     precision: str | None = None,
+    apart: Collection[str] = (),
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -65,6 +66,8 @@ def capture(
         device_type: where the step will run: "cpu" or "cuda".
         training: False for forward only, with the model in evaluation mode.
         precision: "bf16" or "fp16" for a forward under torch's autocast.
+        apart: names of parameters whose recurrent layers are taken apart, because their weights lie
+            in pieces; others are kept as one op each.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -84,6 +87,7 @@ def capture(
             device_type,
             training,
             precision,
+            apart,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = update_rules(optimizer, variables.parameters, groups) if optimizer else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ from weft.capture.locations import (
 )
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import autocast, loss_seed
+from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
@@ -81,17 +82,18 @@ def trace_step(
     device: str,
     training: bool,
     precision: str | None = None,
+    apart: Collection[str] = (),
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     With a `precision` the forward runs under autocast; with "fp16" the gradients start from
-    `weft.loss_seed`.
+    `weft.loss_seed`. Recurrent layers with a parameter in `apart` are taken apart.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
-    step = _Step(model, loss_fn, variables, batch, training, (precision, device))
+    step = _Step(model, loss_fn, variables, batch, training, (precision, device), apart)
     inputs = _fakes(variables, example, mode, device, training)
     with (
         hints_recorded(),
@@ -159,12 +161,14 @@ class _Step:
         batch: BatchSpec,
         training: bool,
         cast: tuple[str | None, str] = (None, "cpu"),
+        apart: Collection[str] = (),
     ) -> None:
         self.owner = _Owner(model, loss_fn)
         self.variables = variables
         self.batch = batch
         self.training = training
         self.cast = cast
+        self.apart = apart
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
@@ -180,7 +184,8 @@ class _Step:
             for name, tensor in zip(names, tensors, strict=True)
         }
         # The last mode sees calls first: frames of the other one would hide the user's.
-        with _AttentionWithDropout(), LinesNoted(), autocast(*self.cast):
+        layers = LayersKept([lent[f"model.{name}"] for name in self.apart])
+        with _AttentionWithDropout(), layers, LinesNoted(), autocast(*self.cast):
             result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
         loss = self._described(find_loss, result) if self.training else None
         self.outputs, tensors = self._described(describe_outputs, result, loss)

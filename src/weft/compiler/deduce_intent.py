@@ -18,6 +18,7 @@ import numpy as np
 from weft.compiler.calls import operand_names
 from weft.compiler.deduce_boxing import Table
 from weft.compiler.deduce_hints import Hints
+from weft.compiler.kept import kept_values
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.layout import SBP, Broadcast, Split
@@ -27,8 +28,10 @@ from weft.layout import SBP, Broadcast, Split
 #   "gather"  a gradient of a parameter that is whole on every rank was made in pieces
 #   "split"   a parameter that the user split is used in another layout
 #   "pieces"  a gradient of a parameter that is stored in shards, but used whole, was made in pieces
-Intent: TypeAlias = Literal["whole", "gather", "split", "pieces", ""]
+#   "kept"    what only the backward of its maker understands would be boxed
+Intent: TypeAlias = Literal["whole", "gather", "split", "pieces", "kept", ""]
 Intents: TypeAlias = tuple[Intent, ...]
+_NEVER = 1e9  # more than anything else costs
 
 
 def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
@@ -38,7 +41,8 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     stored = {
         node.value.name: hints.stored[node.key] for node in inputs if node.key in hints.stored
     }
-    found: dict[str, Intents] = {}
+    kept: Intents = tuple("kept" for _ in range(axes))
+    found: dict[str, Intents] = dict.fromkeys(kept_values(graph), kept)
     gradients = _gradients(graph, sbps)
     for name, parameter in gradients.items():
         usual: Intents = tuple(
@@ -68,6 +72,8 @@ def departures(
                 return cost_model.whole_parameter
             case "pieces", Split(), _:
                 return cost_model.whole_parameter
+            case "kept", _, _ if after != before:
+                return _NEVER
             case "split", Split(), _ if after != before:
                 return cost_model.split_parameter
         return 0.0

@@ -12,6 +12,7 @@ from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
 from weft.compiler.joined_products import join_products
+from weft.compiler.kept import check_kept
 from weft.compiler.localize import localize
 from weft.compiler.loss_scale import scale_loss, unscale
 from weft.compiler.memory import Peak, memory
@@ -92,7 +93,7 @@ def compile_graph(
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid = lay_out(graph, sharded.hints, stages, options.cost_model)
-    boxed = check_signatures(verify(laid, with_layouts=True))
+    boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
     groups = communicators(boxed)
     # Micro-batches and stages are scheduled for all ranks together, by every rank.
     together = boxed.micro_batches > 1 or len(stages.placements) > 1

@@ -57,6 +57,7 @@ class Rule:
     adapt: Adapt | None = None
     ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]] = ()
     anyhow: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
     view: bool = False
     flops: Callable[[OpCall], int] | None = None
     traffic: Callable[[OpCall], int] | None = None
@@ -104,6 +105,7 @@ def rule(
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
             anyhow: positions of arguments that are not looked at: they may lie in any way.
+            kept: numbers of results that only the op's backward understands: they are never boxed.
             view: whether the op moves no data.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 
@@ -138,6 +140,12 @@ def factors_of(op: str) -> str | Callable[[OpCall], Factors] | None:
     """The factor notation of the op's rule, or the function that finds its factors; None when it has no rule."""
     found = _RULES.get(op)
     return found.factors if found else None
+
+
+def kept_results(op: str) -> tuple[int, ...]:
+    """The numbers of the op's results that only its backward understands."""
+    found = _RULES.get(op)
+    return found.kept if found else ()
 
 
 def has_rule(op: str) -> bool:

@@ -21,7 +21,7 @@ from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
 from weft.ir.plan import RankPlan
-from weft.layout import SBP, Placement
+from weft.layout import SBP, Placement, Split
 from weft.program.shards import layouts_on, local_part
 from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
@@ -152,8 +152,19 @@ def evaluation(
         device_type,
         training=False,
         precision=setting.options.precision,
+        apart=_in_pieces(trained),
     )
     return captured, _compiled(setting, trained, captured.graph)
+
+
+def _in_pieces(trained: Compiled) -> frozenset[str]:
+    """The names of parameters that lie in pieces, and are used so."""
+    return frozenset(
+        node.key
+        for node in trained.graph.of_kind(Input)
+        if node.role == "parameter" and node.key not in trained.stored
+        if node.value.layout and any(isinstance(sbp, Split) for sbp in node.value.layout.sbp)
+    )
 
 
 def gathering(setting: Setting, trained: Compiled) -> Compiled:

@@ -17,7 +17,7 @@ from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError
 from weft.layout import Placement
 from weft.program.build import Setting, local_ranks
-from weft.program.hints import strategy_hints
+from weft.program.hints import split_parameters, strategy_hints
 from weft.program.program import Program
 from weft.program.shards import without_shards
 from weft.program.strategy import Strategy, data_parallel
@@ -107,7 +107,10 @@ def compile(
     training = optimizer is not None
     options = replace(strategy.options(), device=world.links())
     placements = stage_placements(options.stages, placement)
-    captured = capture(model, loss_fn, optimizer, batch, device_type, training, options.precision)
+    apart = split_parameters(strategy, dict(model.named_parameters()))
+    captured = capture(
+        model, loss_fn, optimizer, batch, device_type, training, options.precision, apart
+    )
     hints = strategy_hints(strategy, captured.graph, placements)
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(model, compiled.graph, world, ranks)

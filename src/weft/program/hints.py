@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from weft.compiler.deduce import Hints
@@ -42,6 +42,20 @@ def strategy_hints(
         )
         for axes in {placement.axes for placement in placements}
     }
+
+
+def split_parameters(strategy: Strategy, names: Iterable[str]) -> frozenset[str]:
+    """The names of parameters that `strategy` splits, along any axis of any placement."""
+
+    def splits(name: str) -> bool:
+        for sbp in (sbp for p, sbp in strategy.parameters.items() if _matches(name, p)):
+            if any(isinstance(part, Split) for part in (sbp if isinstance(sbp, tuple) else (sbp,))):
+                return True
+            if not isinstance(sbp, tuple):
+                return False  # counts on all placements, a tuple on those with as many axes
+        return False
+
+    return frozenset(filter(splits, names))
 
 
 def _check(

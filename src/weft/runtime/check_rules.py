@@ -27,6 +27,7 @@ from weft.runtime.check_losses import (
     nll_gradient_shard,
     nll_shard,
 )
+from weft.runtime.check_recurrent import lstm, lstm_backward
 from weft.runtime.local_ops import blank, slice_
 from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import next_scale
@@ -422,6 +423,8 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.sum_exp": lambda x, top, dim: (x - top).exp().sum(dim, keepdim=True),
     "weft.class_loss": class_loss,
     "weft.class_loss_backward": class_loss_gradient,
+    "weft.lstm": lstm,
+    "weft.lstm_backward": lstm_backward,
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,

@@ -12,6 +12,7 @@ from weft.runtime.class_ops import CLASS_OPS
 from weft.runtime.matmul import MATMUL_OPS
 from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import PASS_OPS
+from weft.runtime.recurrent import RECURRENT_OPS
 from weft.runtime.time_ops import TIME_OPS
 from weft.runtime.window_ops import WINDOW_OPS
 
@@ -203,5 +204,6 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     **NORM_OPS,
     **WINDOW_OPS,
     **PASS_OPS,
+    **RECURRENT_OPS,
     **TIME_OPS,
 }

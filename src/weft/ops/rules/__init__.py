@@ -14,6 +14,7 @@ from weft.ops.rules import normalization as normalization
 from weft.ops.rules import passes as passes
 from weft.ops.rules import pointwise as pointwise
 from weft.ops.rules import pooling as pooling
+from weft.ops.rules import recurrent as recurrent
 from weft.ops.rules import reduction as reduction
 from weft.ops.rules import special as special
 from weft.ops.rules import time as time
