@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.cuda_copies import copies
 from weft.runtime.measure import note_host
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -50,15 +51,17 @@ def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor
 
 
 def offload(x: Tensor) -> Tensor:
-    """`weft.offload`: a copy in host memory; for a GPU in pinned memory, without waiting."""
-    host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
+    """`weft.offload`: a copy in host memory; for a GPU in pinned memory, on its way while others compute."""
+    host = copies(x.device).out(x) if x.is_cuda else torch.empty_like(x).copy_(x)
     note_host(host)
     return host
 
 
 def load(host: Tensor, device: torch.device, awaited: Tensor | None = None) -> Tensor:
     """`weft.load`: a copy of what `offload` made, on the device, once `awaited` is there."""
-    return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+    if device.type == "cuda":
+        return copies(device).back(host)
+    return torch.empty_like(host, device=device).copy_(host)
 
 
 def after(x: Tensor, awaited: Tensor) -> Tensor:
