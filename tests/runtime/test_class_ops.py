@@ -44,3 +44,9 @@ def test_sums_along_any_dimension():
     top = x.amax(1, keepdim=True)
     expected = (x - top).exp().sum(1, keepdim=True)
     torch.testing.assert_close(class_ops.sum_exp(x, top, 1), expected)
+
+
+@pytest.mark.parametrize(("device", "launches"), [("cpu", 4), ("meta", 1)])
+def test_only_a_cpu_takes_a_few_rows_at_a_time(device, launches):
+    x = torch.empty(4, 2**17, device=device)
+    assert len(list(class_ops._rows(x))) == launches

@@ -1,6 +1,6 @@
 """weft's ops on a shard of the classes: what a cross-entropy becomes when its classes are split.
 
-Rows are worked on a few at a time, so that what is in between stays in the cache.
+On a CPU, rows are worked on a few at a time, so that what is in between stays in the cache.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _own(x: Tensor, target: Tensor, ignored: int, offset: int) -> tuple[Tensor, 
 
 
 def _rows(x: Tensor) -> Iterator[slice]:
-    count = max(1, _AT_A_TIME // max(1, x.shape[1]))
+    every = x.device.type != "cpu"  # other devices want few launches
+    count = max(1, x.shape[0] if every else _AT_A_TIME // max(1, x.shape[1]))
     for start in range(0, x.shape[0], count):
         yield slice(start, start + count)
 
