@@ -18,7 +18,8 @@ class Helper:
     Args:
         compute: the queue of this thread.
         others: all other queues of the rank, each with a thread of its own.
-        channels: those that the acts of the other queues use, by the name of the queue.
+        channels: those that the acts of other queues use, by the name of the queue. Acts of a queue
+            without one, such as copies to the host, are left to its thread.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class Helper:
 
     def _acted(self, queue: Queue) -> bool:
         """Run the act of a queue if all other queues rest; whether it was run."""
-        channel = self._channels[queue.name]
-        if not channel.interruptible:
+        channel = self._channels.get(queue.name)
+        if channel is None or not channel.interruptible:
             return False
         with ExitStack() as held:
             for each in self._others:
