@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
 from weft.compiler.localize import localize
@@ -105,7 +106,7 @@ def compile_graph(
         one = min(placement.ranks)
         found = local.get(one) or localize(boxed, one, groups, stages.homes)
         cut = best_cut(found, groups, device_of(stages, options))
-    parts = (overlap(each, cut.parts) for each in local.values())
+    parts = (join_losses(overlap(each, cut.parts)) for each in local.values())
     programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in parts)
     schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
     plans = {plan.rank: plan for plan in schedule.plans}

@@ -1,0 +1,34 @@
+"""The backward of a cross-entropy as one op, against torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import nll_loss
+
+from weft.runtime import class_ops
+from weft.runtime.loss_ops import cross_entropy_backward
+
+
+@pytest.mark.parametrize("at_a_time", [1, 20, 2**17])
+@pytest.mark.parametrize("weight", [None, torch.rand(9, dtype=torch.float64)])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_equals_torch(monkeypatch, reduction, weight, at_a_time):
+    monkeypatch.setattr(class_ops, "_AT_A_TIME", at_a_time)
+    x = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, 8, -100, 4, 5, 2, 7])
+    scores = x.log_softmax(1)
+    loss = nll_loss(scores, target, weight, reduction=reduction)
+    grad = torch.randn_like(loss)
+    (wanted,) = torch.autograd.grad(loss, x, grad)
+    number = {"none": 0, "sum": 2}[reduction]
+    found = cross_entropy_backward(grad, scores.detach(), target, weight, number, -100)
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-15)
+
+
+def test_what_is_ignored_hides_what_is_not_finite():
+    grad = torch.tensor([1.0, torch.inf])
+    scores = torch.zeros(2, 3).log_softmax(1)
+    found = cross_entropy_backward(grad, scores, torch.tensor([0, 5]), None, 0, 5)
+    assert found[1].tolist() == [0, 0, 0]
+    assert found[0].tolist() == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
