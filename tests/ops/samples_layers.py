@@ -112,6 +112,7 @@ def _nll(
 
 
 def _class_loss(scores: torch.Tensor, target: torch.Tensor, reduction: int) -> Iterator[TorchCall]:
+    yield torch_call("weft.class_scores", f(4, 6), f(6, 8))
     yield torch_call("weft.sum_exp", scores, scores.amax(1, keepdim=True), 1)
     args = (scores, scores.logsumexp(1, keepdim=True), target, reduction, -100)
     gradient = f(len(target)) if reduction == 0 else f()

@@ -22,7 +22,7 @@ def counted(monkeypatch):
         calls.append(args)
         return torch.ops.mkldnn._linear_pointwise.default(*args)
 
-    monkeypatch.setattr(matmul, "_is_faster", lambda: True)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(matmul, "_linear", lambda: linear)
     return calls
 
@@ -76,6 +76,6 @@ def test_other_dtypes_and_devices_keep_the_op(counted):
 
 
 def test_other_processors_keep_the_op(monkeypatch):
-    monkeypatch.setattr(matmul, "_is_faster", lambda: False)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: False)
     product = call("aten.mm.default", (256, 256), "a", "b")
     assert matmul.matmul_op(product, CPU) == "aten.mm.default"

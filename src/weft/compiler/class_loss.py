@@ -3,7 +3,8 @@
 Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the
 two backwards read. After: of the log-softmax the logarithms of the rows' sums are left;
 `weft.class_loss` and `weft.class_loss_backward` read them and the logits. That is two passes over
-the logits instead of nine, and one tensor of their size instead of four.
+the logits instead of nine, and one tensor of their size instead of four. Logits that nothing else reads
+may lie in memory by columns: `weft.class_scores` makes them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.layout import Broadcast, Layout, Split
 
 FORWARD = "aten._log_softmax.default"
 BACKWARD = "aten._log_softmax_backward_data.default"
+_PRODUCT = "aten.mm.default"
 _LOSS = "aten.nll_loss_forward.default"
 _LOSS_GRADIENT = "aten.nll_loss_backward.default"
 _CLASSES = Split(1)
@@ -76,6 +78,10 @@ def _instead(
         if not placed:
             return None
         found.update(placed if number not in found else ())
+    maker = graph.producers[scores.name]
+    if isinstance(maker, Call) and maker.op == _PRODUCT and len(graph.users[scores.name]) == 1:
+        number = numbers[id(maker)]
+        found[number] = (replace(maker, op="weft.class_scores"), assignment.operands[number])
     return found
 
 

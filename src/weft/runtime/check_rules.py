@@ -420,6 +420,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
     "weft.nll_loss_shard": nll_shard,
     "weft.nll_loss_backward_shard": nll_gradient_shard,
+    "weft.class_scores": torch.matmul,
     "weft.sum_exp": lambda x, top, dim: (x - top).exp().sum(dim, keepdim=True),
     "weft.class_loss": class_loss,
     "weft.class_loss_backward": class_loss_gradient,

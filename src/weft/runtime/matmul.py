@@ -26,7 +26,7 @@ _OPS = {"aten.mm.default": "weft.large_mm", "aten.addmm.default": "weft.large_ad
 
 def matmul_op(call: LocalCall, device: torch.device) -> str:
     """The op that a kernel calls for `call`: itself, but for products of matrices that may be large."""
-    if call.op not in _OPS or call.kwargs or device.type != "cpu" or not _is_faster():
+    if call.op not in _OPS or call.kwargs or device.type != "cpu" or not onednn_is_faster():
         return call.op
     made = call.outputs[0]
     if made is None or made.dtype != "float32" or math.prod(made.shape) < _WIDE:
@@ -56,7 +56,8 @@ def _fits(a: Tensor, b: Tensor) -> bool:
 
 
 @cache
-def _is_faster() -> bool:
+def onednn_is_faster() -> bool:
+    """Whether this CPU and this torch have the kernel."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch lacks oneDNN
     return known and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
