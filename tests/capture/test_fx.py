@@ -76,6 +76,15 @@ def test_writes_in_place_become_one_copy_at_the_end() -> None:
     assert names == ["add", "mul", "add_1", "copy_"]
 
 
+def test_a_graph_without_writes_is_functional_as_it_is() -> None:
+    outside = fx.fake_tensor(fx.fake_mode(), torch.ones(3), "cpu")
+    pure = traced(lambda xs: xs[0].view(3).exp() + 1, torch.ones(3))
+    assert fx.functional(pure, [outside], fx.fake_mode(), {}) is pure
+    exp = torch.ops.aten.exp.default
+    changed = fx.functional(pure, [outside], fx.fake_mode(), {exp: torch.sin})
+    assert "sin" in {node.name for node in changed.graph.nodes}
+
+
 def test_recurrent_layers_are_taken_apart_whatever_the_machine_has() -> None:
     layer = torch.nn.LSTM(4, 4, 2, dropout=0.5)
     module = traced(lambda xs: layer(xs[0])[0], torch.ones(3, 2, 4))

@@ -79,8 +79,11 @@ def functional(
 ) -> torch.fx.GraphModule:
     """The same graph without writes in place; an input that was written gets one `copy_` at the end.
 
-    `module` must hold no constants; notes on its nodes reach the nodes made from them.
+    `module` must hold no constants; notes on its nodes reach the nodes made from them. A graph that
+    neither writes nor holds ops of the `table` comes back as it is.
     """
+    if not any(_changes(node.target, table) for node in module.graph.nodes):
+        return module
 
     def run(*values: torch.Tensor) -> Any:
         return torch.fx.Interpreter(module).run(*values)
@@ -89,6 +92,14 @@ def functional(
     tracer = make_fx(function, decomposition_table=dict(table), tracing_mode="real")
     with mode, torch.fx.traceback.preserve_node_meta(), torch.no_grad():
         return tracer(*inputs)
+
+
+def _changes(target: Any, table: Decompositions) -> bool:
+    """Whether an op may look different in a functional trace; views do not, where nothing is written."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    lifts = target._schema.name.startswith("aten::lift")
+    return lifts or target in table or target._schema.is_mutable
 
 
 class Refusal(Exception):

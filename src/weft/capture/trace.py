@@ -110,10 +110,9 @@ def trace_step(
             raise refuse(error) from error
     locate(module.graph)
     check_ops(module.graph)
-    constants = _lift_constants(module)
+    constants = _lift_constants(module, mode)
     flat = [x.detach() for part in inputs for x in part]
-    with mode:
-        flat += [mode.from_tensor(constant) for constant in constants]
+    flat += [mode.from_tensor(constant) for constant in constants]
     functional_module = functional(module, flat, mode, {**strided(), **overwrites()})
     assert step.outputs is not None  # set by running it
     return Traced(
@@ -251,7 +250,7 @@ class _AttentionWithDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _lift_constants(module: torch.fx.GraphModule) -> tuple[torch.Tensor, ...]:
+def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch.Tensor, ...]:
     """Turn tensors from outside into inputs of the graph, after the others; a tensor read twice is one input."""
     graph = module.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
@@ -265,6 +264,7 @@ def _lift_constants(module: torch.fx.GraphModule) -> tuple[torch.Tensor, ...]:
         if id(tensor) not in lifted:
             with graph.inserting_after(last[0]) if last else graph.inserting_before():
                 last = [graph.placeholder(f"constant{len(lifted)}")]
+            last[0].meta["val"] = mode.from_tensor(tensor)
             lifted[id(tensor)] = (tensor, last[0])
         node.replace_all_uses_with(lifted[id(tensor)][1])
         graph.erase_node(node)
