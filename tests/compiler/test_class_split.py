@@ -11,6 +11,8 @@ from torch.nn import functional
 
 import weft
 from weft.ir.logical import Box
+from weft.runtime import class_ops
+from weft.runtime.local_ops import LOCAL_OPS
 
 CLASSES = 301
 
@@ -121,3 +123,49 @@ def test_rows_and_classes_split(loss: Any) -> None:
         )
         assert_same_step(program, model, batch, loss, optimizer)
     assert "weft.class_loss_backward" in str(program.plan)
+
+
+def again(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Reads the logits once more."""
+    scores = model(batch["x"])
+    return functional.cross_entropy(scores, batch["y"]) + (scores * scores).mean()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("loss", [mean, again])
+def test_logits_that_nothing_else_reads_lie_by_columns(
+    loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strides = []
+    gradient = class_ops.class_loss_backward
+
+    def watched(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        strides.append(x.stride())
+        return gradient(grad, x, *rest)
+
+    monkeypatch.setattr(class_ops, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(class_ops, "_MANY_COLUMNS", CLASSES // 2)
+    monkeypatch.setitem(LOCAL_OPS, "weft.class_loss_backward", watched)
+    torch.manual_seed(0)
+    model, batch = nn.Linear(6, CLASSES, bias=False), batch_of((64, 6))
+    batch["x"] = batch["x"].float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with weft.local_world(2):
+        program = weft.compile(
+            model,
+            loss,
+            optimizer,
+            batch,
+            placement=weft.placement("cpu", range(2)),
+            strategy=weft.Strategy(batch={"*": weft.broadcast}, parameters={"*": weft.split(0)}),
+        )
+        found = program.step(batch).item()
+        state = program.full_state_dict()
+        program.close()
+    value = loss(model, batch)
+    value.backward()
+    optimizer.step()
+    assert found == pytest.approx(value.item(), rel=1e-6)
+    torch.testing.assert_close(state["weight"], model.weight.detach())
+    by_columns = {stride[0] == 1 for stride in strides}
+    assert by_columns == {loss is mean}

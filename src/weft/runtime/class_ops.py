@@ -21,8 +21,9 @@ from weft.runtime.matmul import large_mm, onednn_is_faster
 # So many elements at a time: half a MiB of float32.
 _AT_A_TIME = 2**17
 _NONE = 0  # torch's number of the reduction "none"
-# Numbers of rows for which columns were measured to be faster, and the least number of columns.
-_FEW_ROWS, _MANY_COLUMNS = range(32, 257), 2**14
+# Numbers of rows for which columns were measured to be faster (with 256 they are not), and the least
+# number of columns.
+_FEW_ROWS, _MANY_COLUMNS = range(32, 129), 2**14
 
 
 def class_scores(x: Tensor, weight: Tensor) -> Tensor:
