@@ -24,7 +24,7 @@ def calls(kind: int = 2, dtype: str = "float32", shape: tuple[int, ...] = (3, 5)
     y, dense, made = (LocalValue(name, shape, dtype) for name in ("y", "dense", "made"))
     backward = Phase(0, "backward")
     args = (Ref("v"), Ref("y"), Ref("x"), None, kind, -100, Ref("w"))
-    softmax = (Ref("dense"), Ref("y"), len(shape) - 1, 6)
+    softmax = (Ref("dense"), Ref("y"), -1, 6)
     return [
         LocalCall("aten._log_softmax.default", (Ref("v"), 1, False), (), (y,)),
         LocalCall("aten.nll_loss_backward.default", args, (), (dense,), backward),
@@ -41,7 +41,7 @@ def test_two_become_one() -> None:
     assert ops(joined) == ["aten._log_softmax.default", JOINED]
     (made,) = joined.nodes[1].makes
     assert made == LocalValue("made", (3, 5), "float32")
-    assert joined.nodes[1].reads == {"v", "y", "x"}
+    assert joined.nodes[1].reads == {"v", "y", "x", "w"}
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,15 @@ def test_equals_torch(monkeypatch, reduction, weight, at_a_time):
     grad = torch.randn_like(loss)
     (wanted,) = torch.autograd.grad(loss, x, grad)
     number = {"none": 0, "sum": 2}[reduction]
-    found = cross_entropy_backward(grad, scores.detach(), target, weight, number, -100)
+    found = cross_entropy_backward(
+        grad, scores.detach(), target, weight, number, -100, x.new_ones(())
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-15)
 
 
 def test_what_is_ignored_hides_what_is_not_finite():
     grad = torch.tensor([1.0, torch.inf])
     scores = torch.zeros(2, 3).log_softmax(1)
-    found = cross_entropy_backward(grad, scores, torch.tensor([0, 5]), None, 0, 5)
+    found = cross_entropy_backward(grad, scores, torch.tensor([0, 5]), None, 0, 5, torch.ones(()))
     assert found[1].tolist() == [0, 0, 0]
     assert found[0].tolist() == pytest.approx([-2 / 3, 1 / 3, 1 / 3])

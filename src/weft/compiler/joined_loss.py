@@ -56,12 +56,12 @@ def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCa
     """One call in place of two; None where it would not mean the same."""
     match loss.args, softmax.args:
         case (
-            (Ref() as grad, Ref() as y, Ref() as target, weight, int(kind), ignored, _),
+            (Ref() as grad, Ref() as y, Ref() as target, weight, int(kind), ignored, total),
             (_, Ref() as again, int(dim), _),
         ) if y == again and kind in (_NONE, _SUM) and loss.phase == softmax.phase:
             (made,), scores = softmax.outputs, program.values[y.name]
             alike = made is not None and made.dtype == scores.dtype
             if alike and scores.dtype in _DTYPES and len(scores.shape) == 2 and dim in (1, -1):
-                args = (grad, y, target, weight, kind, ignored)
+                args = (grad, y, target, weight, kind, ignored, total)
                 return replace(softmax, op=BACKWARD, args=args, kwargs=())
     return None

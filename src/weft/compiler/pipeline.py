@@ -106,7 +106,9 @@ def compile_graph(
         one = min(placement.ranks)
         found = local.get(one) or localize(boxed, one, groups, stages.homes)
         cut = best_cut(found, groups, device_of(stages, options))
-    parts = (join_losses(overlap(each, cut.parts)) for each in local.values())
+    parts = (overlap(each, cut.parts) for each in local.values())
+    if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
+        parts = (join_losses(each) for each in parts)
     programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in parts)
     schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
     plans = {plan.rank: plan for plan in schedule.plans}

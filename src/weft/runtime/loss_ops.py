@@ -10,6 +10,9 @@ from torch import Tensor
 
 from weft.runtime.class_ops import rows_at_a_time
 
+_LOSS = torch.ops.aten.nll_loss_backward.default
+_SOFTMAX = torch.ops.aten._log_softmax_backward_data.out
+
 
 def cross_entropy_backward(
     grad: Tensor,
@@ -18,28 +21,29 @@ def cross_entropy_backward(
     weight: Tensor | None,
     reduction: int,
     ignored: int,
+    total: Tensor,
 ) -> Tensor:
-    """`weft.cross_entropy_backward`: the gradient of the logits.
+    """`weft.cross_entropy_backward`: the gradient of the logits, by torch's kernels on a few rows at a time.
 
     Args:
         grad: of the losses, [n], or of their sum, a number.
         scores: log-probabilities, [n, classes].
         target: class numbers, int64 [n].
         weight: of the classes, [classes], or None.
-        reduction: torch's number of "none" or "sum", which the shape of `grad` tells too.
+        reduction: torch's number of "none" or "sum".
         ignored: class number that counts for nothing.
+        total: weight of all targets, a number.
 
     Returns:
-        Shape [n, classes]: probabilities, less one at the target, times each row's gradient.
+        Shape [n, classes].
     """
-    out = target == ignored
-    place = target.masked_fill(out, 0)
-    each = grad if weight is None else grad * weight[place]
-    rows_of = torch.where(out, 0, each).to(scores.dtype).unsqueeze(1)
     found = torch.empty_like(scores)
     for rows in rows_at_a_time(scores):
-        torch.exp(scores[rows], out=found[rows]).mul_(rows_of[rows])
-    return found.scatter_add_(1, place.unsqueeze(1), -rows_of)
+        some, of_rows = scores[rows], grad[rows] if grad.dim() else grad
+        # Dense, but of a few rows: it stays in the cache.
+        dense = _LOSS(of_rows, some, target[rows], weight, reduction, ignored, total)
+        _SOFTMAX(dense, some, 1, scores.dtype, out=found[rows])
+    return found
 
 
 LOSS_OPS: dict[str, Callable[..., Any]] = {"weft.cross_entropy_backward": cross_entropy_backward}
