@@ -12,11 +12,17 @@ from torch.nn import functional
 import weft
 from local_programs import program, value
 from single_device import assert_same_training, compiled, plain_training
+from weft.compiler import joined_loss
 from weft.compiler.joined_loss import join_losses
 from weft.ir.logical import Phase, Ref
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 
 JOINED = "weft.cross_entropy_backward"
+
+
+@pytest.fixture(autouse=True)
+def small_scores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_loss, "SMALLEST", 15)
 
 
 def calls(kind: int = 2, dtype: str = "float32", shape: tuple[int, ...] = (3, 5)) -> list[Any]:
@@ -50,9 +56,10 @@ def test_two_become_one() -> None:
         program(calls(), ("made", "dense")),  # read elsewhere
         program(calls(kind=1), ("made",)),  # a mean
         program(calls(dtype="bfloat16"), ("made",)),
-        program(calls(shape=(5,)), ("made",)),
+        program(calls(shape=(15,)), ("made",)),
+        program(calls(shape=(2, 7)), ("made",)),
     ],
-    ids=["read", "mean", "narrow", "vector"],
+    ids=["read", "mean", "narrow", "vector", "small"],
 )
 def test_others_stay(kept: LocalProgram) -> None:
     assert join_losses(kept) is kept

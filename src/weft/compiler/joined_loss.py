@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalProgram
 
 BACKWARD = "weft.cross_entropy_backward"
 _NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
+# Scores of fewer elements stay in the cache anyway, and each call of a kernel counts.
+SMALLEST = 2**18
 # In narrower types torch's kernels compute in float32 and round once.
 _DTYPES = ("float32", "float64")
 
@@ -61,6 +64,7 @@ def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCa
         ) if y == again and kind in (_NONE, _SUM) and loss.phase == softmax.phase:
             (made,), scores = softmax.outputs, program.values[y.name]
             alike = made is not None and made.dtype == scores.dtype
+            alike &= prod(scores.shape) >= SMALLEST
             if alike and scores.dtype in _DTYPES and len(scores.shape) == 2 and dim in (1, -1):
                 args = (grad, y, target, weight, kind, ignored, total)
                 return replace(softmax, op=BACKWARD, args=args, kwargs=())
