@@ -43,6 +43,7 @@ def cross_entropy_backward(
         # Dense, but of a few rows: it stays in the cache.
         dense = _LOSS(of_rows, some, target[rows], weight, reduction, ignored, total)
         _SOFTMAX(dense, some, 1, scores.dtype, out=found[rows])
+        del dense  # before the next one is made
     return found
 
 
