@@ -116,17 +116,9 @@ torch.library.define(
 )
 
 
-def _made(
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    reverse: bool,
-    train: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _made(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Results of `weft.lstm` with these arguments, without values."""
+    x, _, w_hh, _, _, h, c, _, train = given
     steps, batch, inputs = x.shape
     hidden = w_hh.shape[1]
     fused = x.device.type == "cpu" and x.dtype in _FUSED
@@ -136,21 +128,10 @@ def _made(
     return x.new_empty(steps, batch, hidden), torch.empty_like(h), torch.empty_like(c), saved
 
 
-def _gradients(
-    g_out: Tensor | None,
-    g_h: Tensor | None,
-    g_c: Tensor | None,
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    made = (x, w_ih, w_hh, w_hh[:, 0], w_hh[:, 0], h, c)
-    return tuple(y.new_empty(y.shape) for y in made)
+def _gradients(*given: Any) -> tuple[Tensor, ...]:
+    """Results of `weft.lstm_backward` with these arguments, without values."""
+    x, w_ih, w_hh, _, _, h, c = given[3:10]
+    return tuple(y.new_empty(y.shape) for y in (x, w_ih, w_hh, w_hh[:, 0], w_hh[:, 0], h, c))
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

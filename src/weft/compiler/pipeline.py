@@ -32,7 +32,7 @@ from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import GridHints, lay_out
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
-from weft.ir.plan import LocalProgram
+from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
 
@@ -100,12 +100,7 @@ def compile_graph(
     together = boxed.micro_batches > 1 or len(stages.placements) > 1
     every = sorted(placement.ranks) if together else ranks
     local = {rank: localize(boxed, rank, groups, stages.homes) for rank in every}
-    cut = Cut()
-    if may_cut(boxed, options):
-        # What one rank finds best, all take.
-        one = min(placement.ranks)
-        found = local.get(one) or localize(boxed, one, groups, stages.homes)
-        cut = best_cut(found, groups, device_of(stages, options))
+    cut = _cut(boxed, local, groups, placement, stages, options)
     parts = (overlap(each, cut.parts) for each in local.values())
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
         parts = (join_losses(each) for each in parts)
@@ -122,3 +117,19 @@ def compile_graph(
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
     notes = (*sharded.notes, *cut.notes)
     return Compiled(boxed, stages, own, plan, fingerprint, schedule, sharded.stored, notes, held)
+
+
+def _cut(
+    boxed: LogicalGraph,
+    local: Mapping[int, LocalProgram],
+    groups: tuple[Communicator, ...],
+    placement: Placement,
+    stages: Stages,
+    options: Options,
+) -> Cut:
+    """Into how many parts the batch is cut: what the first rank finds best, all take."""
+    if not may_cut(boxed, options):
+        return Cut()
+    first = min(placement.ranks)
+    program = local.get(first) or localize(boxed, first, groups, stages.homes)
+    return best_cut(program, groups, device_of(stages, options))

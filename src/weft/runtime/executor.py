@@ -20,8 +20,8 @@ from weft.actors import (
 from weft.errors import RankFailure
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
 from weft.runtime.channel import Channel
-from weft.runtime.idle import Helper
 from weft.runtime.kernel_choice import Kernels
+from weft.runtime.lone_acts import LoneActs
 from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
 from weft.runtime.rank_executor import RankExecutor
 from weft.runtime.silence import silence_text
@@ -38,7 +38,7 @@ class Executor(RankExecutor):
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
     communicator has a thread of its own until `close`, in whose place the first one acts where
-    nothing else can go on meanwhile (`idle.py`).
+    nothing else can go on meanwhile (`lone_acts.py`).
 
     Args:
         plan: what runs.
@@ -82,7 +82,7 @@ class Executor(RankExecutor):
             Queue(machine, self._works, self._queues, end, control)
         self._compute = self._queues[COMPUTE]
         others = [queue for name, queue in self._queues.items() if name != COMPUTE]
-        self._helper = Helper(self._compute, others, _by_queue(plan, channels))
+        self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
         self.recorder = Recorder(queue.spans for queue in self._queues.values())
         for channel in channels.values():
             channel.watch(self._fail)
@@ -112,7 +112,7 @@ class Executor(RankExecutor):
         with torch.no_grad(), _no_autocast(self._rank.device.type):
             self._compute.receive(Begin(step))
             while self._open:
-                self._helper.help()
+                self._lone_acts.run()
                 self._compute.receive(self._wait())
 
     def _wait(self) -> Event | Control:

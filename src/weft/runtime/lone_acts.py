@@ -12,7 +12,7 @@ from weft.runtime.channel import Channel
 from weft.runtime.queues import Queue
 
 
-class Helper:
+class LoneActs:
     """Runs acts of communicators on the compute thread.
 
     Args:
@@ -29,7 +29,7 @@ class Helper:
         self._others = tuple(others)
         self._channels = channels
 
-    def help(self) -> None:
+    def run(self) -> None:
         """Have done what the compute queue has sent: here, if it is all that the rank can do, or by other threads.
 
         Were there anything else that could go on, it might give the compute queue an act, for which
