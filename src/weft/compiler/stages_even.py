@@ -3,8 +3,8 @@
 The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost.
 First the places between modules near the root are tried as cuts, then deeper ones, until the
 dearest stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
-where they can, and deeper cuts are only where few bytes cross. Among the cuts whose dearest stage is near the best, those are taken that let the
-fewest bytes across.
+where they can, and deeper cuts are only where few bytes cross. Among the cuts whose dearest stage
+is near the best, those are taken that let the fewest bytes across.
 """
 
 from __future__ import annotations
