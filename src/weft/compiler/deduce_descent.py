@@ -49,15 +49,16 @@ def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> C
     """
     descent = _Descent(problem, grid, cost_model)
     choice = Choice(tuple(start(variable, len(grid)) for variable in problem.variables))
-    for _ in range(ROUNDS if len(grid) > 1 else 1):
-        before, proven = choice.signatures, []
-        for axis in range(len(grid)):
-            choice = descent.solve(axis, choice)
-            proven.append(choice.exact)
-        choice = replace(choice, exact=all(proven))
-        if choice.signatures == before:
+    proven = [False] * len(grid)
+    solved = 0  # axes that have been solved since something last changed
+    for turn in range(ROUNDS * len(grid)):
+        axis, before = turn % len(grid), choice.signatures
+        choice = descent.solve(axis, choice)
+        proven[axis] = choice.exact
+        solved = solved + 1 if choice.signatures == before else 1
+        if solved == len(grid):
             break
-    return choice
+    return replace(choice, exact=all(proven))
 
 
 def settle(
@@ -100,6 +101,7 @@ class _Descent:
     cost_model: CostModel
     tables: dict[tuple[object, ...], _Costs] = field(default_factory=dict)
     kept: dict[Signature, Options] = field(default_factory=dict)
+    repeated: dict[tuple[Options, int], Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.work = WorkOptions(self.grid, self.cost_model)
@@ -111,9 +113,7 @@ class _Descent:
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
         unary = [
-            one.costs * variable.times
-            if isinstance(variable, Work) and variable.times > 1
-            else one.costs
+            self._repeated(one, variable.times) if isinstance(variable, Work) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
         edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
@@ -145,6 +145,13 @@ class _Descent:
                 sbps = frozenset(seen[number])
                 found[number] = self.given.shared(variable, sbps, axis, chosen[number])
         return found
+
+    def _repeated(self, options: Options, times: int) -> Table:
+        """What options cost that run several times a step; one table for equal ones."""
+        key = options, times
+        if times > 1 and key not in self.repeated:
+            self.repeated[key] = options.costs * times
+        return self.repeated[key] if times > 1 else options.costs
 
     def _as_it_is(self, signature: Signature) -> Options:
         """The one option of a variable that keeps its signature."""

@@ -89,9 +89,12 @@ def _undominated(dearer: Table) -> list[int]:
 
     Of choices that are always equal the first stays.
     """
+    never_dearer = dearer <= 0.0
+    if never_dearer.sum() == len(dearer):  # each than itself
+        return list(range(len(dearer)))
     gone: set[int] = set()
     for choice in reversed(range(len(dearer))):
-        better = (dearer[:, choice] <= 0.0).nonzero()[0]
+        better = never_dearer[:, choice].nonzero()[0].tolist()
         if any(other != choice and other not in gone for other in better):
             gone.add(choice)
     return [choice for choice in range(len(dearer)) if choice not in gone]

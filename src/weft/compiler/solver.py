@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from weft.compiler.dominated import Table, without_dominated
+from weft.compiler.dominated import Choices, Table, without_dominated
+
+_T = TypeVar("_T")
 
 # Entries of the largest table that elimination may build.
 TABLE_LIMIT = 2_000_000
@@ -79,12 +81,12 @@ def minimize(
         The solution; among equals always the same one.
     """
     left = without_dominated(unary, pairwise)
-    own = [np.asarray(table[kept], np.float64) for table, kept in zip(unary, left, strict=True)]
+    known = _Known()
+    own = [known.part(table, (kept,)) for table, kept in zip(unary, left, strict=True)]
     pairs = [
-        _Factor((i, j), np.asarray(table[np.ix_(left[i], left[j])], np.float64))
-        for (i, j), table in pairwise.items()
+        _Factor((i, j), known.part(table, (left[i], left[j]))) for (i, j), table in pairwise.items()
     ]
-    elimination = _Elimination(own, pairs, limit)
+    elimination = _Elimination(own, pairs, limit, known)
     among_left = elimination.run()
     choices = [int(kept[choice]) for kept, choice in zip(left, among_left, strict=True)]
     found = Solution(tuple(choices), _total(choices, unary, pairwise), elimination.bound)
@@ -99,10 +101,51 @@ def minimize(
 
 
 @dataclass
+class _Known:
+    """Tables that were made of others, by the identity of these.
+
+    Layers of a model share their tables, so what is made of those of one layer serves all.
+    """
+
+    made: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    sources: list[object] = field(default_factory=list)
+
+    def get(self, key: tuple[object, ...], sources: object, make: Callable[[], _T]) -> _T:
+        """What `make` gives, once for a key; `sources` are kept, so that their identities stay theirs."""
+        if key not in self.made:
+            self.sources.append(sources)
+            self.made[key] = make()
+        found: _T = self.made[key]
+        return found
+
+    def part(self, table: Table, kept: tuple[Choices, ...]) -> Table:
+        """The entries of a table for some choices."""
+        key = ("part", id(table), *(each.tobytes() for each in kept))
+        return self.get(key, table, lambda: np.asarray(table[np.ix_(*kept)], np.float64))
+
+    def without_least(self, table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
+        """A table without its least entry, in another shape, and that entry."""
+
+        def make() -> tuple[Table, float]:
+            least = float(table.min())
+            return (table - least).reshape(shape), least
+
+        return self.get(("least", id(table), shape), table, make)
+
+    def least_over(self, factors: Sequence[_Factor], variables: tuple[int, ...]) -> Table:
+        """The sum of tables over `variables`, least over the last of them."""
+        places = [tuple(variables.index(v) for v in factor.variables) for factor in factors]
+        tables = [factor.table for factor in factors]
+        key = ("sum", len(variables), *map(id, tables), *places)
+        return self.get(key, tables, lambda: _summed(tables, places, len(variables)).min(axis=-1))
+
+
+@dataclass
 class _Elimination:
     """The state of one elimination.
 
     Attributes:
+        known: tables that other variables had, too.
         factors: live tables by number; every variable in them is still open.
         factors_of: numbers of the live tables that mention each variable.
         neighbours: open variables that share a table with each open variable.
@@ -114,6 +157,7 @@ class _Elimination:
     unary: Sequence[Table]
     pairwise: Sequence[_Factor]
     limit: int
+    known: _Known
     bound: float = 0.0
     added: int = 0
     factors: dict[int, _Factor] = field(default_factory=dict)
@@ -157,7 +201,7 @@ class _Elimination:
         self.order.append(_Eliminated(variable, tuple(factors)))
         for group in self._groups(variable, factors):
             others = tuple(sorted({v for factor in group for v in factor.variables} - {variable}))
-            self._add(_Factor(others, _summed(group, (*others, variable)).min(axis=-1)))
+            self._add(_Factor(others, self.known.least_over(group, (*others, variable))))
 
     def _groups(self, variable: int, factors: Sequence[_Factor]) -> Iterator[list[_Factor]]:
         """All tables together where that is small enough; else in as few groups as first fit finds."""
@@ -190,9 +234,10 @@ class _Elimination:
         numpy's tables have at most 64 dimensions.
         """
         kept = tuple(v for v in factor.variables if len(self.unary[v]) > 1)
-        least = float(factor.table.min())
+        shape = tuple(len(self.unary[v]) for v in kept)
+        table, least = self.known.without_least(factor.table, shape)
         self.bound += least
-        return _Factor(kept, (factor.table - least).reshape([len(self.unary[v]) for v in kept]))
+        return _Factor(kept, table)
 
     def _take(self, variable: int) -> list[_Factor]:
         """Remove and return all tables that mention `variable`, oldest first."""
@@ -223,15 +268,14 @@ def _along(factor: _Factor, variable: int, choices: Sequence[int]) -> Table:
     return column
 
 
-def _summed(factors: Sequence[_Factor], variables: tuple[int, ...]) -> Table:
-    """The sum of tables as one table over `variables`."""
-    total: Table = np.zeros((1,) * len(variables))
-    for factor in factors:
-        places = [variables.index(v) for v in factor.variables]
-        shape = [1] * len(variables)
-        for place, size in zip(places, factor.table.shape, strict=True):
+def _summed(tables: Sequence[Table], places: Sequence[tuple[int, ...]], dims: int) -> Table:
+    """The sum of tables as one of `dims` dimensions; `places` says which of them each one has."""
+    total: Table = np.zeros((1,) * dims)
+    for table, where in zip(tables, places, strict=True):
+        shape = [1] * dims
+        for place, size in zip(where, table.shape, strict=True):
             shape[place] = size
-        total = total + factor.table.transpose(np.argsort(places)).reshape(shape)
+        total = total + table.transpose(np.argsort(where)).reshape(shape)
     return total
 
 
