@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
-from weft.layout import Broadcast, Layout
+from weft.layout import Broadcast, Layout, Split
 from weft.ops import Signature, localize, signatures_with_windows
 
 
@@ -48,3 +49,12 @@ def layout_of(value: Value) -> Layout:
     if value.layout is None:
         raise InternalError(f"%{value.name} has no layout")
     return value.layout
+
+
+def lies_evenly(value: Value) -> bool:
+    """Whether all shards of a value have one shape."""
+    layout, parts = layout_of(value), Counter[int]()
+    for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
+        if isinstance(sbp, Split):
+            parts[sbp.dim] = max(parts[sbp.dim], 1) * size
+    return all(value.shape[dim] % count == 0 for dim, count in parts.items())
