@@ -23,7 +23,6 @@ from weft.ir.plan import Communicator
 from weft.program.hints import strategy_hints
 
 S, B = weft.split, weft.broadcast
-COLUMNS, ROWS = ["blocks.*.up"], ["blocks.*.down"]
 
 
 @cache
@@ -51,7 +50,9 @@ def piped(**fields: Any) -> weft.Strategy:
     return weft.Strategy(**{"batch": {"*": S(0)}, "parameters": {"*": B}, **fields})
 
 
-TENSOR = replace(weft.hybrid_parallel(COLUMNS, ROWS), stages=2, micro_batches=2)
+TENSOR = replace(
+    weft.hybrid_parallel(["blocks.*.up"], ["blocks.*.down"]), stages=2, micro_batches=2
+)
 ONE = weft.Zero(1)
 # Model, batch, grid, strategy; below, how many ranks are planned.
 CASES: dict[str, tuple[str, int, Any, weft.Strategy]] = {
@@ -64,12 +65,17 @@ CASES: dict[str, tuple[str, int, Any, weft.Strategy]] = {
         grid(2, 4),
         piped(stages=2, micro_batches=2, zero=weft.Zero(3)),
     ),
-    "stages x data x tensor": ("gpt", 8, grid(2, 2, 2), TENSOR),
-    "stages x data x tensor, zero 1": ("gpt", 8, grid(2, 2, 2), replace(TENSOR, zero=ONE)),
+    "stages x data x tensor": ("gpt", 8, grid(4, 2), TENSOR),
+    "stages x data x tensor, zero 1": ("gpt", 8, grid(4, 2), replace(TENSOR, zero=ONE)),
     "interleaved": ("gpt", 8, grid(1, 2), piped(stages=2, micro_batches=2, schedule="gpipe")),
     "uneven batch": ("mlp", 14, grid(2, 3), piped(stages=2, micro_batches=2)),
     "uneven parameters": ("mlp", 16, grid(2, 3), piped(stages=2, micro_batches=2, zero=ONE)),
-    "uneven, both axes": ("mlp", 12, grid(4, 3), replace(TENSOR, parameters={"*.weight": (B, S(0))})),
+    "uneven, both axes": (
+        "mlp",
+        12,
+        grid(4, 3),
+        replace(TENSOR, parameters={"*.weight": (B, S(0))}),
+    ),
 }
 
 

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(60)
 
 def step_of(model: nn.Module, kind: Any = torch.optim.SGD, **options: Any) -> weft.Step:
     optimizer = kind(model.parameters(), **{"lr": 0.1, **options})
-    return weft.Step(model, classification_loss, optimizer, vector_batch(8))
+    kind = next(model.parameters()).dtype
+    batch = {name: x.to(kind) if name == "x" else x for name, x in vector_batch(8).items()}
+    return weft.Step(model, classification_loss, optimizer, batch)
 
 
 def trained(program: weft.Program, count: int = 3) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -39,7 +41,7 @@ def plainly(model: nn.Module, count: int = 3) -> tuple[list[float], dict[str, to
         loss = classification_loss(model, vector_batch(8, seed=seed))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, model.state_dict()
 
 
