@@ -91,7 +91,7 @@ def test_another_precision_is_captured_once_more() -> None:
 class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
