@@ -87,9 +87,7 @@ def every_rank(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_plans_are_those_of_planning_every_rank(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_are_those_of_planning_every_rank(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folded = planned(case)
     monkeypatch.setattr(pipeline, "rank_classes", every_rank)
     apart = planned(case)

@@ -1,4 +1,4 @@
-"""Stages, data and tensor parallel, ZeRO and micro-batches together, planned for one rank of each class, train as one device."""
+"""Stages, data and tensor parallel, ZeRO and micro-batches, planned for one rank of each class, train as one device."""
 
 from __future__ import annotations
 

@@ -147,7 +147,9 @@ class _Stage:
                 self._obey(seat, action)
         # By number, so that what begins at one time on a rank stands in an order that does not
         # depend on how ranks are numbered, or how many of those that are alike take part.
-        for meeting in sorted(self.complete, key=lambda meeting: (len(meeting.queue), meeting.queue)):
+        for meeting in sorted(
+            self.complete, key=lambda meeting: (len(meeting.queue), meeting.queue)
+        ):
             self._begin(meeting, self.complete.pop(meeting))
 
     def _obey(self, seat: Seat, action: Action) -> None:

@@ -64,11 +64,6 @@ class Scheduled:
         """When the acts of a rank begin and end, in the order of time; None without a rehearsal."""
         return None if self.rehearsal is None else tuple(moments_of(self.timeline(rank)))
 
-    @property
-    def representatives(self) -> tuple[RankPlan, ...]:
-        """The plans of the first rank of each class."""
-        return tuple(p for p in self.plans if self.classes.get(p.rank, p.rank) == p.rank)
-
 
 def plan_together(
     programs: Sequence[LocalProgram],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import is_hint
@@ -30,11 +30,15 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
     Raises:
         InternalError: naming the call, its signature and the axis.
     """
+    checked: set[Hashable] = set()  # equal calls, such as those of repeated layers, are checked once
     for node in graph.of_kind(Call):
         if is_hint(node):
             continue
-        call = op_call(graph, node)
-        for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
+        call, chosen = op_call(graph, node), tuple(axis_signatures(graph, node))
+        if (call, chosen) in checked:
+            continue
+        checked.add((call, chosen))
+        for axis, (signature, parts) in enumerate(chosen):
             if signature not in signatures_with_windows(call, parts, empty=True):
                 raise InternalError(
                     f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"

@@ -99,9 +99,7 @@ class Step:
             self._known.append(found)
         return found.captured
 
-    def _capture(
-        self, device_type: str, precision: str | None, apart: Collection[str]
-    ) -> Captured:
+    def _capture(self, device_type: str, precision: str | None, apart: Collection[str]) -> Captured:
         training = self.optimizer is not None
         step = self.model, self.loss_fn, self.optimizer, self._batch
         with uncollected():
