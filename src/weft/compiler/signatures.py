@@ -30,7 +30,9 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
     Raises:
         InternalError: naming the call, its signature and the axis.
     """
-    checked: set[Hashable] = set()  # equal calls, such as those of repeated layers, are checked once
+    checked: set[Hashable] = (
+        set()
+    )  # equal calls, such as those of repeated layers, are checked once
     for node in graph.of_kind(Call):
         if is_hint(node):
             continue
