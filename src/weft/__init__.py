@@ -11,6 +11,7 @@ from weft.layout import split as split
 from weft.ops import rule as rule
 from weft.program import Program as Program
 from weft.program import Stage as Stage
+from weft.program import Step as Step
 from weft.program import Strategy as Strategy
 from weft.program import Zero as Zero
 from weft.program import compile as compile

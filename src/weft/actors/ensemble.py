@@ -83,6 +83,7 @@ class _Stage:
             on all ranks.
         members: for each communicator's queue, the ranks that use it.
         gathered: for each communication that some ranks have started: which act on which rank.
+        complete: those that all have started, and that begin now.
         mail: events on their way.
         running: a heap of (end, number, seat, act).
         stirred: seats whose machine has changed since it was last asked what it may start.
@@ -97,6 +98,7 @@ class _Stage:
     places: dict[tuple[int, int], int] = field(default_factory=dict)
     members: dict[str, list[int]] = field(default_factory=dict)
     gathered: dict[Meeting, dict[int, Act]] = field(default_factory=dict)
+    complete: dict[Meeting, dict[int, Act]] = field(default_factory=dict)
     mail: deque[tuple[Seat, Event]] = field(default_factory=deque)
     running: list[tuple[float, int, Seat, Act]] = field(default_factory=list)
     stirred: dict[Seat, None] = field(default_factory=dict)
@@ -137,12 +139,18 @@ class _Stage:
             )
 
     def _settle(self) -> None:
-        """Deliver everything that is on its way."""
+        """Deliver everything that is on its way, then begin the communications that all take part in."""
         while self.mail:
             seat, event = self.mail.popleft()
             self.stirred[seat] = None
             for action in self.machines[seat].handle(event):
                 self._obey(seat, action)
+        # By number, so that what begins at one time on a rank stands in an order that does not
+        # depend on how ranks are numbered, or how many of those that are alike take part.
+        for meeting in sorted(
+            self.complete, key=lambda meeting: (len(meeting.queue), meeting.queue)
+        ):
+            self._begin(meeting, self.complete.pop(meeting))
 
     def _obey(self, seat: Seat, action: Action) -> None:
         rank, queue = seat
@@ -154,17 +162,20 @@ class _Stage:
             self._start(seat, action, self.seconds[rank][action.actor])
 
     def _arrive(self, seat: Seat, act: Act) -> None:
-        """A rank takes part in a communication; it starts with the last of them."""
+        """A rank takes part in a communication; it begins with the last of them."""
         rank, queue = seat
         meeting = Meeting(queue, self.places[rank, act.actor], act.micro)
         there = self.gathered.setdefault(meeting, {})
         there[rank] = act
         if len(there) == len(self.members[queue]):
-            del self.gathered[meeting]
-            lasts = max(self.seconds[member][one.actor] for member, one in there.items())
-            for member, one in there.items():
-                self.order[member, queue].append((one.actor, one.micro))
-                self._start((member, queue), one, lasts)
+            self.complete[meeting] = self.gathered.pop(meeting)
+
+    def _begin(self, meeting: Meeting, there: Mapping[int, Act]) -> None:
+        """A communication begins on all its ranks, and lasts as long as its slowest rank says."""
+        lasts = max(self.seconds[member][one.actor] for member, one in there.items())
+        for member, one in there.items():
+            self.order[member, meeting.queue].append((one.actor, one.micro))
+            self._start((member, meeting.queue), one, lasts)
 
     def _start(self, seat: Seat, act: Act, lasts: float) -> None:
         self.started += 1

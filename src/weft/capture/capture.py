@@ -32,12 +32,15 @@ class Captured:
         batch: what a batch must look like, and how to take it apart.
         outputs: how to build what the loss function returned.
         constants: tensors from outside of model and batch, by the key of their input; not copied.
+        recurrent: names of the parameters of recurrent layers: where others of them lie in pieces,
+            the step has to be captured again.
     """
 
     graph: LogicalGraph
     batch: BatchSpec
     outputs: OutputSpec
     constants: Mapping[str, torch.Tensor]
+    recurrent: frozenset[str] = frozenset()
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
         """What the loss function returned, built from the values of the graph's outputs by key."""
@@ -95,7 +98,8 @@ def capture(
     graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
     used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
-    return Captured(graph, batch, traced.outputs, {k: v for k, v in constants.items() if k in used})
+    constants = {key: tensor for key, tensor in constants.items() if key in used}
+    return Captured(graph, batch, traced.outputs, constants, traced.recurrent)
 
 
 def _boundary(

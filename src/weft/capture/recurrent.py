@@ -25,11 +25,15 @@ class LayersKept(TorchFunctionMode):
 
     Args:
         apart: weights whose layers are taken apart.
+
+    Attributes:
+        seen: the ids of all weights of layers, kept or taken apart.
     """
 
     def __init__(self, apart: Collection[Tensor]) -> None:
         super().__init__()
         self._apart = {id(weight) for weight in apart}
+        self.seen: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.lstm and not kwargs and self._keeps(args):
@@ -44,6 +48,7 @@ class LayersKept(TorchFunctionMode):
         count = layers * (1 + bidirectional)
         if len(first) != 2 or len(weights) != count * (4 if has_biases else 2):
             return False  # with projections there are more weights
+        self.seen.update(map(id, weights))
         if any(id(weight) in self._apart for weight in weights):
             return False
         alike = (

@@ -59,6 +59,7 @@ class Traced:
         output_keys: keys of the returned tensors.
         gradients: names of the parameters that have a gradient.
         constants: tensors from outside of model and batch, in order.
+        recurrent: names of the parameters of recurrent layers.
     """
 
     graph: torch.fx.Graph
@@ -66,6 +67,7 @@ class Traced:
     output_keys: tuple[str, ...]
     gradients: tuple[str, ...]
     constants: tuple[torch.Tensor, ...]
+    recurrent: frozenset[str]
 
 
 def read_variables(model: torch.nn.Module) -> Variables:
@@ -116,7 +118,12 @@ def trace_step(
     functional_module = functional(module, flat, mode, {**strided(), **overwrites()})
     assert step.outputs is not None  # set by running it
     return Traced(
-        functional_module.graph, step.outputs, step.output_keys, step.gradients, constants
+        functional_module.graph,
+        step.outputs,
+        step.output_keys,
+        step.gradients,
+        constants,
+        step.recurrent,
     )
 
 
@@ -171,6 +178,7 @@ class _Step:
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
+        self.recurrent: frozenset[str] = frozenset()
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
         parameters, buffers, batch = inputs
@@ -186,6 +194,8 @@ class _Step:
         layers = LayersKept([lent[f"model.{name}"] for name in self.apart])
         with _AttentionWithDropout(), layers, LinesNoted(), autocast(*self.cast):
             result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
+        names = zip(self.variables.parameters, parameters, strict=True)
+        self.recurrent = frozenset(name for name, tensor in names if id(tensor) in layers.seen)
         loss = self._described(find_loss, result) if self.training else None
         self.outputs, tensors = self._described(describe_outputs, result, loss)
         self.output_keys = tuple(tensors)

@@ -143,7 +143,7 @@ class _View:
         yield halo.transfer(self.rank, communicator, self.name(value), output)
 
     def _call(self, node: Call, needed: Mapping[str, Halo]) -> LocalCall:
-        call = self._localized(node)
+        call = localized_call(self.graph, node, self.rank)
         names = [
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
             for name in operand_names(node)
@@ -156,25 +156,6 @@ class _View:
 
         kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
         return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
-
-    def _localized(self, node: Call) -> OpCall:
-        """What this rank runs of a call; arguments that differ between micro-batches vary."""
-        if not varies((node.args, node.kwargs)):
-            return self._at_micro_batch(node, 0)
-        every = [self._at_micro_batch(node, m) for m in range(self.graph.micro_batches)]
-        args = joined(tuple(call.args for call in every))
-        kwargs = joined(tuple(call.kwargs for call in every))
-        return replace(every[0], args=args, kwargs=kwargs)
-
-    def _at_micro_batch(self, node: Call, micro: int) -> OpCall:
-        call, place = op_call(self.graph, node, micro), self._place(node)
-        for (signature, parts), index in zip(axis_signatures(self.graph, node), place, strict=True):
-            call = localize_call(call, signature, parts, index)
-        return call
-
-    def _place(self, node: Call) -> tuple[int, ...]:
-        """This rank's coordinates on the grid of a call."""
-        return layout_of(self.graph.values[_place_of(node)]).placement.coordinates[self.rank]
 
     def _check(self, node: Call, call: OpCall, outputs: tuple[LocalValue | None, ...]) -> None:
         """The rule's idea of the local results must be the layouts'."""
@@ -216,6 +197,24 @@ class _View:
         return LocalUpdate(
             node.rule, node.target.name, source, states, node.group, target.key, skip=skip
         )
+
+
+def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
+    """What `rank` runs of a call; arguments that differ between micro-batches vary."""
+    if not varies((node.args, node.kwargs)):
+        return _at_micro_batch(graph, node, rank, 0)
+    every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
+    args = joined(tuple(call.args for call in every))
+    kwargs = joined(tuple(call.kwargs for call in every))
+    return replace(every[0], args=args, kwargs=kwargs)
+
+
+def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> OpCall:
+    call = op_call(graph, node, micro)
+    place = layout_of(graph.values[_place_of(node)]).placement.coordinates[rank]
+    for (signature, parts), index in zip(axis_signatures(graph, node), place, strict=True):
+        call = localize_call(call, signature, parts, index)
+    return call
 
 
 def _place_of(node: Call | Update) -> str:

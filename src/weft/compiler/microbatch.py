@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from weft.compiler.batch_norm import BACKWARD, is_batch_norm, split_signature
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import Facts, facts, own_buffers
-from weft.compiler.microbatch_forms import Form, Own, Strided, Way, cheapest, reshaped, ways
+from weft.compiler.microbatch_forms import Form, Own, Source, Strided, Way, cheapest, reshaped, ways
 from weft.compiler.microbatch_order import in_order
 from weft.compiler.microbatch_prepare import prepared
 from weft.compiler.microbatch_values import Values
@@ -26,6 +27,9 @@ from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
 from weft.ops.rules.views import reshape_factors
+
+# The way that was chosen for a call of some sources.
+_Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], Way]
 
 
 def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu") -> LogicalGraph:
@@ -56,8 +60,9 @@ def _walked(graph: LogicalGraph, micro_batches: int, known: Facts) -> tuple[Logi
     """The nodes of the step in micro-batches, not in order yet, and how its values are made."""
     values = Values(graph, micro_batches, known)
     inputs = [_input(values, node) for node in graph.of_kind(Input)]
+    chosen: _Chosen = {}
     for call in graph.of_kind(Call):
-        _call(values, call)
+        _call(values, call, chosen)
     ends = [_end(values, node) for node in graph.nodes if isinstance(node, Update | Output)]
     nodes = (*inputs, *values.calls, *ends)
     return LogicalGraph(graph.name, nodes, micro_batches), values
@@ -76,20 +81,25 @@ def _input(values: Values, node: Input) -> Input:
     return node
 
 
-def _call(values: Values, node: Call) -> None:
-    """Add the call of a micro-batch, or of the step, for a call of the whole batch."""
+def _call(values: Values, node: Call, chosen: _Chosen) -> None:
+    """Add the call of a micro-batch, or of the step, for a call of the whole batch.
+
+    Equal calls of equal sources, such as those of repeated layers, run in the way `chosen` first.
+    """
     made = [value.name for value in node.outputs if value is not None]
     operands = operand_names(node)
     if values.facts.nothing.issuperset(made):
         return  # made where it is read, in the form that is wanted there
-    sources = [values.source(name, node.phase) for name in operands]
+    sources = tuple(values.source(name, node.phase) for name in operands)
     call = op_call(values.graph, node)
     if is_batch_norm(node) and _over_samples(sources[0].form):
         _batch_norm(values, node, call)
         return
     if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
         return
-    way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
+    if (way := chosen.get((call, sources))) is None:
+        way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
+        chosen[call, sources] = way
     wanted = zip(operands, way.operands, strict=True)
     reads = [values.operand(name, form, node.phase) for name, form in wanted]
     micro = micro_call(node, call, way.signature, reads, values.parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,11 +9,10 @@ from weft.compiler.bucket import Bucket, Schedule, bucket
 from weft.compiler.durations import Durations
 from weft.compiler.options import Options
 from weft.compiler.overlap import batch_leaves, overlap
-from weft.compiler.signatures import layout_of
+from weft.compiler.signatures import lies_evenly
 from weft.hardware import Device
-from weft.ir.logical import LogicalGraph, Value
+from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, LocalUpdate
-from weft.layout import Split
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its
 # products by as much: messages cost time of the same cores.
@@ -49,15 +47,7 @@ def may_cut(graph: LogicalGraph, options: Options) -> bool:
     """
     if graph.micro_batches > 1 or len(graph.placements) > 1 or options.offload:
         return False
-    return all(_is_even(value) for value in graph.values.values())
-
-
-def _is_even(value: Value) -> bool:
-    layout, parts = layout_of(value), Counter[int]()
-    for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
-        if isinstance(sbp, Split):
-            parts[sbp.dim] = max(parts[sbp.dim], 1) * size
-    return all(value.shape[dim] % count == 0 for dim, count in parts.items())
+    return all(lies_evenly(value) for value in graph.values.values())
 
 
 def best_cut(program: LocalProgram, communicators: Sequence[Communicator], device: Device) -> Cut:

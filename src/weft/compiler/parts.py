@@ -39,12 +39,20 @@ class Parts:
     def __init__(self, program: LocalProgram, schedule: Schedule, staged: bool) -> None:
         self._loop = program.loop
         self.staged = staged
+        self._known: dict[int, Part] = {}  # by id: the schedule keeps its items
+        self._schedule = schedule
         self._phases = {value.name: item.phase for item in schedule for value in item.makes}
 
     def of(self, item: ScheduleItem) -> Part:
         """The part of an item. An update in the loop belongs to what makes its source."""
         if not self._loop and not self.staged:
             return _WHOLE
+        found = self._known.get(id(item))
+        if found is None:
+            found = self._known[id(item)] = self._part(item)
+        return found
+
+    def _part(self, item: ScheduleItem) -> Part:
         names = {*item.reads, *(value.name for value in item.makes)}
         looped = not self._loop.isdisjoint(names)
         phase = item.phase

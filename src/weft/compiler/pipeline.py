@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.fold import rank_classes
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
@@ -98,16 +99,20 @@ def compile_graph(
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
     groups = communicators(boxed)
-    # Micro-batches and stages are scheduled for all ranks together, by every rank.
+    # Micro-batches and stages are scheduled for all ranks together, by every rank: one for its equals.
     together = boxed.micro_batches > 1 or len(stages.placements) > 1
-    every = sorted(placement.ranks) if together else ranks
+    classes = rank_classes(boxed, groups, placement.ranks) if together else {}
+    every = sorted({*classes.values(), *ranks})
     local = {rank: localize(boxed, rank, groups, stages.homes) for rank in every}
     cut = _cut(boxed, local, groups, placement, stages, options)
     parts = (overlap(each, cut.parts) for each in local.values())
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
         parts = (join_losses(each) for each in parts)
     programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in parts)
-    schedule = (plan_together if together else plan_alone)(programs, groups, stages, options)
+    if together:
+        schedule = plan_together(programs, groups, stages, options, classes)
+    else:
+        schedule = plan_alone(programs, groups, stages, options)
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in programs if program.rank in ranks)
     plan = Plan(graph.name, groups, tuple(plans[program.rank] for program in own))

@@ -1,8 +1,9 @@
 """Plans of all ranks together: priorities, copies, and the order of every communicator.
 
-Before: the local programs of all ranks. After: their plans, rehearsed on one virtual clock
-(`weft.actors.ensemble`), which found the orders and proved that they cannot hang. Every rank does
-this for all ranks and gets the same. See docs/decisions/schedules.md.
+Before: the local programs of all ranks, of which those that are alike have one representative
+(`fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.ensemble`), which found
+the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
+See docs/decisions/schedules.md.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.actors.ensemble import Rehearsal, perform
+from weft.actors.ensemble import Rehearsal, Timed, perform
 from weft.compiler.bucket import bucket
 from weft.compiler.credit import credit
 from weft.compiler.durations import Durations
+from weft.compiler.fold_plan import like
 from weft.compiler.liveness import prove_live
 from weft.compiler.memory import memory
 from weft.compiler.memory_order import Moment, moments_of
@@ -40,17 +42,27 @@ class Scheduled:
 
     Attributes:
         name: of the preset, or "computed".
-        plans: of all ranks, in the order of the programs.
-        rehearsal: in the orders of the plans; None where nothing had to be decided.
+        plans: of the ranks that were planned: of each class of equal ranks the first, and those
+            that were asked for.
+        rehearsal: in the orders of the plans, of the first of each class; None where nothing had to
+            be decided.
+        classes: for each rank of the program, the first of those that are like it (`fold.py`).
     """
 
     name: str
     plans: tuple[RankPlan, ...]
     rehearsal: Rehearsal | None = None
+    classes: Mapping[int, int] = field(default_factory=dict)
+
+    def timeline(self, rank: int) -> tuple[Timed, ...]:
+        """The acts of a rank, as rehearsed; none without a rehearsal."""
+        if self.rehearsal is None:
+            return ()
+        return self.rehearsal.timelines[self.classes[rank]]
 
     def moments(self, rank: int) -> tuple[Moment, ...] | None:
         """When the acts of a rank begin and end, in the order of time; None without a rehearsal."""
-        return None if self.rehearsal is None else tuple(moments_of(self.rehearsal.timelines[rank]))
+        return None if self.rehearsal is None else tuple(moments_of(self.timeline(rank)))
 
 
 def plan_together(
@@ -58,8 +70,9 @@ def plan_together(
     communicators: tuple[Communicator, ...],
     stages: Stages,
     options: Options,
+    classes: Mapping[int, int],
 ) -> Scheduled:
-    """The plans of all ranks.
+    """The plans of all ranks that have a program.
 
     With a named schedule, priorities and copies are its own (`schedule_presets.py`). Otherwise
     there are as few copies as the busiest queue needs (`schedule_copies.enough`). Where rehearsals
@@ -68,24 +81,23 @@ def plan_together(
     keeps the fewest copies that are live: micro-batches are there to save memory.
 
     Args:
-        programs: of all ranks of the program.
-        communicators: between them.
+        programs: of the first rank of each class, and of others that a plan is wanted for.
+        communicators: between all ranks.
         stages: where they run.
         options: schedule, micro-batches, memory limit, buckets and ZeRO.
+        classes: for each rank, the first of those that are like it.
 
     Raises:
         StrategyError: when the schedule does not fit the stages.
         InternalError: when the plans would hang; the message names the circle.
     """
-    making = _Making(communicators, stages, options)
-    micro_batches = programs[0].micro_batches
+    making = _Making(communicators, stages, options, classes)
+    first = [program for program in programs if classes[program.rank] == program.rank]
     if options.schedule is None:
-        return making.fixed("computed", making.best(programs, computed(stages, micro_batches)))
-    named = preset(options.schedule, stages, micro_batches)
-    if named.name == "zero_bubble":
-        programs = [split_backward(program) for program in programs]
-    web = making.web(programs, named)
-    return making.fixed(named.name, draft(web, of_preset(web, named)))
+        found = making.best(first, computed(stages, programs[0].micro_batches))
+    else:
+        found = making.named(first, preset(options.schedule, stages, programs[0].micro_batches))
+    return making.fixed(found, programs)
 
 
 def plan_alone(
@@ -122,10 +134,19 @@ def device_of(stages: Stages, options: Options) -> Device:
 
 @dataclass(frozen=True)
 class Draft:
-    """Plans with copies, before the order of communicators is fixed."""
+    """Plans with copies, before the order of communicators is fixed.
 
+    Attributes:
+        web: the plans as they were before.
+        split: whether weights' gradients are split from the backward.
+        rule: the priorities.
+        plans, rehearsal: with copies.
+    """
+
+    web: Web
+    split: bool
+    rule: Preset
     plans: tuple[RankPlan, ...]
-    seconds: Mapping[int, Sequence[float]]
     rehearsal: Rehearsal
 
     def peaks(self) -> dict[int, int]:
@@ -134,10 +155,27 @@ class Draft:
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
 
 
-def draft(web: Web, copies: Mapping[Slot, int]) -> Draft:
-    """Plans with copies, rehearsed."""
-    plans = tuple(with_copies(plan, copies) for plan in web.plans)
-    return Draft(plans, web.seconds, perform(plans, web.seconds))
+@dataclass(frozen=True)
+class _Kind:
+    """Plans to be given copies.
+
+    Attributes:
+        split: whether weights' gradients are split from the backward.
+    """
+
+    web: Web
+    split: bool
+    rule: Preset
+
+    def draft(self, copies: Mapping[Slot, int]) -> Draft:
+        """With copies, rehearsed."""
+        plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
+        rehearsal = perform(plans, self.web.seconds)
+        return Draft(self.web, self.split, self.rule, plans, rehearsal)
+
+    def preset(self) -> Draft:
+        """With the copies of a named schedule."""
+        return self.draft(of_preset(self.web, self.rule))
 
 
 @dataclass(frozen=True)
@@ -147,30 +185,35 @@ class _Making:
     communicators: tuple[Communicator, ...]
     stages: Stages
     options: Options
+    classes: Mapping[int, int]
     durations: Durations = field(init=False)
 
     def __post_init__(self) -> None:
         device = device_of(self.stages, self.options)
         object.__setattr__(self, "durations", Durations(device, self.communicators))
 
+    def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
+        """The plans of a named schedule."""
+        return self.kind(programs, rule, rule.name == "zero_bubble").preset()
+
     def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
-        whole = self.web(programs, rule)
-        if len(self.stages.placements) == 1 or whole.micro_batches == 1:
-            return draft(whole, fewest(whole))
-        split = self.web([split_backward(program) for program in programs], rule)
-        best = draft(whole, enough(whole, self.room(whole)))
-        best = self.better(best, draft(split, enough(split, self.room(split))))
+        whole = self.kind(programs, rule)
+        if len(self.stages.placements) == 1 or whole.web.micro_batches == 1:
+            return whole.draft(fewest(whole.web))
+        split = self.kind(programs, rule, split=True)
+        best = self.better(self.enough(whole), self.enough(split))
         if rule.name == "interleaved":
-            best = self.better(best, draft(whole, of_preset(whole, rule)))
-        return self.better(best, draft(split, of_preset(split, rule)))
+            best = self.better(best, whole.preset())
+        return self.better(best, split.preset())
 
-    def room(self, web: Web) -> dict[int, int] | None:
-        """What the memory limit leaves to each rank above the fewest copies."""
-        limit = self.options.memory_limit
-        if limit is None:
-            return None
-        return {rank: limit - peak for rank, peak in draft(web, fewest(web)).peaks().items()}
+    def enough(self, kind: _Kind) -> Draft:
+        """As many copies as pay, of those that the memory limit leaves room for above the fewest."""
+        limit, room = self.options.memory_limit, None
+        if limit is not None:
+            held = kind.draft(fewest(kind.web)).peaks()
+            room = {rank: limit - peak for rank, peak in held.items()}
+        return kind.draft(enough(kind.web, room))
 
     def better(self, old: Draft, new: Draft) -> Draft:
         """The new one, if its step is shorter and it keeps the memory limit."""
@@ -179,14 +222,15 @@ class _Making:
             return old
         return new if limit is None or max(new.peaks().values()) <= limit else old
 
-    def web(self, programs: Sequence[LocalProgram], rule: Preset) -> Web:
+    def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
         """The plans before copies and orders are given, and how long their acts take."""
-        plans = tuple(self._plan(program, rule) for program in programs)
+        parts = [split_backward(each) if split else each for each in programs]
+        plans = tuple(self._plan(program, rule) for program in parts)
         seconds = {
             program.rank: self.durations.of(program, plan.actors)
-            for program, plan in zip(programs, plans, strict=True)
+            for program, plan in zip(parts, plans, strict=True)
         }
-        return Web(plans, seconds)
+        return _Kind(Web(plans, seconds), split, rule)
 
     def _plan(self, program: LocalProgram, rule: Preset) -> RankPlan:
         staged = len(self.stages.placements) > 1
@@ -198,19 +242,30 @@ class _Making:
         verify_communicators(plan, self.communicators)
         return plan
 
-    def fixed(self, name: str, draft: Draft) -> Scheduled:
-        """The plans of a draft with the orders that its rehearsal found, proven live in just these orders."""
+    def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
+        """The plans of a draft with the orders that its rehearsal found, proven live in just these orders.
+
+        The other programs get the copies and orders of those that stand for them.
+        """
         orders = draft.rehearsal.orders
-        plans = tuple(verify_plan(replace(p, orders=orders[p.rank])) for p in draft.plans)
-        return Scheduled(name, plans, perform(plans, draft.seconds, fixed=True))
+        ready = {p.rank: verify_plan(replace(p, orders=orders[p.rank])) for p in draft.plans}
+        rehearsal = perform(tuple(ready.values()), draft.web.seconds, fixed=True)
+        for program in programs:
+            if program.rank not in ready:
+                own = self._plan(split_backward(program) if draft.split else program, draft.rule)
+                ready[program.rank] = like(own, ready[self.classes[program.rank]])
+        plans = tuple(ready[program.rank] for program in programs)
+        name = draft.rule.name if self.options.schedule else "computed"
+        return Scheduled(name, plans, rehearsal, self.classes)
 
 
 def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
     """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
     found: dict[Phase, float] = {}
     if scheduled.rehearsal is not None:
-        plan = next(plan for plan in scheduled.plans if plan.rank == rank)
-        for act in scheduled.rehearsal.timelines[rank]:
+        first = scheduled.classes[rank]
+        plan = next(plan for plan in scheduled.plans if plan.rank == first)
+        for act in scheduled.timeline(rank):
             actor = plan.actors[act.actor]
             if isinstance(actor, Compute) and actor.queue == COMPUTE:
                 found[actor.phase] = found.get(actor.phase, 0.0) + act.end - act.start

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
-from weft.layout import Broadcast, Layout
+from weft.layout import Broadcast, Layout, Split
 from weft.ops import Signature, localize, signatures_with_windows
 
 
@@ -29,11 +30,17 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
     Raises:
         InternalError: naming the call, its signature and the axis.
     """
+    checked: set[Hashable] = (
+        set()
+    )  # equal calls, such as those of repeated layers, are checked once
     for node in graph.of_kind(Call):
         if is_hint(node):
             continue
-        call = op_call(graph, node)
-        for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
+        call, chosen = op_call(graph, node), tuple(axis_signatures(graph, node))
+        if (call, chosen) in checked:
+            continue
+        checked.add((call, chosen))
+        for axis, (signature, parts) in enumerate(chosen):
             if signature not in signatures_with_windows(call, parts, empty=True):
                 raise InternalError(
                     f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"
@@ -48,3 +55,12 @@ def layout_of(value: Value) -> Layout:
     if value.layout is None:
         raise InternalError(f"%{value.name} has no layout")
     return value.layout
+
+
+def lies_evenly(value: Value) -> bool:
+    """Whether all shards of a value have one shape."""
+    layout, parts = layout_of(value), Counter[int]()
+    for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
+        if isinstance(sbp, Split):
+            parts[sbp.dim] = max(parts[sbp.dim], 1) * size
+    return all(value.shape[dim] % count == 0 for dim, count in parts.items())

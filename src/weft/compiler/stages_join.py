@@ -189,8 +189,12 @@ def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -
     nodes += [box for node in inputs for box in arrivals.get(node.value.name, ())]
     waiting = {part.stage: deque(part.chunks) for part in parts}
     made: set[str] = set()
+    there = {part.stage: part.graph.values for part in parts}
     for call in graph.of_kind(Call):
-        while node_outputs(call)[0].name not in made:
+        # Calls of a loss over split classes have made way for others, which come before the next.
+        kept = (v.name for v in node_outputs(call) if v.name in there[call.phase.stage])
+        name = next(kept, None)
+        while name is not None and name not in made:
             for node in waiting[call.phase.stage].popleft():
                 names = [value.name for value in node_outputs(node)]
                 made.update(names)

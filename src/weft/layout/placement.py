@@ -40,6 +40,14 @@ class Placement:
         if any(rank < 0 for rank in self.ranks):
             raise LayoutError(f"ranks count from 0, found {self.grid}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Layouts are looked up all the time, and a job may have a thousand ranks."""
+        return hash((self.shape, self.ranks))
+
     @property
     def axes(self) -> int:
         """Number of axes of the grid."""
@@ -59,9 +67,13 @@ class Placement:
     def group(self, rank: int, axis: int) -> tuple[int, ...]:
         """The ranks that differ from `rank` only along `axis`, in the order of the grid."""
         here = self.coordinates[rank]
-        line = (here[:axis] + (i,) + here[axis + 1 :] for i in range(self.shape[axis]))
-        at = {position: other for other, position in self.coordinates.items()}
-        return tuple(at[position] for position in line)
+        apart = math.prod(self.shape[axis + 1 :])
+        first = sum(
+            place * math.prod(self.shape[other + 1 :])
+            for other, place in enumerate(here)
+            if other != axis
+        )
+        return self.ranks[first : first + apart * self.shape[axis] : apart]
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """All groups along `axis`, each once, ordered by their first rank's position."""

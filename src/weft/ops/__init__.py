@@ -11,6 +11,7 @@ from weft.ops.cost import flops as flops
 from weft.ops.cost import traffic as traffic
 from weft.ops.factors import Factors as Factors
 from weft.ops.localize import localize as localize
+from weft.ops.rule import adapts as adapts
 from weft.ops.rule import factors_of as factors_of
 from weft.ops.rule import has_rule as has_rule
 from weft.ops.rule import registered_ops as registered_ops

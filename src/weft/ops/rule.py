@@ -153,6 +153,12 @@ def has_rule(op: str) -> bool:
     return op in _RULES
 
 
+def adapts(op: str) -> bool:
+    """Whether the arguments of a shard of the op may be others than those of the whole."""
+    found = _RULES.get(op)
+    return found is not None and found.adapt is not None
+
+
 def registered_ops() -> tuple[str, ...]:
     """Names of all ops that have a rule, sorted."""
     return tuple(sorted(_RULES))

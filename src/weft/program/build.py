@@ -124,7 +124,7 @@ def _on_streams(
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
         return make
-    return partial(make, order=[(a.actor, a.micro) for a in rehearsal.timelines[plan.rank]])
+    return partial(make, order=[(a.actor, a.micro) for a in compiled.schedule.timeline(plan.rank)])
 
 
 def make_replayer(

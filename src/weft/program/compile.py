@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from weft.capture import capture
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import stage_placements
-from weft.errors import StrategyError
+from weft.errors import StrategyError, UserError
 from weft.layout import Placement
 from weft.program.build import Setting, local_ranks
+from weft.program.collector import uncollected
 from weft.program.hints import split_parameters, strategy_hints
 from weft.program.program import Program
-from weft.program.shards import without_shards
+from weft.program.step import Step
 from weft.program.strategy import Strategy, data_parallel
 from weft.program.variables import (
     add_loss_scale,
@@ -29,31 +27,14 @@ from weft.program.variables import (
 )
 from weft.runtime.distributed import current_world
 from weft.runtime.kernel_choice import Kernels, usable_kernels
-from weft.tensor.module import refuse_distributed
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold Python's garbage collector back.
-
-    Nearly all that planning makes stays, so looking through it again and again would make the time
-    grow faster than the model.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def compile(
-    model: nn.Module,
-    loss_fn: Callable[[nn.Module, Any], Any],
-    optimizer: torch.optim.Optimizer | None,
-    example_batch: Any,
+    model: nn.Module | Step,
+    loss_fn: Callable[[nn.Module, Any], Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    example_batch: Any = None,
     *,
     placement: Placement,
     strategy: Strategy | None = None,
@@ -68,7 +49,8 @@ def compile(
 
     Args:
         model: any module; parameters and buffers are copied, the model itself stays as it is. May
-            be on the meta device when its modules have `reset_parameters()`.
+            be on the meta device when its modules have `reset_parameters()`. Or a `weft.Step`, which
+            holds this and the next three and is captured once for all strategies.
         loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see
             `weft.capture.capture`).
         optimizer: a `torch.optim` optimizer of the model's parameters. Its hyperparameters are read
@@ -98,24 +80,37 @@ def compile(
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
-    refuse_distributed(model)
+    step = _step(model, loss_fn, optimizer, example_batch)
     kernels = usable_kernels(kernels, placement.device_type)
     world = current_world(placement.device_type)
     ranks = local_ranks(world, placement)
-    batch, _ = without_shards(example_batch)
-    device_type = placement.device_type
-    training = optimizer is not None
     options = replace(strategy.options(), device=world.links())
     placements = stage_placements(options.stages, placement)
-    apart = split_parameters(strategy, dict(model.named_parameters()))
-    captured = capture(
-        model, loss_fn, optimizer, batch, device_type, training, options.precision, apart
-    )
+    apart = split_parameters(strategy, dict(step.model.named_parameters()))
+    captured = step.captured(placement.device_type, options.precision, apart)
     hints = strategy_hints(strategy, captured.graph, placements)
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
-    variables = initial_variables(model, compiled.graph, world, ranks)
+    variables = initial_variables(step.model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
-    setting = Setting(model, world, placement, options, variables, seed, kernels)
-    add_optimizer_states(setting, compiled.graph, optimizer)
+    setting = Setting(step.model, world, placement, options, variables, seed, kernels)
+    add_optimizer_states(setting, compiled.graph, step.optimizer)
     add_loss_scale(setting, compiled.graph)
-    return Program(setting, captured, compiled, optimizer)
+    return Program(setting, captured, compiled, step.optimizer)
+
+
+def _step(
+    model: nn.Module | Step,
+    loss_fn: Callable[[nn.Module, Any], Any] | None,
+    optimizer: torch.optim.Optimizer | None,
+    example_batch: Any,
+) -> Step:
+    """The step that the arguments of `compile` stand for."""
+    if not isinstance(model, Step):
+        if loss_fn is None:
+            raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch")
+        return Step(model, loss_fn, optimizer, example_batch)
+    if any(each is not None for each in (loss_fn, optimizer, example_batch)):
+        raise UserError(
+            "weft.compile of a weft.Step takes no loss_fn, optimizer or example_batch: the step has them"
+        )
+    return model

@@ -1,0 +1,140 @@
+"""Step: what is to be trained, apart from where and how; captured once for all strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from weft.capture import Captured, capture
+from weft.errors import UserError
+from weft.program.collector import uncollected
+from weft.program.shards import without_shards
+from weft.tensor.module import refuse_distributed
+
+# What the graph of a step depends on, in words.
+_Facts: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A capture, and what it was made for."""
+
+    device_type: str
+    precision: str | None
+    apart: frozenset[str]
+    captured: Captured
+
+    def serves(self, device_type: str, precision: str | None, apart: frozenset[str]) -> bool:
+        """Whether another strategy would capture the same."""
+        differs = (self.apart ^ apart) & self.captured.recurrent
+        return (self.device_type, self.precision) == (device_type, precision) and not differs
+
+
+class Step:
+    """One training or evaluation step of an ordinary model, for `weft.compile` with one strategy after another.
+
+    The step is captured when a strategy first needs it; strategies that need another capture
+    (another precision or device type, weights of recurrent layers in pieces) get one of their own,
+    and all are kept. What the step does is settled by then: values of Python that the model reads,
+    such as a number in an attribute, count as they were when it was captured. Parameters are
+    neither copied nor changed; `weft.compile` reads their values anew each time.
+
+    Args:
+        model, loss_fn, optimizer, example_batch: as `weft.compile` takes them.
+
+    Raises:
+        UserError: the model was changed by `weft.distribute`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        optimizer: torch.optim.Optimizer | None,
+        example_batch: Any,
+    ) -> None:
+        refuse_distributed(model)
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self._batch, _ = without_shards(example_batch)
+        self._known: list[_Known] = []
+        self._facts: _Facts | None = None
+
+    @property
+    def captures(self) -> tuple[Captured, ...]:
+        """The captures so far, in the order in which they were made."""
+        return tuple(known.captured for known in self._known)
+
+    def captured(
+        self,
+        device_type: str = "cpu",
+        precision: str | None = None,
+        apart: Collection[str] = (),
+    ) -> Captured:
+        """The step as one graph on whole tensors; captured now if it was not yet.
+
+        Args:
+            device_type: where it will run: "cpu" or "cuda".
+            precision: of the forward, as in `weft.Strategy`.
+            apart: names of parameters that will lie in pieces.
+
+        Raises:
+            CaptureError: the step cannot be one graph; names the user's line.
+            UserError: model or optimizer have changed since the first capture; names what.
+        """
+        facts = tuple(_facts(self.model, self.optimizer))
+        if self._facts is None:
+            self._facts = facts
+        _check_same(self._facts, facts)
+        wanted = device_type, precision, frozenset(apart)
+        found = next((known for known in self._known if known.serves(*wanted)), None)
+        if found is None:
+            found = _Known(*wanted, self._capture(*wanted))
+            self._known.append(found)
+        return found.captured
+
+    def _capture(self, device_type: str, precision: str | None, apart: Collection[str]) -> Captured:
+        training = self.optimizer is not None
+        step = self.model, self.loss_fn, self.optimizer, self._batch
+        with uncollected():
+            return capture(*step, device_type, training, precision, apart)
+
+
+def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[str]:
+    """What the graph of a step depends on of its model and optimizer, one fact a line."""
+    for name, parameter in model.named_parameters():
+        trained = "trained" if parameter.requires_grad else "not trained"
+        yield f"parameter {name}: {_text(parameter)}, {trained}"
+    for name, buffer in model.named_buffers():
+        yield f"buffer {name}: {_text(buffer)}"
+    # Evaluation sets all modules to eval mode itself.
+    for path, module in model.named_modules() if optimizer else ():
+        yield f"module {path or type(module).__name__}: {'train' if module.training else 'eval'} mode"
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups if optimizer else ()):
+        members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
+        yield f"parameter group {number} of {type(optimizer).__name__}: {members}"
+        # Whether there is a momentum decides which states there are; how large it is does not.
+        for key, value in group.items():
+            if key != "params":
+                shown = type(value).__name__ if isinstance(value, torch.Tensor) else bool(value)
+                yield f"option {key} of parameter group {number}: {shown}"
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _check_same(before: _Facts, now: _Facts) -> None:
+    for old, new in zip_longest(before, now, fillvalue="nothing more"):
+        if old != new:
+            raise UserError(
+                f"the step was captured with another model or optimizer than there is now: {old!r} has become "
+                f"{new!r}; change it back, or make a new weft.Step"
+            )
