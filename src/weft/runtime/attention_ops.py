@@ -38,9 +38,7 @@ def attention_rows(
     first, end = _own_keys(query, key, offset)
     if first == end:
         return _forward(query, key, value, False, scale)
-    near, near_sums = _forward(
-        query, key[:, :, first:end], value[:, :, first:end], True, scale
-    )
+    near, near_sums = _forward(query, key[:, :, first:end], value[:, :, first:end], True, scale)
     if not first:
         return near, near_sums
     far, far_sums = _forward(query, key[:, :, :first], value[:, :, :first], False, scale)

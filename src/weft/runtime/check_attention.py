@@ -20,7 +20,14 @@ def attention_rows(
 
 
 def attention_rows_backward(
-    grad: Any, query: Any, key: Any, value: Any, output: Any, logsumexp: Any, offset: int, scale: Any = None
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    logsumexp: Any,
+    offset: int,
+    scale: Any = None,
 ) -> tuple[Any, ...]:
     """`weft.attention_rows_backward` by autograd."""
     with torch.enable_grad():

@@ -57,7 +57,9 @@ def _mask_dims(shape: tuple[int, ...]) -> Dims:
     return ("b", "h", "q", "k")[4 - len(shape) :]
 
 
-def _by_queries(first: int, results: tuple[str, ...], contracted: str) -> Callable[[OpCall], Factors]:
+def _by_queries(
+    first: int, results: tuple[str, ...], contracted: str
+) -> Callable[[OpCall], Factors]:
     """Factors of the CPU kernel and of causal rows; `first` counts the tensors before the query.
 
     Where there are fewer heads of keys than of queries, groups of heads go together: the ranks must
