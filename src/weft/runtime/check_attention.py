@@ -32,6 +32,6 @@ def attention_rows_backward(
     """`weft.attention_rows_backward` by autograd."""
     with torch.enable_grad():
         leaves = [one.detach().requires_grad_() for one in (query, key, value)]
-        found, _ = attention_rows(*leaves, offset, scale)
+        found, _ = attention_rows(leaves[0], leaves[1], leaves[2], offset, scale)
         gradients: tuple[Any, ...] = torch.autograd.grad(found, leaves, grad)
     return gradients

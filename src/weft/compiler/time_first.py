@@ -1,0 +1,347 @@
+"""Flattened tokens in the order of time, so that a sequence that is split stays split.
+
+Linear layers and losses flatten [n, time, …] to [n·time, …]. A split along time is none of the rows
+of the result, unless n is 1: every product would gather its rows. So where the user splits time,
+and a rank has several sequences, rows are put in another order: time first, within as many groups
+of sequences as the ranks along which the batch is split. Split along time they are blocks of rows.
+
+Before: a graph as captured, and the user's hints for the batch. After: an equal graph, in which the
+flattening is a view behind a transposition, and its inverse a transposition behind a view. The ops in
+between are those that do not care which row stands where, which their rules tell: they may be split
+along the rows, and localizing them needs no offset. For any other op the rows are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from weft.compiler.calls import op_call, operand_names
+from weft.compiler.deduce_hints import Hints, is_hint
+from weft.compiler.stages import Stages
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_uses,
+)
+from weft.layout import Placement, Split
+from weft.ops import OpCall
+from weft.ops.arguments import slots
+from weft.ops.call import Token, map_argument
+from weft.ops.factors import Dims, Factors
+from weft.ops.rule import aten, has_rule, rule_of
+
+VIEWS = frozenset(aten("view _unsafe_view reshape"))
+VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
+_CONTIGUOUS = (("memory_format", Token("memory_format", "contiguous_format")),)
+
+# Their local arguments name sizes, or positions of other dimensions than the rows.
+_ADAPTED = VIEWS | frozenset(
+    aten("expand nll_loss_forward nll_loss_backward embedding embedding_dense_backward")
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """`n` sequences of `time` tokens, in `groups` groups of equally many sequences."""
+
+    n: int
+    time: int
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        """How many tokens there are."""
+        return self.n * self.time
+
+    @property
+    def each(self) -> int:
+        """Sequences of a group."""
+        return self.n // self.groups
+
+
+def time_first(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) -> LogicalGraph:
+    """The graph with rows of tokens by time, where the hints split time and that keeps them split.
+
+    Args:
+        graph: without layouts.
+        hints: of the batch, by the number of axes of a stage's placement.
+        stages: whose placements count.
+    """
+    known = (
+        each
+        for placement in stages.placements
+        for each in _tokens(graph, hints[placement.axes], placement)
+    )
+    for tokens in dict.fromkeys(known):
+        if any(_merges(graph, node, tokens) for node in graph.nodes):
+            graph = _Writer(graph, tokens).written()
+    return graph
+
+
+def _tokens(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterator[Tokens]:
+    """The leaves of the batch that are split along time while ranks have several sequences."""
+    for node in graph.of_kind(Input):
+        sbps = hints.inputs.get(node.key, ()) if node.role == "batch" else ()
+        for sbp in sbps:
+            if not isinstance(sbp, Split) or not sbp.dim:
+                continue
+            n, time = node.value.shape[sbp.dim - 1 : sbp.dim + 1]
+            pairs = zip(sbps, placement.shape, strict=True)
+            groups = prod(parts for other, parts in pairs if other == Split(sbp.dim - 1))
+            if n > groups and n % groups == 0:
+                yield Tokens(n, time, groups)
+
+
+def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """From which shape to which a view takes its operand."""
+    if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
+        return None
+    made = node.outputs[0]
+    return (graph.values[node.args[0].name].shape, made.shape) if made else None
+
+
+def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """Whether a node flattens [n, time, …] to [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[0][:2] == (tokens.n, tokens.time)
+        and shapes[1][:1] == (tokens.rows,)
+    )
+
+
+def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """Whether a node makes [n, time, …] of [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[1][:2] == (tokens.n, tokens.time)
+        and shapes[0][:1] == (tokens.rows,)
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of the new graph.
+
+    Attributes:
+        plain: values that are there as they were.
+        rows: for a value that is there with its rows by time, the dimension of the rows.
+    """
+
+    graph: LogicalGraph
+    tokens: Tokens
+    nodes: list[Node] = field(default_factory=list)
+    plain: set[str] = field(default_factory=set)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def written(self) -> LogicalGraph:
+        """The new graph."""
+        ends = [node for node in self.graph.nodes if isinstance(node, (Update, Output))]
+        for node in self.graph.nodes[: len(self.graph.nodes) - len(ends)]:
+            self._write(node)
+        for node in ends:  # calls stand before all of them
+            for name in node_uses(node):
+                self._plain(node, name)
+        self.nodes += ends
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _write(self, node: Node) -> None:
+        if isinstance(node, Call) and _merges(self.graph, node, self.tokens):
+            self._merge(node)
+        elif isinstance(node, Call) and self._reads_rows(node):
+            self._call(node)
+        else:
+            self._as_it_was(node)
+
+    def _reads_rows(self, node: Call) -> bool:
+        return any(name in self.rows for name in node_uses(node))
+
+    def _as_it_was(self, node: Node) -> None:
+        for name in dict.fromkeys(node_uses(node)):
+            self._plain(node, name)
+        self.nodes.append(node)
+        outputs: Iterable[Value | None] = ()
+        if isinstance(node, Call):
+            outputs = node.outputs
+        elif isinstance(node, Input):
+            outputs = (node.value,)
+        self.plain.update(value.name for value in outputs if value is not None)
+
+    def _call(self, node: Call) -> None:
+        """A call that reads rows by time: on these, if its rule allows; else on rows as they were."""
+        if _parts(self.graph, node, self.tokens) and self.rows.get(_first(node)) == 0:
+            self._part(node)
+            return
+        found = self._by_rows(node)
+        if found is None:
+            self._as_it_was(node)
+            return
+        of_operands, of_results = found
+        for name, dim in of_operands.items():
+            if dim is None:
+                self._plain(node, name)
+            else:
+                self._by_time(node, name, dim)
+        renamed = {name: _by_time(name) for name, dim in of_operands.items() if dim is not None}
+        outputs: list[Value | None] = []
+        for value, dim in zip(node.outputs, of_results, strict=True):
+            if value is not None and dim is not None:
+                self.rows[value.name] = dim
+                value = replace(value, name=_by_time(value.name))
+            elif value is not None:
+                self.plain.add(value.name)
+            outputs.append(value)
+        self.nodes.append(replace(_renamed(node, renamed), outputs=tuple(outputs)))
+
+    def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
+        """The dimension of the rows in each operand and result; None when rows must stand as they were."""
+        names = operand_names(node)
+        call = op_call(self.graph, node)
+        if is_hint(node) or not has_rule(node.op):
+            return None
+        if rule_of(call).adapt is not None and node.op not in _ADAPTED:
+            return None
+        here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
+        found = _rows_of(call, here, self.tokens.rows)
+        return found and (dict(zip(names, found[0], strict=True)), found[1])
+
+    def _merge(self, node: Call) -> None:
+        """[n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …]."""
+        self._plain(node, _first(node))
+        source, target = self.graph.values[_first(node)], node.outputs[0]
+        assert target is not None
+        cut = (self.tokens.groups, self.tokens.each, self.tokens.time, *source.shape[2:])
+        made = replace(target, name=_by_time(target.name))
+        self._turned(node, source, cut, 1, made)
+        self.rows[target.name] = 0
+
+    def _part(self, node: Call) -> None:
+        """[n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …]."""
+        source, target = self.graph.values[_first(node)], node.outputs[0]
+        assert target is not None
+        cut = (self.tokens.groups, self.tokens.time, self.tokens.each, *target.shape[2:])
+        self._turned(node, replace(source, name=_by_time(source.name)), cut, 1, target)
+        self.plain.add(target.name)
+
+    def _plain(self, node: Node, name: str) -> None:
+        """Put rows back that are there by time alone."""
+        if name in self.plain or name not in self.rows:
+            return
+        value, dim = self.graph.values[name], self.rows[name]
+        cut = (self.tokens.groups, self.tokens.time, self.tokens.each)
+        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
+        self._turned(node, replace(value, name=_by_time(name)), shape, dim + 1, value)
+        self.plain.add(name)
+
+    def _by_time(self, node: Node, name: str, dim: int) -> None:
+        """Put rows by time that are there as they were."""
+        if name in self.rows:
+            return
+        value = self.graph.values[name]
+        cut = (self.tokens.groups, self.tokens.each, self.tokens.time)
+        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
+        self._turned(node, value, shape, dim + 1, replace(value, name=_by_time(name)))
+        self.rows[name] = dim
+
+    def _turned(
+        self, node: Node, source: Value, cut: tuple[int, ...], dim: int, made: Value
+    ) -> None:
+        """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`."""
+        swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
+        steps = (
+            (VIEW, (cut,), (), cut),
+            (TRANSPOSE, (dim, dim + 1), (), swapped),
+            (CLONE, (), _CONTIGUOUS, swapped),
+        )
+        like = node if isinstance(node, Call) else self._maker(made)
+        for number, (op, args, kwargs, shape) in enumerate(steps):
+            value = Value(f"{made.name}.turn{number}", shape, made.dtype)
+            call = replace(like, op=op, args=(Ref(source.name), *args), kwargs=kwargs)
+            self.nodes.append(replace(call, outputs=(value,)))
+            source = value
+        last = replace(like, op=VIEW, args=(Ref(source.name), made.shape), kwargs=())
+        self.nodes.append(replace(last, outputs=(made,)))
+
+    def _maker(self, value: Value) -> Call:
+        """The call that made a value of the old graph: what an output or an update reads is put back beside it."""
+        maker = self.graph.producers[value.name]
+        assert isinstance(maker, Call)  # what is there by time alone was made by a call
+        return maker
+
+
+def _rows_of(
+    call: OpCall, here: Mapping[int, int], rows: int
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
+    """Where the rows are in the operands and results of a call that does not care about their order.
+
+    Args:
+        call: the call.
+        here: for some operands, the dimension of their rows.
+        rows: how many there are.
+    """
+    factors, by_slot = rule_of(call).bind(call), slots(call)
+    names = {
+        factors.operands[slot][here[operand]]
+        for slot, operand in enumerate(by_slot)
+        if operand in here
+    }
+    names = {name for name in names if name and name not in factors.whole}
+    if len(names) != 1:
+        return None
+    (name,) = names
+    if not _is_plain(call, factors, name, rows):
+        return None
+    wanted: dict[int, int | None] = {}
+    for slot, operand in enumerate(by_slot):
+        place = _place(factors.operands[slot], name)
+        if wanted.setdefault(operand, place) != place or here.get(operand, place) != place:
+            return None
+    operands = tuple(wanted[i] for i in range(len(call.operands)))
+    return operands, tuple(_place(dims, name) for dims in factors.results)
+
+
+def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
+    """Whether a factor is the rows and nothing else wherever it stands."""
+    specs = [call.operands[operand] for operand in slots(call)] + list(call.results)
+    sizes = {
+        size
+        for dims, spec in zip((*factors.operands, *factors.results), specs, strict=True)
+        if spec
+        for label, size in zip(dims, spec.shape, strict=True)
+        if label == name
+    }
+    twice = any(dims.count(name) > 1 for dims in (*factors.operands, *factors.results))
+    return sizes == {rows} and not twice and name not in dict(factors.hidden)
+
+
+def _place(dims: Dims, name: str) -> int | None:
+    return dims.index(name) if name in dims else None
+
+
+def _by_time(name: str) -> str:
+    return f"{name}.by_time"
+
+
+def _first(node: Call) -> str:
+    first = node.args[0]
+    assert isinstance(first, Ref)  # a view's operand
+    return first.name
+
+
+def _renamed(node: Call, names: Mapping[str, str]) -> Call:
+    def leaf(arg: Any) -> Any:
+        return Ref(names.get(arg.name, arg.name)) if isinstance(arg, Ref) else arg
+
+    kwargs = tuple((key, map_argument(leaf, arg)) for key, arg in node.kwargs)
+    return replace(node, args=map_argument(leaf, node.args), kwargs=kwargs)
