@@ -34,20 +34,13 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import Placement, Split
-from weft.ops import OpCall
-from weft.ops.arguments import slots
+from weft.ops.any_order import rows_of
 from weft.ops.call import Token, map_argument
-from weft.ops.factors import Dims, Factors
-from weft.ops.rule import aten, has_rule, rule_of
+from weft.ops.rule import aten
 
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
-_CONTIGUOUS = (("memory_format", Token("memory_format", "contiguous_format")),)
-
-# Their local arguments name sizes, or positions of other dimensions than the rows.
-_ADAPTED = VIEWS | frozenset(
-    aten("expand nll_loss_forward nll_loss_backward embedding embedding_dense_backward")
-)
+_CONTIGUOUS = Token("memory_format", "contiguous_format")
 
 
 @dataclass(frozen=True)
@@ -206,14 +199,11 @@ class _Writer:
 
     def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
         """The dimension of the rows in each operand and result; None when rows must stand as they were."""
+        if is_hint(node):
+            return None
         names = operand_names(node)
-        call = op_call(self.graph, node)
-        if is_hint(node) or not has_rule(node.op):
-            return None
-        if rule_of(call).adapt is not None and node.op not in _ADAPTED:
-            return None
         here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
-        found = _rows_of(call, here, self.tokens.rows)
+        found = rows_of(op_call(self.graph, node), here, self.tokens.rows)
         return found and (dict(zip(names, found[0], strict=True)), found[1])
 
     def _merge(self, node: Call) -> None:
@@ -259,74 +249,26 @@ class _Writer:
     ) -> None:
         """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`."""
         swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
-        steps = (
-            (VIEW, (cut,), (), cut),
-            (TRANSPOSE, (dim, dim + 1), (), swapped),
-            (CLONE, (), _CONTIGUOUS, swapped),
-        )
         like = node if isinstance(node, Call) else self._maker(made)
-        for number, (op, args, kwargs, shape) in enumerate(steps):
-            value = Value(f"{made.name}.turn{number}", shape, made.dtype)
-            call = replace(like, op=op, args=(Ref(source.name), *args), kwargs=kwargs)
-            self.nodes.append(replace(call, outputs=(value,)))
-            source = value
-        last = replace(like, op=VIEW, args=(Ref(source.name), made.shape), kwargs=())
-        self.nodes.append(replace(last, outputs=(made,)))
+        turns = [
+            Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)
+        ]
+
+        def write(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> None:
+            arguments = (Ref(before.name), *args)
+            call = Call(op, arguments, tuple(kwargs.items()), (after,), like.location, like.phase)
+            self.nodes.append(call)
+
+        write(VIEW, source, turns[0], cut)
+        write(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
+        write(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
+        write(VIEW, turns[2], made, made.shape)
 
     def _maker(self, value: Value) -> Call:
         """The call that made a value of the old graph: what an output or an update reads is put back beside it."""
         maker = self.graph.producers[value.name]
         assert isinstance(maker, Call)  # what is there by time alone was made by a call
         return maker
-
-
-def _rows_of(
-    call: OpCall, here: Mapping[int, int], rows: int
-) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
-    """Where the rows are in the operands and results of a call that does not care about their order.
-
-    Args:
-        call: the call.
-        here: for some operands, the dimension of their rows.
-        rows: how many there are.
-    """
-    factors, by_slot = rule_of(call).bind(call), slots(call)
-    names = {
-        factors.operands[slot][here[operand]]
-        for slot, operand in enumerate(by_slot)
-        if operand in here
-    }
-    names = {name for name in names if name and name not in factors.whole}
-    if len(names) != 1:
-        return None
-    (name,) = names
-    if not _is_plain(call, factors, name, rows):
-        return None
-    wanted: dict[int, int | None] = {}
-    for slot, operand in enumerate(by_slot):
-        place = _place(factors.operands[slot], name)
-        if wanted.setdefault(operand, place) != place or here.get(operand, place) != place:
-            return None
-    operands = tuple(wanted[i] for i in range(len(call.operands)))
-    return operands, tuple(_place(dims, name) for dims in factors.results)
-
-
-def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
-    """Whether a factor is the rows and nothing else wherever it stands."""
-    specs = [call.operands[operand] for operand in slots(call)] + list(call.results)
-    sizes = {
-        size
-        for dims, spec in zip((*factors.operands, *factors.results), specs, strict=True)
-        if spec
-        for label, size in zip(dims, spec.shape, strict=True)
-        if label == name
-    }
-    twice = any(dims.count(name) > 1 for dims in (*factors.operands, *factors.results))
-    return sizes == {rows} and not twice and name not in dict(factors.hidden)
-
-
-def _place(dims: Dims, name: str) -> int | None:
-    return dims.index(name) if name in dims else None
 
 
 def _by_time(name: str) -> str:
