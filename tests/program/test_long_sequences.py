@@ -26,10 +26,12 @@ LONG = weft.context_parallel()
 PAIR, THREE, FOUR, GRID = [0, 1], [0, 1, 2], [0, 1, 2, 3], [[0, 1], [2, 3]]
 COLUMNS = [f"blocks.*.{name}" for name in ("query", "key", "value", "gate", "up")]
 ROWS = ["blocks.*.out", "blocks.*.down"]
+# Large enough for layouts to be those of real sizes.
+TIME, WIDTH, HEADS = 504, 64, 8
 
 
-def _llama(**options: Any) -> Callable[[], nn.Module]:
-    return lambda: Llama(**options)
+def _llama(layers: int = 1, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: Llama(layers=layers, **options)
 
 
 def _tokens(time: int, n: int = 1, padded: int = 0) -> Callable[[int], Batch]:
@@ -45,7 +47,22 @@ CASES: dict[str, Case] = {
     "one head of keys": (_llama(key_heads=1), _tokens(12), PAIR, LONG),
     "not causal": (_llama(causal=False), _tokens(11), THREE, LONG),
     "padding": (_llama(), _tokens(12, padded=3), THREE, LONG),
-    "two sequences": (_llama(), _tokens(12, 2), PAIR, LONG),
+    "two layers": (_llama(2), _tokens(12), PAIR, LONG),
+    "three sequences": (_llama(), _tokens(12, 3), PAIR, LONG),
+    "three sequences, uneven, padding": (_llama(), _tokens(11, 3, padded=3), PAIR, LONG),
+    "four sequences, tied": (_llama(tied=True), _tokens(12, 4), THREE, LONG),
+    "four sequences beside data": (
+        _llama(),
+        _tokens(12, 4),
+        GRID,
+        weft.context_parallel(data=True),
+    ),
+    "four sequences in micro-batches": (
+        _llama(),
+        _tokens(12, 4),
+        PAIR,
+        replace(LONG, micro_batches=2),
+    ),
     "ZeRO 1": (_llama(), _tokens(12), PAIR, replace(LONG, zero=weft.Zero(1))),
     "ZeRO 3, recompute": (
         _llama(),
@@ -67,7 +84,7 @@ CASES: dict[str, Case] = {
         weft.context_parallel(columns=COLUMNS, rows=ROWS),
     ),
     "micro-batches": (_llama(), _tokens(12, 2), PAIR, replace(LONG, micro_batches=2)),
-    "pipeline": (_llama(), _tokens(12, 2), GRID, replace(LONG, stages=2, micro_batches=2)),
+    "pipeline": (_llama(2), _tokens(12, 2), GRID, replace(LONG, stages=2, micro_batches=2)),
 }
 
 
@@ -81,9 +98,21 @@ def test_training_is_that_of_one_device(case: str) -> None:
         assert_same_training(program, batches, expected)
 
 
+def test_several_sequences_send_what_one_of_their_length_does() -> None:
+    """Linear layers and the loss flatten them, and send nothing for it."""
+    sent = []
+    for n in (1, 3):
+        model, batch = Llama(64, WIDTH, 1, HEADS, 2, 160), long_batch(TIME // n // 2 * 2, n)
+        with compiled(model, next_token_loss, batch, PAIR, LONG) as program:
+            tokens = batch["x"].numel()
+            found = _sent(program.graph, 2, "blocks.0", "head", "norm")
+            sent.append({kind: count / tokens for kind, count in found.items()})
+    assert sent[0] == sent[1]
+
+
 def test_a_gpt_whose_positions_are_learned() -> None:
     torch.manual_seed(0)
-    model, batches = GPT(context=11), [token_batch(1, 11, seed=seed) for seed in range(3)]
+    model, batches = GPT(layers=1, context=11), [token_batch(1, 11, seed=seed) for seed in range(3)]
     expected = plain_training(model, token_loss, batches)
     with compiled(model, token_loss, batches[0], THREE, LONG) as program:
         assert_same_training(program, batches, expected)
@@ -91,7 +120,8 @@ def test_a_gpt_whose_positions_are_learned() -> None:
 
 def test_dropout_is_the_same_on_any_number_of_ranks() -> None:
     torch.manual_seed(0)
-    model, batches = GPT(context=12, dropout=0.2), [token_batch(1, 12, seed=s) for s in range(3)]
+    model = GPT(layers=1, context=12, dropout=0.2)
+    batches = [token_batch(2, 12, seed=seed) for seed in range(3)]
     found = []
     for grid in ([0], THREE):
         with compiled(model, token_loss, batches[0], grid, LONG) as program:
@@ -103,7 +133,7 @@ def test_dropout_is_the_same_on_any_number_of_ranks() -> None:
 
 def test_the_fused_kernel_in_single_precision() -> None:
     torch.manual_seed(0)
-    model, batches = Llama().float(), [long_batch(40, seed=seed) for seed in range(3)]
+    model, batches = Llama(layers=1).float(), [long_batch(40, seed=seed) for seed in range(3)]
     expected = plain_training(model, next_token_loss, batches)
     with compiled(model, next_token_loss, batches[0], THREE, LONG) as program:
         losses = [program.step(batch).item() for batch in batches]
@@ -134,9 +164,6 @@ def _sent(graph: LogicalGraph, ranks: int, *layers: str) -> dict[str, float]:
             sent.setdefault(step.kind, 0)
             sent[step.kind] += step.bytes / ITEM_SIZE[source.dtype] / ranks
     return {kind: count for kind, count in sent.items() if count}
-
-
-TIME, WIDTH, HEADS = 512, 64, 8
 
 
 @pytest.mark.parametrize(
@@ -221,9 +248,7 @@ def _attend(query: Any, key: Any, value: Any) -> Any:
 def test_more_ranks_than_tokens() -> None:
     """The user's split is kept: ranks without tokens take part with empty shards."""
     torch.manual_seed(0)
-    model, batches = Llama(), [long_batch(3, seed=seed) for seed in range(2)]
+    model, batches = Llama(layers=1), [long_batch(3, seed=seed) for seed in range(2)]
     expected = plain_training(model, next_token_loss, batches)
     with compiled(model, next_token_loss, batches[0], FOUR, LONG) as program:
         assert_same_training(program, batches, expected)
-
-
