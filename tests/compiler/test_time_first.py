@@ -14,8 +14,8 @@ from weft.layout import SBP, Placement, broadcast, split
 
 LINEAR = """\
 graph "linear"
-input batch "x" %x : float32[4, 6, 8]
-input parameter "w" %w : float32[8, 8]
+%x = batch "x" : float32[4, 6, 8]
+%w = parameter "w" : float32[8, 8]
 %rows = call aten.view.default(%x, [24, 8]) : float32[24, 8]
 %product = call aten.mm.default(%rows, %w) : float32[24, 8]
 %relu = call aten.relu.default(%product) : float32[24, 8]

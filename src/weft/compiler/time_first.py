@@ -130,6 +130,8 @@ class _Writer:
     Attributes:
         plain: values that are there as they were.
         rows: for a value that is there with its rows by time, the dimension of the rows.
+        merged: for a source and a shape, the first value that is the source flattened to it.
+        same: for a value that flattens what another one did, that one.
     """
 
     graph: LogicalGraph
@@ -137,6 +139,8 @@ class _Writer:
     nodes: list[Node] = field(default_factory=list)
     plain: set[str] = field(default_factory=set)
     rows: dict[str, int] = field(default_factory=dict)
+    merged: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
 
     def written(self) -> LogicalGraph:
         """The new graph."""
@@ -186,12 +190,16 @@ class _Writer:
                 self._plain(node, name)
             else:
                 self._by_time(node, name, dim)
-        renamed = {name: _by_time(name) for name, dim in of_operands.items() if dim is not None}
+        renamed = {
+            name: self._moved(self.graph.values[name]).name
+            for name, dim in of_operands.items()
+            if dim is not None
+        }
         outputs: list[Value | None] = []
         for value, dim in zip(node.outputs, of_results, strict=True):
             if value is not None and dim is not None:
                 self.rows[value.name] = dim
-                value = replace(value, name=_by_time(value.name))
+                value = self._moved(value)
             elif value is not None:
                 self.plain.add(value.name)
             outputs.append(value)
@@ -211,17 +219,20 @@ class _Writer:
         self._plain(node, _first(node))
         source, target = self.graph.values[_first(node)], node.outputs[0]
         assert target is not None
-        cut = (self.tokens.groups, self.tokens.each, self.tokens.time, *source.shape[2:])
-        made = replace(target, name=_by_time(target.name))
-        self._turned(node, source, cut, 1, made)
         self.rows[target.name] = 0
+        first = self.merged.setdefault((source.name, target.shape), target.name)
+        if first != target.name:
+            self.same[target.name] = first
+            return
+        cut = (self.tokens.groups, self.tokens.each, self.tokens.time, *source.shape[2:])
+        self._turned(node, source, cut, 1, self._moved(target))
 
     def _part(self, node: Call) -> None:
         """[n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …]."""
         source, target = self.graph.values[_first(node)], node.outputs[0]
         assert target is not None
         cut = (self.tokens.groups, self.tokens.time, self.tokens.each, *target.shape[2:])
-        self._turned(node, replace(source, name=_by_time(source.name)), cut, 1, target)
+        self._turned(node, self._moved(source), cut, 1, target)
         self.plain.add(target.name)
 
     def _plain(self, node: Node, name: str) -> None:
@@ -231,7 +242,7 @@ class _Writer:
         value, dim = self.graph.values[name], self.rows[name]
         cut = (self.tokens.groups, self.tokens.time, self.tokens.each)
         shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
-        self._turned(node, replace(value, name=_by_time(name)), shape, dim + 1, value)
+        self._turned(node, self._moved(value), shape, dim + 1, value)
         self.plain.add(name)
 
     def _by_time(self, node: Node, name: str, dim: int) -> None:
@@ -241,7 +252,7 @@ class _Writer:
         value = self.graph.values[name]
         cut = (self.tokens.groups, self.tokens.each, self.tokens.time)
         shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
-        self._turned(node, value, shape, dim + 1, replace(value, name=_by_time(name)))
+        self._turned(node, value, shape, dim + 1, self._moved(value))
         self.rows[name] = dim
 
     def _turned(
@@ -264,15 +275,15 @@ class _Writer:
         write(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
         write(VIEW, turns[2], made, made.shape)
 
+    def _moved(self, value: Value) -> Value:
+        """The value whose rows are by time."""
+        return replace(value, name=f"{self.same.get(value.name, value.name)}.by_time")
+
     def _maker(self, value: Value) -> Call:
         """The call that made a value of the old graph: what an output or an update reads is put back beside it."""
         maker = self.graph.producers[value.name]
         assert isinstance(maker, Call)  # what is there by time alone was made by a call
         return maker
-
-
-def _by_time(name: str) -> str:
-    return f"{name}.by_time"
 
 
 def _first(node: Call) -> str:
