@@ -27,18 +27,18 @@ ROWS, ROWS_BACKWARD = "weft.attention_rows", "weft.attention_rows_backward"
 
 
 def _by_heads(call: OpCall, query: int) -> Factors:
-    """Batch and heads of every tensor of rank 3 or 4; grouped heads (fewer of keys than of queries) stay whole."""
+    """Batch and heads of every tensor of rank 3 or 4; heads as in `_by_queries`."""
     shape = call.operands[query].shape
-    heads = {spec.shape[1] for spec in slot_specs(call) if len(spec.shape) == 4} - {1}
 
     def dims(tensor: tuple[int, ...]) -> Dims:
         if len(tensor) not in (3, 4) or tensor[0] not in (1, shape[0]):
             return (WHOLE,) * len(tensor)
-        return ("b", "h" if len(heads) <= 1 else WHOLE, *(WHOLE,) * (len(tensor) - 2))
+        return ("b", "h", *(WHOLE,) * (len(tensor) - 2))
 
     return Factors(
         tuple(dims(spec.shape) for spec in slot_specs(call)),
         tuple(dims(shape_of(spec)) for spec in call.results),
+        contracted=frozenset("h" if query else ""),
     )
 
 
