@@ -15,6 +15,7 @@ from weft.program import Step as Step
 from weft.program import Strategy as Strategy
 from weft.program import Zero as Zero
 from weft.program import compile as compile
+from weft.program import context_parallel as context_parallel
 from weft.program import data_parallel as data_parallel
 from weft.program import expert_parallel as expert_parallel
 from weft.program import hybrid_parallel as hybrid_parallel

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, f, i
+from weft.runtime.check_attention import attention_rows
 from weft.runtime.check_recurrent import lstm
 from weft.runtime.check_rules import TorchCall, torch_call
 from weft.runtime.norm_ops import batch_moments, batch_norm_sums, batch_statistics
@@ -124,17 +125,32 @@ def _class_loss(scores: torch.Tensor, target: torch.Tensor, reduction: int) -> I
 def attention() -> Iterator[TorchCall]:
     name = "_scaled_dot_product_flash_attention_for_cpu"
     q, k, v, g = f(4, 5, 6, 8), f(4, 5, 6, 8), f(4, 5, 6, 8), f(4, 5, 6, 8)
-    short, few = f(4, 5, 4, 8), f(4, 1, 6, 8)
+    short, one = f(4, 5, 4, 8), f(4, 1, 6, 8)
+    few = one.expand(4, 5, 6, 8)
     masks = (None, f(6, 6), f(4, 1, 6, 6), f(1, 1, 6, 6), f(4, 5, 6, 6))
-    cases = [(q, k, v, False, mask) for mask in masks]
-    cases += [(q, k, v, True, None), (q, short, short, False, None), (q, few, few, False, None)]
-    for query, key, value, causal, mask in cases:
-        if key is few:
-            key, value = key.expand(4, 5, 6, 8), value.expand(4, 5, 6, 8)
+    cases = [(g, q, k, v, False, mask) for mask in masks]
+    cases += [(g, q, k, v, True, None), (g, q, few, few, False, None), (g, q, one, one, True, None)]
+    cases += [(g, q, short, short, causal, None) for causal in (False, True)]
+    cases += [(g[:, :, :4], q[:, :, :4], k, v, True, None)]
+    grouped = (f(4, 8, 6, 4), f(4, 8, 6, 4), f(4, 4, 6, 4), f(4, 4, 6, 4))
+    cases += [(*grouped, True, None), (*grouped, False, f(4, 1, 6, 6))]
+    for gradient, query, key, value, causal, mask in cases:
         options = {} if mask is None else {"attn_mask": mask, "scale": 0.3}
         yield aten(name, query, key, value, 0.0, causal, **options)
         out, lse = getattr(A, name).default(query, key, value, 0.0, causal, **options)
-        yield aten(f"{name}_backward", g, query, key, value, out, lse, 0.0, causal, **options)
+        saved = (out, lse, 0.0, causal)
+        yield aten(f"{name}_backward", gradient, query, key, value, *saved, **options)
+    for tensors in ((g, q, k, v), grouped):
+        yield from _attention_rows(*tensors)
+
+
+def _attention_rows(
+    g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Iterator[TorchCall]:
+    for offset in (0, 2, 5, 9):
+        yield torch_call("weft.attention_rows", q, k, v, offset, scale=0.3)
+        saved = attention_rows(q, k, v, offset, 0.3)
+        yield torch_call("weft.attention_rows_backward", g, q, k, v, *saved, offset, scale=0.3)
 
 
 def convolutions() -> Iterator[TorchCall]:

@@ -31,6 +31,7 @@ from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import Deduced, GridHints, lay_out
+from weft.compiler.time_first import time_first
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
@@ -94,6 +95,7 @@ def compile_graph(
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
+    graph = verify(time_first(graph, on_grids, stages))
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)

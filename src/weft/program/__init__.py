@@ -6,6 +6,7 @@ from weft.program.compile import compile as compile
 from weft.program.program import Program as Program
 from weft.program.step import Step as Step
 from weft.program.strategy import Strategy as Strategy
+from weft.program.strategy import context_parallel as context_parallel
 from weft.program.strategy import data_parallel as data_parallel
 from weft.program.strategy import expert_parallel as expert_parallel
 from weft.program.strategy import hybrid_parallel as hybrid_parallel

@@ -163,6 +163,39 @@ def expert_parallel(experts: Iterable[str]) -> Strategy:
     return Strategy(batch={"*": split(0)}, parameters={**parameters, "*": broadcast})
 
 
+def context_parallel(
+    sequence: int = 1,
+    data: bool = False,
+    columns: Iterable[str] = (),
+    rows: Iterable[str] = (),
+    whole: Iterable[str] = (),
+) -> Strategy:
+    """The tokens of each sequence split over the ranks, every parameter whole on each.
+
+    Attention sees the whole sequence: either keys and values are gathered ("The Llama 3 Herd of
+    Models", section 3.3.2), or queries, keys and values go to the ranks by heads and come back
+    (DeepSpeed-Ulysses, arXiv 2309.14509), whichever moves fewer bytes.
+
+    Args:
+        sequence: the dimension of positions in the leaves of the batch.
+        data: whether the placement's first axis splits the batch; the sequence then is split along
+            the second.
+        columns: as in `tensor_parallel`, along one more axis, the last.
+        rows: as in `tensor_parallel`.
+        whole: patterns of leaves of the batch that have no positions, and are not split along them.
+    """
+    columns, rows = tuple(columns), tuple(rows)
+    outer: tuple[SBP, ...] = (split(0),) if data else ()
+    inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
+
+    def on(sbp: SBP) -> SBPs:
+        return (*outer, sbp, *inner) if outer or inner else sbp
+
+    batch = {**dict.fromkeys(whole, on(broadcast)), "*": on(split(sequence))}
+    linears = _linears(columns, rows, (broadcast,) * (1 + len(outer)))
+    return Strategy(batch=batch, parameters={**linears, "*": broadcast})
+
+
 def _linears(
     columns: Iterable[str], rows: Iterable[str], outer: tuple[SBP, ...]
 ) -> dict[str, SBPs]:

@@ -21,6 +21,7 @@ from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
+from weft.runtime.check_attention import attention_rows, attention_rows_backward
 from weft.runtime.check_losses import (
     class_loss,
     class_loss_gradient,
@@ -424,6 +425,8 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.sum_exp": lambda x, top, dim: (x - top).exp().sum(dim, keepdim=True),
     "weft.class_loss": class_loss,
     "weft.class_loss_backward": class_loss_gradient,
+    "weft.attention_rows": attention_rows,
+    "weft.attention_rows_backward": attention_rows_backward,
     "weft.lstm": lstm,
     "weft.lstm_backward": lstm_backward,
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.attention_ops import ATTENTION_OPS
 from weft.runtime.class_ops import CLASS_OPS
 from weft.runtime.loss_ops import LOSS_OPS
 from weft.runtime.matmul import MATMUL_OPS
@@ -200,6 +201,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
+    **ATTENTION_OPS,
     **CLASS_OPS,
     **LOSS_OPS,
     **MATMUL_OPS,

@@ -1,0 +1,75 @@
+"""Which ops do not care in which order rows stand: what their rules tell.
+
+A factor that may be split says that the op works on blocks of it one by one, and joins or adds up
+the results. Where localizing needs no offset, it may as well be permuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.ops.arguments import slots
+from weft.ops.call import OpCall
+from weft.ops.factors import Dims, Factors
+from weft.ops.rule import aten, has_rule, rule_of
+
+# Ops whose local arguments name sizes, or positions along one factor alone.
+_SIZES = frozenset(aten("view _unsafe_view reshape expand"))
+_POSITIONS = dict.fromkeys(aten("nll_loss_forward nll_loss_backward"), "c")
+_POSITIONS |= dict.fromkeys(aten("embedding embedding_dense_backward"), "v")
+
+
+def rows_of(
+    call: OpCall, here: Mapping[int, int], rows: int
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
+    """Where the rows are in the operands and results of a call that does not care about their order.
+
+    Args:
+        call: the call.
+        here: for some operands, the dimension of their rows.
+        rows: how many there are.
+    """
+    if not has_rule(call.op) or not _may_move(call):
+        return None
+    factors, by_slot = rule_of(call).bind(call), slots(call)
+    names = {
+        factors.operands[slot][here[operand]]
+        for slot, operand in enumerate(by_slot)
+        if operand in here
+    }
+    names = {name for name in names if name and name not in factors.whole}
+    if len(names) != 1:
+        return None
+    (name,) = names
+    if name == _POSITIONS.get(call.op) or not _is_plain(call, factors, name, rows):
+        return None
+    wanted: dict[int, int | None] = {}
+    for slot, operand in enumerate(by_slot):
+        place = _place(factors.operands[slot], name)
+        if wanted.setdefault(operand, place) != place or here.get(operand, place) != place:
+            return None
+    operands = tuple(wanted[i] for i in range(len(call.operands)))
+    return operands, tuple(_place(dims, name) for dims in factors.results)
+
+
+def _may_move(call: OpCall) -> bool:
+    """Whether no local argument can depend on where rows begin."""
+    return rule_of(call).adapt is None or call.op in _SIZES or call.op in _POSITIONS
+
+
+def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
+    """Whether a factor is the rows and nothing else wherever it stands."""
+    specs = [call.operands[operand] for operand in slots(call)] + list(call.results)
+    sizes = {
+        size
+        for dims, spec in zip((*factors.operands, *factors.results), specs, strict=True)
+        if spec
+        for label, size in zip(dims, spec.shape, strict=True)
+        if label == name
+    }
+    twice = any(dims.count(name) > 1 for dims in (*factors.operands, *factors.results))
+    return sizes == {rows} and not twice and name not in dict(factors.hidden)
+
+
+def _place(dims: Dims, name: str) -> int | None:
+    return dims.index(name) if name in dims else None
