@@ -15,6 +15,7 @@ from weft.capture import Captured, capture
 from weft.compiler.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.precision import Precision
 from weft.compiler.replays import replays
 from weft.errors import LayoutError
 from weft.hardware import usual_device
@@ -144,6 +145,7 @@ def evaluation(
 ) -> tuple[Captured, Compiled]:
     """A step without updates that reads the variables of `trained` as they lie."""
     device_type = setting.placement.device_type
+    precision = setting.options.precision or Precision()
     captured = capture(
         setting.model,
         function,
@@ -151,8 +153,9 @@ def evaluation(
         batch,
         device_type,
         training=False,
-        precision=setting.options.precision,
+        precision=precision.compute,
         apart=_in_pieces(trained),
+        parameters=precision.parameters,
     )
     return captured, _compiled(setting, trained, captured.graph)
 

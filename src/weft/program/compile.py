@@ -13,6 +13,7 @@ from torch import nn
 
 from weft.capture import capture
 from weft.compiler.pipeline import compile_graph
+from weft.compiler.precision import Precision
 from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError
 from weft.layout import Placement
@@ -23,6 +24,7 @@ from weft.program.shards import without_shards
 from weft.program.strategy import Strategy, data_parallel
 from weft.program.variables import (
     add_loss_scale,
+    add_masters,
     add_optimizer_states,
     agreed_seed,
     initial_variables,
@@ -108,8 +110,18 @@ def compile(
     options = replace(strategy.options(), device=world.links())
     placements = stage_placements(options.stages, placement)
     apart = split_parameters(strategy, dict(model.named_parameters()))
+    precision = options.precision or Precision()
     captured = capture(
-        model, loss_fn, optimizer, batch, device_type, training, options.precision, apart
+        model,
+        loss_fn,
+        optimizer,
+        batch,
+        device_type,
+        training,
+        precision.compute,
+        apart,
+        precision.parameters,
+        precision.masters,
     )
     hints = strategy_hints(strategy, captured.graph, placements)
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
@@ -118,4 +130,5 @@ def compile(
     setting = Setting(model, world, placement, options, variables, seed, kernels)
     add_optimizer_states(setting, compiled.graph, optimizer)
     add_loss_scale(setting, compiled.graph)
+    add_masters(setting, compiled.graph)
     return Program(setting, captured, compiled, optimizer)
