@@ -21,6 +21,8 @@ from weft.ir.logical import (
 )
 
 _SUMS = ("aten.add.Tensor",)
+# Linear in the first operand, and it alone is a gradient.
+_OF_FIRST = ("weft.scale", "aten.embedding_dense_backward.default")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
         return names
     first, made = names[:1], node_outputs(node)
     alone = len(names) == 1 and _size(graph.values[names[0]]) == _size(made[0])
-    return first if alone or node.op == "weft.scale" else ()
+    return first if alone or node.op in _OF_FIRST else ()
 
 
 def _size(value: Value) -> int:

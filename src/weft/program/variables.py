@@ -163,4 +163,7 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
             layouts = variable_layouts(graph, rank)
             for name, key in names.items():
                 if key in layouts:
-                    variables.write(key, local_part(state[name], layouts[key], rank))
+                    part = local_part(state[name], layouts[key], rank)
+                    for written in (key, f"{key}.{MASTER}"):
+                        if written in variables:
+                            variables.write(written, part)
