@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
+from program.precision_on_processes import train
 from weft.errors import CaptureError, UserError
 from weft.ir.logical import Box, Call, Input, LogicalGraph
 from weft.layout import Partial
@@ -461,3 +466,18 @@ def test_products_are_summed_before_they_are_rounded(ranks: int) -> None:
         expected = loss(model, batch)[1].detach().float()
         found = program.step(batch)[1].float()
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_are_two_threads(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("precision_on_processes.py")
+    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    with weft.local_world(2):
+        losses, masters = train(2)
+    assert first["losses"] == losses
+    found = {name: torch.tensor(value) for name, value in first["masters"].items()}
+    assert apart(found, masters) == 0.0
