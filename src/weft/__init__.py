@@ -9,6 +9,7 @@ from weft.layout import partial as partial
 from weft.layout import placement as placement
 from weft.layout import split as split
 from weft.ops import rule as rule
+from weft.program import Precision as Precision
 from weft.program import Program as Program
 from weft.program import Stage as Stage
 from weft.program import Step as Step

@@ -15,6 +15,8 @@ def of_gradients() -> Iterator[TorchCall]:
     yield torch_call("weft.nonfinite", f(5, 4))
     yield torch_call("weft.nonfinite", f(5, 4) / 0.0)
     yield torch_call("weft.scale", f(5, 4), f())
+    yield torch_call("weft.cast_parts", f(5, 4), torch.float64)
+    yield torch_call("weft.cast_whole", f(5, 4), torch.float64)
     yield torch_call("weft.take", f(5, 4), "S(0)", 0)
     steps = torch.tensor(1999, dtype=torch.int32)
     for overflow in (0.0, 1.0):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from weft.errors import RuleError
+from weft.layout import Partial
 from weft.ops import OpCall, Operand, TensorSpec, registered_ops, rule, signatures
 
 
@@ -165,3 +166,37 @@ def test_a_factor_that_the_result_lacks_stays_whole_without_a_mark() -> None:
     call = make("test.scaled_mm.default", (A, B), [(4, 6), (6, 8)], (4, 8))
     assert texts(call) == ["B, B -> B", "S(0), B -> S(0)", "B, S(1) -> S(1)"]
     assert "test.scaled_mm.default" in registered_ops()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "passing"),
+    [
+        ("bfloat16", "float32", "sum max min"),
+        ("float32", "bfloat16", "max min"),
+        ("float16", "bfloat16", "max min"),
+        ("int64", "float32", "max min"),
+        ("int32", "float64", "sum max min"),
+        ("int32", "int64", "sum max min"),
+        ("float32", "int8", ""),  # -inf, the neutral element of max, has no place
+        ("int64", "int32", ""),
+        ("uint8", "int8", ""),
+        ("complex64", "complex128", "sum"),
+        ("complex128", "complex64", ""),
+        ("complex64", "float32", ""),
+    ],
+)
+@pytest.mark.parametrize("op", ["aten._to_copy.default", "aten.copy.default"])
+def test_reductions_pass_conversions_that_keep_what_they_need(
+    op: str, source: str, target: str, passing: str
+) -> None:
+    into = op == "aten.copy.default"
+    args = (Operand(1), Operand(0)) if into else (Operand(0),)
+    specs = (TensorSpec((4,), source), *((TensorSpec((4,), target),) if into else ()))
+    call = OpCall(op, args, (), specs, (TensorSpec((4,), target),))
+    found = {
+        sbp.reduction
+        for signature in signatures(call, 2)
+        for sbp in signature.results
+        if isinstance(sbp, Partial)
+    }
+    assert found == set(passing.split())

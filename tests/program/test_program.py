@@ -168,12 +168,13 @@ def test_graph_and_plan_print_and_parse() -> None:
 
 def test_explain_names_bytes_causes_and_lines() -> None:
     with weft.local_world(2):
-        text = compiled(MLP(), strategy=weft.data_parallel()).explain()
+        batch = vector_batch(8, dtype=torch.float32)
+        text = compiled(MLP(), strategy=weft.data_parallel(), example_batch=batch).explain()
     line = next(line for line in text.splitlines() if "update SGD of head.weight" in line)
     # 4 x 16 float32, all-reduced by 2 ranks: 2(p-1)T = 512 bytes (the model is in single precision).
     assert "all_reduce" in line
     assert "512 B" in line
-    assert re.search(r"aten.t.default at \S*models.py:\d+ in head \(backward\)", line)
+    assert re.search(r"aten.mm.default at \S*models.py:\d+ in head \(backward\)", line)
     assert "memory at its peak, as the plan states it" in text
 
 
@@ -239,7 +240,7 @@ def test_explain_lists_buckets() -> None:
             model,
             classification_loss,
             optimizer,
-            vector_batch(8),
+            vector_batch(8, dtype=torch.float32),
             placement=placement,
             strategy=weft.data_parallel(),
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weft
 from weft.compiler.options import Options
@@ -49,7 +50,11 @@ def test_the_compiler_is_told_everything() -> None:
         ("blocks.*",),
         ("blocks.0",),
     )
-    assert (options.precision, options.clip_norm, options.memory_limit) == ("bf16", 1.0, 2**32)
+    assert (options.precision, options.clip_norm, options.memory_limit) == (
+        weft.Precision("bf16"),
+        1.0,
+        2**32,
+    )
     assert weft.Strategy().options() == Options()
 
 
@@ -64,7 +69,12 @@ def test_the_compiler_is_told_everything() -> None:
         ({"zero": 3}, "zero= takes weft.Zero\\(level, axis\\), or None, found 3"),
         ({"recompute": "blocks.*"}, "recompute= takes a list of name patterns"),
         ({"offload": [1]}, "offload= takes a list of name patterns"),
-        ({"precision": "fp8"}, "precision= takes one of 'bf16', 'fp16', or None, found 'fp8'"),
+        (
+            {"precision": "fp8"},
+            r"precision= takes one of 'bf16', 'fp16', a weft.Precision\(…\), or None, found 'fp8'",
+        ),
+        ({"precision": "fp32"}, "found 'fp32'"),
+        ({"precision": 16}, "found 16"),
         ({"clip_norm": 0}, "clip_norm= takes a number above 0"),
         ({"clip_norm": float("nan")}, "found nan"),
         ({"memory_limit": 1.5}, "memory_limit= takes a whole number from 1, found 1.5"),
@@ -91,3 +101,51 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     path.write_text("weft_strategy: 1\nstages: [{patterns: [a]}]\n")
     with pytest.raises(StrategyError, match="cannot read the strategy .*: stages: .*'device'"):
         weft.Strategy.load(path)
+
+
+EVERY = weft.Precision(
+    compute="bf16",
+    parameters="bf16",
+    reduce="fp32",
+    accumulate=None,
+    masters=True,
+    activations="fp32",
+)
+
+
+@pytest.mark.parametrize("precision", ["fp16", weft.Precision(), weft.Precision("bf16"), EVERY])
+def test_a_file_keeps_precision(precision: Any, tmp_path: Path) -> None:
+    strategy = weft.Strategy(precision=precision)
+    strategy.save(tmp_path / "strategy.yaml")
+    assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
+    assert strategy.options().precision is not None
+
+
+def test_a_file_says_what_a_precision_takes(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.yaml"
+    for text, found in (("{reduce: fp8}", "reduce=…"), ("{output: bf16}", "output")):
+        path.write_text(f"weft_strategy: 1\nprecision: {text}\n")
+        with pytest.raises(StrategyError, match=found):
+            weft.Strategy.load(path)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", torch.bfloat16])
+def test_dtypes_have_the_names_of_pytorch_too(name: Any) -> None:
+    assert weft.Strategy(precision=name) == weft.Strategy(precision="bf16")
+    assert weft.Precision(name, reduce=torch.float32) == weft.Precision("bf16", reduce="fp32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"compute": "fp32"}, r"Precision\(compute=…\) takes 'bf16', 'fp16' or None, found 'fp32'"),
+        ({"parameters": "fp8"}, r"Precision\(parameters=…\) takes"),
+        ({"reduce": torch.float64}, "found torch.float64"),
+        ({"accumulate": "bf16"}, r"Precision\(accumulate=…\) takes 'fp32' or None, found 'bf16'"),
+        ({"activations": "bf16"}, r"Precision\(activations=…\) takes 'fp32' or None"),
+        ({"masters": "fp32"}, r"Precision\(masters=…\) takes True or False, found 'fp32'"),
+    ],
+)
+def test_a_precision_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
+    with pytest.raises(StrategyError, match=found):
+        weft.Precision(**fields)

@@ -154,3 +154,25 @@ def test_cached_decisions_do_not_keep_numbers():
         assert [(total + f).full()[0].item() for f in (0.0, 0.5, -0.0, 2.0)] == [1, 1.5, 1, 3]
         assert (x + 1).dtype == torch.float32
         assert (x > True).dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        ([1000.25, -1000.0], torch.bfloat16),
+        ([6e4, 6e4, -6e4, -6e4], torch.float16),
+        ([-1.0] * 8, torch.int8),
+        ([-1.0] * 8, torch.int16),
+    ],
+)
+def test_sums_are_rounded_after_they_are_summed(x: list[float], dtype: torch.dtype) -> None:
+    """Rounding the parts would lose what cancels; of integers the neutral element of a maximum has no place."""
+    every = torch.tensor(x)[:, None]
+    for ranks in (2, 4):
+        with weft.local_world(ranks):
+            placement = weft.placement("cpu", list(range(ranks)))
+            total = weft.tensor(every, placement=placement, sbp=weft.split(0)).sum(0)
+            assert total.sbp == (weft.partial(),)
+            assert torch.equal(total.to(dtype).full(), every.sum(0).to(dtype))
+            into = weft.zeros(1, dtype=dtype, placement=placement, sbp=weft.broadcast)
+            assert torch.equal(into.copy_(total).full(), every.sum(0).to(dtype))

@@ -13,6 +13,7 @@ from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.convert import Boundary, to_logical
 from weft.capture.optimizer import UpdateRule, groups_of, update_rules
 from weft.capture.outputs import OutputSpec
+from weft.capture.precision import Casts
 from weft.capture.trace import LossFunction, Traced, Variables, read_variables, trace_step
 from weft.errors import CaptureError
 from weft.ir import verify
@@ -56,6 +57,8 @@ def capture(
     training: bool = True,
     precision: str | None = None,
     apart: Collection[str] = (),
+    parameters: str | None = None,
+    masters: bool = False,
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -71,6 +74,8 @@ def capture(
         precision: "bf16" or "fp16" for a forward under torch's autocast.
         apart: names of parameters whose recurrent layers are taken apart, because their weights lie
             in pieces; others are kept as one op each.
+        parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
+        masters: whether optimizers update float32 copies of narrower parameters.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -89,11 +94,11 @@ def capture(
             batch.flatten_batch(example_batch),
             device_type,
             training,
-            precision,
+            Casts(precision, parameters, device_type),
             apart,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
-        rules = update_rules(optimizer, variables.parameters, groups) if optimizer else {}
+        rules = update_rules(optimizer, variables.parameters, groups, masters) if optimizer else {}
     boundary = _boundary(variables, batch, traced, rules)
     graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}

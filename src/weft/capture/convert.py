@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
+from weft.ir.nodes import MASTER
 from weft.ops.call import Token
 
 aten = torch.ops.aten
@@ -81,6 +82,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     states = _state_inputs(boundary, reader.names)
     inputs = [*reader.inputs, *states]
     updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
+    reader.calls += _for_masters(updates, inputs, reader)
     outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
     calls = _needed(reader.calls, [*updates, *outputs])
     readers: list[Node] = [*calls, *updates, *outputs]
@@ -313,6 +315,18 @@ def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]
             )
         )
     return updates
+
+
+def _for_masters(updates: list[Update], inputs: Sequence[Input], reader: _Reader) -> Iterator[Call]:
+    """Casts of gradients to the dtype of the masters that they update, which `updates` then read."""
+    masters = {x.value.name: x.value for x in inputs if x.key.endswith(f".{MASTER}")}
+    for place, update in enumerate(updates):
+        for master in (masters[ref.name] for ref in update.states if ref.name in masters):
+            made = replace(master, name=reader.names.new(f"{update.source.name}.wide"))
+            dtype = (("dtype", Token("dtype", master.dtype)),)
+            phase = Phase(0, "backward")
+            yield Call("aten._to_copy.default", (update.source,), dtype, (made,), None, phase)
+            updates[place] = replace(update, source=Ref(made.name))
 
 
 def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:

@@ -19,6 +19,7 @@ import torch
 from weft.capture.batch import dtype_name
 from weft.capture.fx import DispatchMode
 from weft.errors import CaptureError
+from weft.ir.nodes import MASTER
 
 # Ops that move no value from one element to another, beside those that torch tags as pointwise.
 _ELEMENTWISE = frozenset(
@@ -85,28 +86,47 @@ def groups_of(
 
 
 def update_rules(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], groups: dict[str, int]
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.Tensor],
+    groups: dict[str, int],
+    masters: bool = False,
 ) -> dict[str, UpdateRule]:
     """The rule for each parameter in `groups`; equal parameters of one group are tried once.
 
+    With `masters`, a parameter of half precision is updated by way of a float32 copy, which is one
+    of its states.
+
     Raises:
-        CaptureError: naming the optimizer, when its step cannot run on tensors without data.
+        CaptureError: naming the optimizer, when its step cannot run on tensors without data; when
+            no parameter needs a master.
     """
+    if masters and groups and not any(_is_half(parameters[name]) for name in groups):
+        raise CaptureError(
+            "weft.Precision(masters=True) keeps float32 copies of parameters of half precision, but the "
+            "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
+            "out: parameters that are float32 are their own masters"
+        )
     tried: dict[Any, UpdateRule] = {}
     rules = {}
     for name, group in groups.items():
         parameter = parameters[name]
         kind = (group, tuple(parameter.shape), parameter.dtype)
         if kind not in tried:
-            tried[kind] = _try(optimizer, group, parameter, name)
+            master = masters and _is_half(parameter)
+            tried[kind] = _try(optimizer, group, parameter, name, master)
         rules[name] = tried[kind]
     return rules
 
 
 def _try(
-    optimizer: torch.optim.Optimizer, group: int, parameter: torch.Tensor, name: str
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    parameter: torch.Tensor,
+    name: str,
+    master: bool,
 ) -> UpdateRule:
-    probe = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
+    dtype = torch.float32 if master else parameter.dtype
+    probe = torch.nn.Parameter(torch.empty_like(parameter, device="meta", dtype=dtype))
     copy = _copy_for(optimizer, group, probe)
     options = dict(copy.param_groups[0])
     observer = _Observer()
@@ -122,9 +142,19 @@ def _try(
             f"{type(error).__name__}: {error}. Its update must not branch on values of tensors, nor take a closure"
         ) from error
     _check_options(optimizer, options, copy.param_groups[0])
-    return UpdateRule(
-        type(optimizer).__name__, group, _states(copy, probe), elementwise=not observer.mixing
-    )
+    states = _states(copy, probe)
+    if any(state.name == MASTER for state in states):
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
+            "for itself"
+        )
+    if master:
+        states = (*states, StateSpec(MASTER, tuple(parameter.shape), dtype_name(dtype)))
+    return UpdateRule(type(optimizer).__name__, group, states, elementwise=not observer.mixing)
+
+
+def _is_half(parameter: torch.Tensor) -> bool:
+    return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
 def _copy_for(optimizer: torch.optim.Optimizer, group: int, probe: torch.nn.Parameter) -> Any:

@@ -31,7 +31,7 @@ from weft.capture.locations import (
     module_paths_noted,
 )
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
-from weft.capture.precision import autocast, loss_seed
+from weft.capture.precision import Casts, loss_seed
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
@@ -83,19 +83,19 @@ def trace_step(
     example: Mapping[str, torch.Tensor],
     device: str,
     training: bool,
-    precision: str | None = None,
+    casts: Casts | None = None,
     apart: Collection[str] = (),
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
-    With a `precision` the forward runs under autocast; with "fp16" the gradients start from
-    `weft.loss_seed`. Recurrent layers with a parameter in `apart` are taken apart.
+    The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
+    Recurrent layers with a parameter in `apart` are taken apart.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
-    step = _Step(model, loss_fn, variables, batch, training, (precision, device), apart)
+    step = _Step(model, loss_fn, variables, batch, training, casts or Casts(device=device), apart)
     inputs = _fakes(variables, example, mode, device, training)
     with (
         hints_recorded(),
@@ -166,14 +166,14 @@ class _Step:
         variables: Variables,
         batch: BatchSpec,
         training: bool,
-        cast: tuple[str | None, str] = (None, "cpu"),
+        casts: Casts,
         apart: Collection[str] = (),
     ) -> None:
         self.owner = _Owner(model, loss_fn)
         self.variables = variables
         self.batch = batch
         self.training = training
-        self.cast = cast
+        self.casts = casts
         self.apart = apart
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
@@ -182,17 +182,18 @@ class _Step:
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
         parameters, buffers, batch = inputs
+        cast = map(self.casts.parameter, parameters)
         lent = {
             f"model.{name}": tensor
             for names, tensors in (
-                (self.variables.parameters, parameters),
+                (self.variables.parameters, cast),
                 (self.variables.buffers, buffers),
             )
             for name, tensor in zip(names, tensors, strict=True)
         }
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([lent[f"model.{name}"] for name in self.apart])
-        with _AttentionWithDropout(), layers, LinesNoted(), autocast(*self.cast):
+        with _AttentionWithDropout(), layers, LinesNoted(), self.casts.around(self.owner.model):
             result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
         names = zip(self.variables.parameters, parameters, strict=True)
         self.recurrent = frozenset(name for name, tensor in names if id(tensor) in layers.seen)
@@ -224,7 +225,7 @@ class _Step:
         }
         mark_backward(loss)
         with backward_noted():
-            seed = loss_seed(loss) if self.cast[0] == "fp16" else None
+            seed = loss_seed(loss) if self.casts.scaled else None
             found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Phase, Ref, Update, Value
+from weft.ir.logical import (
+    Arg,
+    Box,
+    Call,
+    LogicalGraph,
+    Node,
+    Phase,
+    Ref,
+    Update,
+    Value,
+    node_outputs,
+    node_uses,
+)
+
+_SUMS = ("aten.add.Tensor",)
+# Linear in the first operand, and it alone is a gradient.
+_OF_FIRST = ("weft.scale", "aten.embedding_dense_backward.default")
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,51 @@ def gradients(graph: LogicalGraph) -> tuple[Gradient, ...]:
 def by_optimizer(update: Update) -> bool:
     """Whether an optimizer runs this update; others copy a new version of a buffer."""
     return update.rule != "copy"
+
+
+def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
+    """The values that are gradients of parameters, or become them, and are read for nothing else.
+
+    That is what goes to an update through boxing, ops of one operand, sums, and factors of the step.
+    """
+    found = {update.source.name for update in graph.of_kind(Update) if by_optimizer(update)}
+    for node in reversed(graph.nodes):
+        if any(value.name in found for value in node_outputs(node)):
+            for name in _passed(graph, node):
+                readers = (one for one in graph.users[name] if not _measures(one))
+                if all(_leads_to(reader, found) for reader in readers):
+                    found.add(name)
+    return frozenset(found)
+
+
+def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
+    """The operands that are gradients when the result is one."""
+    names = tuple(dict.fromkeys(node_uses(node)))
+    if isinstance(node, Box):
+        return names
+    if not isinstance(node, Call) or len(node.outputs) != 1:
+        return ()
+    if node.op in _SUMS:
+        return names
+    first, made = names[:1], node_outputs(node)
+    alone = len(names) == 1 and _size(graph.values[names[0]]) == _size(made[0])
+    return first if alone or node.op in _OF_FIRST else ()
+
+
+def _size(value: Value) -> int:
+    return prod(value.shape)
+
+
+def _leads_to(reader: Node, found: set[str]) -> bool:
+    """Whether a reader makes a gradient, or updates by one."""
+    if isinstance(reader, Update):
+        return by_optimizer(reader)
+    return any(value.name in found for value in node_outputs(reader))
+
+
+def _measures(node: Node) -> bool:
+    """Whether a node only takes a number from a gradient."""
+    return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
 def with_sources(

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from weft.compiler.precision import Precision
 from weft.errors import StrategyError
 from weft.hardware import CostModel, Device
 from weft.layout import Placement
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-Precision: TypeAlias = Literal["bf16", "fp16"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Options:
         zero: how states, gradients and parameters are sharded.
         recompute: patterns of modules whose forward runs again in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
-        precision: of the work; None leaves the model's own.
+        precision: of work, exchanges and sums; None leaves the model's own.
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, as texts of hints.

@@ -11,7 +11,9 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.exchange_dtypes import lay_exchanges
 from weft.compiler.fold import rank_classes
+from weft.compiler.gradient_sums import lay_sums
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
@@ -92,6 +94,7 @@ def compile_graph(
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
+    graph = verify(lay_sums(graph, options.precision, options.micro_batches))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
@@ -99,6 +102,7 @@ def compile_graph(
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
+    laid = lay_exchanges(verify(laid, with_layouts=True), options.precision)
     boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
     groups = communicators(boxed)
     # Micro-batches and stages are scheduled for all ranks together, by every rank: one for its equals.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from weft.compiler.box import renamed
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.gathers import HINT, Gather, gather_parameters
+from weft.compiler.gradient_sums import CASTS
 from weft.compiler.options import Zero
 from weft.compiler.stages import Stages
 from weft.errors import StrategyError
@@ -220,10 +221,10 @@ def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None
 
 
 def _accumulated(graph: LogicalGraph, name: str) -> Iterator[str]:
-    """The sums over micro-batches that a gradient is, or is the sum of."""
+    """The sums over micro-batches that a gradient is, or is the sum of, in whatever dtype."""
     node = graph.producers[name]
     if isinstance(node, Call) and node.op == ACCUMULATE:
         yield name
-    elif isinstance(node, Call) and node.op == "aten.add.Tensor":
+    elif isinstance(node, Call) and node.op in ("aten.add.Tensor", *CASTS):
         for used in dict.fromkeys(node_uses(node)):
             yield from _accumulated(graph, used)

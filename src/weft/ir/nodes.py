@@ -20,6 +20,10 @@ VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
 # Ops that make one value of all micro-batches of a step.
 OVER_STEP: frozenset[str] = frozenset(("weft.accumulate", "weft.pack"))
 
+# The optimizer's state that is a float32 copy of its parameter: the update changes the copy, and the
+# parameter becomes what it is when rounded.
+MASTER = "weft_master"
+
 # What a call is part of, for schedules; "weight" is the part of backward that makes the gradients
 # of parameters, which nothing waits for.
 PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]

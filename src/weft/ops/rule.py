@@ -51,7 +51,7 @@ class Rule:
     factors: str | Callable[[OpCall], Factors]
     linear: Groups | Callable[[OpCall], Groups] = ()
     added: tuple[int, ...] = ()
-    monotone: Groups = ()
+    monotone: Groups | Callable[[OpCall], Groups] = ()
     extrema: tuple[Reduction, ...] = ("max", "min")
     reduction: Reduction = "sum"
     adapt: Adapt | None = None
@@ -71,6 +71,10 @@ class Rule:
     def linear_groups(self, call: OpCall) -> Groups:
         """The groups of positions in which one call is linear."""
         return self.linear(call) if callable(self.linear) else self.linear
+
+    def monotone_groups(self, call: OpCall) -> Groups:
+        """The groups of positions through which the largest and the smallest pass."""
+        return self.monotone(call) if callable(self.monotone) else self.monotone
 
     def ignored_positions(self, call: OpCall) -> tuple[int, ...]:
         """The positions of arguments of one call whose values do not matter."""

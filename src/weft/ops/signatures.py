@@ -42,7 +42,7 @@ def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Sign
         (_partial(call, group, "sum") for group in groups if _sums(call, group)),
         (
             _partial(call, group, reduction)
-            for group in _existing(rule.monotone, call)
+            for group in _existing(rule.monotone_groups(call), call)
             for reduction in rule.extrema
         ),
     )

@@ -2,6 +2,7 @@
 
 from weft.compiler.options import Stage as Stage
 from weft.compiler.options import Zero as Zero
+from weft.compiler.precision import Precision as Precision
 from weft.program.compile import compile as compile
 from weft.program.program import Program as Program
 from weft.program.step import Step as Step

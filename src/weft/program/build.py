@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +15,13 @@ from weft.capture import Captured, capture
 from weft.compiler.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.precision import Precision
 from weft.compiler.replays import replays
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
+from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Placement, Split
 from weft.program.shards import layouts_on, local_part
@@ -144,6 +146,7 @@ def evaluation(
 ) -> tuple[Captured, Compiled]:
     """A step without updates that reads the variables of `trained` as they lie."""
     device_type = setting.placement.device_type
+    precision = setting.options.precision or Precision()
     captured = capture(
         setting.model,
         function,
@@ -151,8 +154,9 @@ def evaluation(
         batch,
         device_type,
         training=False,
-        precision=setting.options.precision,
+        precision=precision.compute,
         apart=_in_pieces(trained),
+        parameters=precision.parameters,
     )
     return captured, _compiled(setting, trained, captured.graph)
 
@@ -167,28 +171,44 @@ def _in_pieces(trained: Compiled) -> frozenset[str]:
     )
 
 
-def gathering(setting: Setting, trained: Compiled) -> Compiled:
-    """A step that returns all parameters and buffers of `trained` whole."""
-    inputs = [n for n in trained.graph.of_kind(Input) if n.role in ("parameter", "buffer")]
-    bare = [Input(Value(n.value.name, n.value.shape, n.value.dtype), n.role, n.key) for n in inputs]
-    outputs = [Output(Ref(node.value.name), node.key) for node in inputs]
+def gathering(setting: Setting, trained: Compiled, masters: bool = False) -> Compiled:
+    """A step that returns all parameters and buffers of `trained` whole, or their masters in place of them."""
+    every = trained.graph.of_kind(Input)
+    of_key = {node.key: node for node in every if masters and _is_master(node)}
+    inputs = [
+        of_key.get(f"{node.key}.{MASTER}", node)
+        for node in every
+        if node.role in ("parameter", "buffer")
+    ]
+    # Who only reads a master may take it for a parameter.
+    values = [Value(n.value.name, n.value.shape, n.value.dtype) for n in inputs]
+    roles: list[Role] = ["parameter" if n.role == "state" else n.role for n in inputs]
+    bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
+    outputs = [Output(Ref(n.value.name), n.key.removesuffix(f".{MASTER}")) for n in inputs]
     gather = LogicalGraph("full state", (*bare, *outputs))
     return _compiled(setting, trained, gather)
+
+
+def _is_master(node: Input) -> bool:
+    return node.role == "state" and node.key.endswith(f".{MASTER}")
 
 
 def _compiled(setting: Setting, trained: Compiled, graph: LogicalGraph) -> Compiled:
     """`graph` on the stages of a training step, reading its variables as they lie."""
     options = Options(cost_model=setting.options.cost_model, stages=setting.options.stages)
-    hints, stages = as_they_lie(trained), trained.stages
+    read = {node.key for node in graph.of_kind(Input)}
+    hints, stages = as_they_lie(trained, read), trained.stages
     ranks = tuple(setting.variables)
-    return compile_graph(graph, hints, setting.placement, ranks, options, stages.homes)
+    masters = {f"{key}.{MASTER}": stage for key, stage in stages.homes.items()}
+    homes = {**stages.homes, **masters}
+    return compile_graph(graph, hints, setting.placement, ranks, options, homes)
 
 
-def as_they_lie(trained: Compiled) -> dict[int, Hints]:
-    """Hints that fix parameters and buffers to their layouts, by the number of axes of their placements."""
+def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
+    """Hints that fix variables to their layouts, by the number of axes of their placements."""
     found: dict[int, dict[str, tuple[SBP | None, ...]]]
     found = {placement.axes: {} for placement in trained.stages.placements}
     for node in trained.graph.of_kind(Input):
-        if node.role in ("parameter", "buffer") and node.value.layout is not None:
+        if node.key in keys and node.role in VARIABLE_ROLES and node.value.layout is not None:
             found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
     return {axes: Hints(inputs, trained.stored) for axes, inputs in found.items()}

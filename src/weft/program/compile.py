@@ -21,6 +21,7 @@ from weft.program.step import Step
 from weft.program.strategy import Strategy, data_parallel
 from weft.program.variables import (
     add_loss_scale,
+    add_masters,
     add_optimizer_states,
     agreed_seed,
     initial_variables,
@@ -95,6 +96,7 @@ def compile(
     setting = Setting(step.model, world, placement, options, variables, seed, kernels)
     add_optimizer_states(setting, compiled.graph, step.optimizer)
     add_loss_scale(setting, compiled.graph)
+    add_masters(setting, compiled.graph)
     return Program(setting, captured, compiled, step.optimizer)
 
 

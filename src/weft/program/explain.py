@@ -19,6 +19,7 @@ from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Va
 from weft.layout import Layout
 from weft.program.bucket_table import bucket_tables
 from weft.program.deduction_notes import deduction_notes
+from weft.program.exchange_table import exchange_tables
 from weft.program.memory import ProgramMemory
 from weft.program.schedule_table import schedule_tables
 from weft.program.stage_table import stage_table
@@ -31,7 +32,8 @@ def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
     """The tables as plain text; `peaks` is the memory of the ranks of this process."""
     graph = compiled.graph
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
-    tables: tuple[Table, ...] = (_inputs(graph), _layouts(graph), _boxings(graph), peaks.table())
+    tables: tuple[Table, ...] = (_inputs(graph), _layouts(graph), _boxings(graph))
+    tables += (*exchange_tables(graph), peaks.table())
     tables += bucket_tables(compiled.plan.ranks[0]) if compiled.plan.ranks else ()
     times = schedule_tables(compiled.schedule)
     stages = stage_table(graph, compiled.stages)

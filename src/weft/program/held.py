@@ -15,8 +15,8 @@ def check_held(graph: LogicalGraph) -> None:
         raise UserError(f"{where} keeps gradients, but this program has no optimizer")
     if any(update.skip is not None for update in updates):
         raise UserError(
-            f'{where} with precision="fp16": an overflow would have to skip all steps whose gradients are '
-            "added up; use micro_batches= in the strategy, or bf16"
+            f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
+            "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
         )
     if any(call.op == "weft.clip_factor" for call in graph.of_kind(Call)):
         raise UserError(

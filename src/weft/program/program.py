@@ -95,13 +95,17 @@ class Program:
         captured, compiled = evaluation(self._setting, self._compiled, function, batch)
         return Program(self._setting, captured, compiled, None)
 
-    def full_state_dict(self) -> dict[str, Tensor]:
+    def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
 
         Every process must call it. The tensors are on the placement's device, the same on every
         rank.
+
+        Args:
+            masters: give the float32 master of each parameter that has one, in place of what it is
+                when rounded, so that `load_full_state_dict` goes on exactly there.
         """
-        compiled = gathering(self._setting, self._compiled)
+        compiled = gathering(self._setting, self._compiled, masters)
         executors = build(self._setting, {}, compiled, None)
         whole = self._setting.run(lambda rank: executors[rank].step({}))
         for executor in executors.values():
@@ -111,6 +115,8 @@ class Program:
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
+
+        Masters take the values as they are given, parameters what they are when rounded.
 
         Raises:
             UserError: naming the entries that are missing, unknown, or of another shape.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from weft.capture import Captured, capture
+from weft.compiler.precision import Precision
 from weft.errors import UserError
 from weft.program.collector import uncollected
 from weft.program.shards import without_shards
@@ -25,11 +26,11 @@ class _Known:
     """A capture, and what it was made for."""
 
     device_type: str
-    precision: str | None
+    precision: Precision
     apart: frozenset[str]
     captured: Captured
 
-    def serves(self, device_type: str, precision: str | None, apart: frozenset[str]) -> bool:
+    def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
         """Whether another strategy would capture the same."""
         differs = (self.apart ^ apart) & self.captured.recurrent
         return (self.device_type, self.precision) == (device_type, precision) and not differs
@@ -74,14 +75,14 @@ class Step:
     def captured(
         self,
         device_type: str = "cpu",
-        precision: str | None = None,
+        precision: Precision | None = None,
         apart: Collection[str] = (),
     ) -> Captured:
         """The step as one graph on whole tensors; captured now if it was not yet.
 
         Args:
             device_type: where it will run: "cpu" or "cuda".
-            precision: of the forward, as in `weft.Strategy`.
+            precision: of the step; how its sums are exchanged and added up is no matter here.
             apart: names of parameters that will lie in pieces.
 
         Raises:
@@ -92,18 +93,32 @@ class Step:
         if self._facts is None:
             self._facts = facts
         _check_same(self._facts, facts)
-        wanted = device_type, precision, frozenset(apart)
+        wanted = device_type, _captured_part(precision or Precision()), frozenset(apart)
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
             found = _Known(*wanted, self._capture(*wanted))
             self._known.append(found)
         return found.captured
 
-    def _capture(self, device_type: str, precision: str | None, apart: Collection[str]) -> Captured:
-        training = self.optimizer is not None
-        step = self.model, self.loss_fn, self.optimizer, self._batch
+    def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
         with uncollected():
-            return capture(*step, device_type, training, precision, apart)
+            return capture(
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._batch,
+                device_type,
+                self.optimizer is not None,
+                precision.compute,
+                apart,
+                precision.parameters,
+                precision.masters,
+            )
+
+
+def _captured_part(precision: Precision) -> Precision:
+    """What a capture depends on."""
+    return Precision(precision.compute, precision.parameters, masters=precision.masters)
 
 
 def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from weft.compiler.options import Options, Precision, Schedule, Stage, Zero
+from weft.compiler.options import Options, Schedule, Stage, Zero
+from weft.compiler.precision import Half, Precision, precision_of
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
 from weft.program.strategy_checks import checked
@@ -39,7 +40,9 @@ class Strategy:
         zero: how optimizer states, gradients and parameters are sharded.
         recompute: patterns of modules whose forward runs once more in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
-        precision: "bf16" or "fp16" for mixed precision; None for the model's own.
+        precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in
+            which dtypes gradients and parameters travel and are kept as well; None for the model's
+            own.
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
         activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
@@ -53,7 +56,7 @@ class Strategy:
     zero: Zero | None = None
     recompute: Sequence[str] = ()
     offload: Sequence[str] = ()
-    precision: Precision | None = None
+    precision: Precision | Half | None = None
     clip_norm: float | None = None
     memory_limit: int | None = None
     activations: Mapping[str, SBPs] = field(default_factory=dict)
@@ -66,7 +69,11 @@ class Strategy:
         """What the compiler's passes need to know of it."""
         names = (each.name for each in fields(self) if each.name not in LAYOUTS)
         laid = tuple((pattern, hint_text(sbp)) for pattern, sbp in self.activations.items())
-        return Options(**{name: getattr(self, name) for name in names}, activations=laid)
+        told = {name: getattr(self, name) for name in names}
+        return Options(
+            **{**told, "precision": precision_of(self.precision)},
+            activations=laid,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from weft.compiler.options import PRECISIONS, SCHEDULES, Stage, Zero, name_patterns
+from weft.compiler.options import SCHEDULES, Stage, Zero, name_patterns
+from weft.compiler.precision import short_form
 from weft.errors import StrategyError
 from weft.layout import Broadcast, Partial, Split
 from weft.program.strategy_text import SBPs
@@ -96,6 +97,10 @@ def _norm(name: str, value: Any) -> float | None:
     return float(value)
 
 
+def _precision(name: str, value: Any) -> object:
+    return short_form(value)
+
+
 def _patterns(name: str, value: Any) -> tuple[str, ...]:
     return name_patterns(f"{name}=", value)
 
@@ -110,7 +115,7 @@ _CHECKS: Mapping[str, Check] = {
     "zero": _zero,
     "recompute": _patterns,
     "offload": _patterns,
-    "precision": _choice(PRECISIONS),
+    "precision": _precision,
     "clip_norm": _norm,
     "memory_limit": _limit,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from weft.compiler.options import Stage, Zero
+from weft.compiler.precision import Precision
 from weft.layout import SBP, parse_sbp, placement
 
 # One SBP for every axis of the grid, or one for each.
@@ -28,6 +29,8 @@ def plain(name: str, value: Any) -> Any:
         return [_plain_stage(part) if isinstance(part, Stage) else part for part in value]
     if isinstance(value, Zero):
         return {"level": value.level, "axis": value.axis}
+    if isinstance(value, Precision):
+        return value.content()
     return value
 
 
@@ -43,6 +46,8 @@ def parsed(name: str, content: Any) -> Any:
         return tuple(_parsed_stage(part) for part in content)
     if name == "zero" and content is not None:
         return Zero(**content)
+    if name == "precision" and isinstance(content, dict):
+        return Precision(**content)
     return content
 
 

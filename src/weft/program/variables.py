@@ -12,6 +12,7 @@ from weft.compiler.loss_scale import FIRST_VALUES
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
+from weft.ir.nodes import MASTER
 from weft.ir.plan import Communicator
 from weft.layout import Layout
 from weft.program.build import Setting
@@ -84,6 +85,15 @@ def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
                 setting.variables[rank].add(node.key, first)
 
 
+def add_masters(setting: Setting, graph: LogicalGraph) -> None:
+    """Give the masters of parameters their first values: those of the parameters."""
+    for rank, variables in setting.variables.items():
+        for key in layouts_on(graph, rank, "state"):
+            parameter, _, state = key.rpartition(".")
+            if state == MASTER:
+                variables.add(key, variables[parameter].detach().float())
+
+
 def _add_state(setting: Setting, key: str, whole: Tensor, value: Value | None) -> None:
     if value is None or value.layout is None or value.shape != tuple(whole.shape):
         expected = "no such state" if value is None else f"shape {list(value.shape)}"
@@ -95,7 +105,8 @@ def _add_state(setting: Setting, key: str, whole: Tensor, value: Value | None) -
     for rank, variables in setting.variables.items():
         if rank in value.layout.placement.coordinates:
             part = local_part(whole.detach(), value.layout, rank)
-            variables.add(key, part.to(setting.world.device(rank), copy=True).contiguous())
+            device, dtype = setting.world.device(rank), getattr(torch, value.dtype)
+            variables.add(key, part.to(device, dtype, copy=True).contiguous())
 
 
 def agreed_seed(seed: int, world: World) -> int:
@@ -152,4 +163,7 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
             layouts = variable_layouts(graph, rank)
             for name, key in names.items():
                 if key in layouts:
-                    variables.write(key, local_part(state[name], layouts[key], rank))
+                    part = local_part(state[name], layouts[key], rank)
+                    for written in (key, f"{key}.{MASTER}"):
+                        if written in variables:
+                            variables.write(written, part)

@@ -432,6 +432,8 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
+    "weft.cast_parts": lambda x, dtype: x.to(dtype),
+    "weft.cast_whole": lambda x, dtype: x.to(dtype),
     **TIME_OPS,
     **NORM_OPS,
     "weft.next_scale": next_scale,

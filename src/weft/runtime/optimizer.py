@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from weft.errors import InternalError
+from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate
 from weft.runtime.direct_updates import DirectStep, direct_step
 from weft.runtime.state import Variables
@@ -45,6 +46,8 @@ class CopyUpdates:
 class OptimizerUpdates:
     """Updates of one optimizer's parameters.
 
+    A parameter with a master is updated by way of it: the optimizer sees the float32 copy alone.
+
     Args:
         user: the user's optimizer. Its `param_groups` are read before every step, so schedules
             work; its own parameters and states stay as they are.
@@ -61,7 +64,13 @@ class OptimizerUpdates:
         self._keys = [update.key for update in updates]
         # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays
         # untouched.
-        self._shards = [variables[update.key].detach() for update in updates]
+        self._shards = [_updated(variables, key) for key in self._keys]
+        # Parameters and the masters that they are rounded from.
+        self._rounded = [
+            (variables[key].detach(), shard)
+            for key, shard in zip(self._keys, self._shards, strict=True)
+            if f"{key}.{MASTER}" in variables
+        ]
         self._indices = sorted({update.group for update in updates})
         self._optimizer = _bare_copy(user)
         for index in self._indices:
@@ -69,8 +78,10 @@ class OptimizerUpdates:
             shards = [shard for update, shard in pairs if update.group == index]
             self._optimizer.param_groups.append(_local_group(user.param_groups[index], shards))
         for key, shard in zip(self._keys, self._shards, strict=True):
-            if states := variables.states(key):
-                self._optimizer.state[shard] = dict(states)
+            states = variables.states(key)
+            states.pop(MASTER, None)
+            if states:
+                self._optimizer.state[shard] = states
         # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite
         # it.
         self._clones = not type(user).__module__.startswith("torch.optim") or any(
@@ -88,6 +99,7 @@ class OptimizerUpdates:
         gradients = self._gradients(sources)
         if not self._run_directly(gradients):
             self._step(gradients)
+            self._round()
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
         if not self._published:
             self._publish()
@@ -116,7 +128,13 @@ class OptimizerUpdates:
             return False
         for step, live, places in zip(self._direct, groups, self._places, strict=True):
             step.run(live, [gradients[place] for place in places], overflow)
+        self._round()
         return True
+
+    def _round(self) -> None:
+        """Let the parameters that have masters be these, rounded."""
+        for parameter, master in self._rounded:
+            parameter.copy_(master)
 
     def _step(self, gradients: list[Tensor]) -> None:
         """A step of the optimizer itself."""
@@ -253,6 +271,11 @@ def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, An
     if open_choice and not live.get("differentiable") and _fusible(shards):
         group["fused"] = True
     return group
+
+
+def _updated(variables: Variables, key: str) -> Tensor:
+    """What an optimizer updates for a parameter: its master, or itself."""
+    return variables.get(f"{key}.{MASTER}", variables[key]).detach()
 
 
 def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:

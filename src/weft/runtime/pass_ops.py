@@ -32,6 +32,11 @@ def scale(x: Tensor, factor: Tensor) -> Tensor:
     return x * factor.to(x.dtype)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weft.cast_parts`, `weft.cast_whole`: `x` in `dtype`."""
+    return x.to(dtype)
+
+
 def clip_factor(square: Tensor, max_norm: float) -> Tensor:
     """`weft.clip_factor`: what gradients with `square` as sum of squares are multiplied by.
 
@@ -73,6 +78,8 @@ PASS_OPS: dict[str, Callable[..., Any]] = {
     "weft.square_sum": square_sum,
     "weft.nonfinite": nonfinite,
     "weft.scale": scale,
+    "weft.cast_parts": cast,
+    "weft.cast_whole": cast,
     "weft.clip_factor": clip_factor,
     "weft.next_scale": next_scale,
     "weft.offload": offload,

@@ -26,6 +26,9 @@ rule("weft.square_sum", "...+ -> ", flops=_no_work, traffic=_no_work)
 rule("weft.nonfinite", "...+ -> ", reduction="max", flops=_no_work, traffic=_no_work)
 # A tensor times a number that is a tensor: what becomes of a gradient stays a gradient.
 rule("weft.scale", pointwise, linear=FIRST)
+# Conversions of what is added up: of each part of a sum, as the user has allowed it; of the whole sum.
+rule("weft.cast_parts", pointwise, linear=FIRST)
+rule("weft.cast_whole", pointwise)
 # Numbers of the step, the same on all ranks.
 rule("weft.clip_factor", whole_factors)
 rule("weft.next_scale", whole_factors)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from weft.ops.arguments import operand_indices
 from weft.ops.call import OpCall
+from weft.ops.dtypes import holds
 from weft.ops.rule import Groups, aten, rule
 from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
 
@@ -39,11 +43,34 @@ BACKWARD = """
     _prelu_kernel_backward"""
 
 
-def _conversion(call: OpCall) -> Groups:
-    """Conversions are linear unless they cut off fractions."""
-    source, result = call.operands[0].dtype, call.results[0]
-    cuts = result is not None and "int" in result.dtype and "int" not in source
-    return () if cuts else FIRST
+def _linear(source: int) -> Callable[[OpCall], Groups]:
+    """A sum passes a conversion of argument `source` to the result's dtype if that loses nothing.
+
+    Rounding each rank's part before they are summed loses what cancels, and more with every rank.
+    """
+
+    def groups(call: OpCall) -> Groups:
+        return ((source,),) if holds(*_dtypes(call, source)) else ()
+
+    return groups
+
+
+def _ordered(source: int) -> Callable[[OpCall], Groups]:
+    """The largest passes rounding; it does not pass where numbers wrap around, or infinity has no place."""
+
+    def groups(call: OpCall) -> Groups:
+        result, given = _dtypes(call, source)
+        rounds = "float" in result and not given.startswith("complex")
+        return ((source,),) if rounds or holds(result, given) else ()
+
+    return groups
+
+
+def _dtypes(call: OpCall, source: int) -> tuple[str, str]:
+    """Of the result, and of the argument at a position."""
+    operand = next(operand_indices(call.args[source]))
+    result = call.results[0]
+    return result.dtype if result else "", call.operands[operand].dtype
 
 
 rule(aten(IDENTITIES), pointwise, linear=FIRST, monotone=FIRST)
@@ -52,8 +79,12 @@ rule(aten(UNARY), pointwise)
 rule(aten(BINARY), pointwise)
 rule(aten(BACKWARD), pointwise, linear=FIRST)
 rule(aten("_conj conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
-rule(aten("_to_copy"), pointwise, linear=_conversion, monotone=FIRST)
-rule("prims.convert_element_type.default", pointwise, linear=_conversion, monotone=FIRST)
+rule(
+    (*aten("_to_copy"), "prims.convert_element_type.default"),
+    pointwise,
+    linear=_linear(0),
+    monotone=_ordered(0),
+)
 
 rule(
     aten("add.Scalar add.Tensor sub.Scalar sub.Tensor"), pointwise, linear=TOGETHER, monotone=FIRST
@@ -64,7 +95,7 @@ rule(aten("div.Scalar div.Tensor true_divide.Tensor"), pointwise, linear=FIRST)
 rule(aten("maximum minimum fmax fmin max.other min.other"), pointwise, monotone=EITHER)
 rule(aten("addcmul"), pointwise, linear=((0, 1), (0, 2)))
 rule(aten("addcdiv lerp.Scalar lerp.Tensor"), pointwise, linear=TOGETHER)
-rule(aten("copy"), pointwise, linear=((1,),), monotone=((1,),), ignored=(0,))
+rule(aten("copy"), pointwise, linear=_linear(1), monotone=_ordered(1), ignored=(0,))
 rule(
     aten("where.self where.Scalar where.ScalarOther where.ScalarSelf"),
     pointwise,

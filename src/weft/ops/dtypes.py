@@ -1,0 +1,32 @@
+"""Which dtypes hold every value of another one, so that a conversion to them loses nothing."""
+
+from __future__ import annotations
+
+# Bits of precision, and of the exponent.
+_FLOATS = {"float16": (11, 5), "bfloat16": (8, 8), "float32": (24, 8), "float64": (53, 11)}
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+def holds(wide: str, narrow: str) -> bool:
+    """Whether every value of the dtype `narrow` is one of `wide`."""
+    if narrow in _PARTS:
+        return wide in _PARTS and holds(_PARTS[wide], _PARTS[narrow])
+    wide = _PARTS.get(wide, wide)
+    if wide == narrow or narrow == "bool":
+        return True
+    if narrow in _FLOATS:
+        return wide in _FLOATS and all(
+            more >= less for more, less in zip(_FLOATS[wide], _FLOATS[narrow], strict=True)
+        )
+    if wide in _FLOATS:
+        return _FLOATS[wide][0] >= _bits(narrow)
+    return "int" in wide and _bits(wide) >= _bits(narrow) and _signed(wide) >= _signed(narrow)
+
+
+def _bits(integer: str) -> int:
+    """Bits of the largest value; those of `int8` are 7."""
+    return int(integer.strip("uint")) - _signed(integer)
+
+
+def _signed(integer: str) -> bool:
+    return not integer.startswith("u")
