@@ -30,6 +30,7 @@ from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import GridHints, lay_out
+from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
@@ -84,7 +85,7 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(join_products(verify(graph))))
+    graph = verify(scale_loss(join_products(unsorted(verify(graph)))))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
