@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.dispatch import dispatch_rows
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
@@ -92,6 +93,7 @@ def compile_graph(
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
+    graph = verify(dispatch_rows(graph, on_grids, stages, options.expert_capacity))
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid = lay_out(graph, sharded.hints, stages, options.cost_model)

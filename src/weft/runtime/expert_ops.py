@@ -53,7 +53,7 @@ def _numbered(ids: Tensor, experts: int) -> Tensor:
 def _rows_of(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
     """Each expert that has rows, with their numbers in order."""
     keys = ids.masked_fill((ids < 0) | (ids >= experts), experts)
-    order = keys.argsort(stable=True)
+    order = keys.argsort(dim=0, stable=True)
     counts = torch.bincount(keys, minlength=experts + 1).tolist()
     for expert, rows in enumerate(order.split(counts)[:experts]):
         if rows.numel():
@@ -68,7 +68,7 @@ def routes(ids: Tensor, experts: int, groups: int, blocks: int, capacity: int) -
     """
     block = ids.div(experts // blocks, rounding_mode="floor").view(groups, -1)
     block = block.masked_fill_((ids < 0).view_as(block) | (block >= blocks), blocks)
-    order = block.argsort(1, stable=True)
+    order = block.argsort(dim=1, stable=True)
     counts = block.new_zeros(groups, blocks + 1)
     counts.scatter_add_(1, block, torch.ones_like(block))
     _check(counts[:, :blocks], capacity, block.shape[1])
