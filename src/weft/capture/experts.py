@@ -86,5 +86,7 @@ _OF_TRANSFORMERS: dict[str, Callable[..., Any]] = {
 
 def of_libraries() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """What stands for the ops of libraries that are loaded."""
-    named = ((getattr(torch.ops.transformers, name, None), f) for name, f in _OF_TRANSFORMERS.items())
+    named = (
+        (getattr(torch.ops.transformers, name, None), f) for name, f in _OF_TRANSFORMERS.items()
+    )
     return {packet.default: function for packet, function in named if packet is not None}

@@ -219,7 +219,11 @@ class _Writer:
         shape, rows = (self.mixture.blocks, self.mixture.rows), self.mixture.ids.shape[0]
 
         def moved(name: str) -> Ref:
-            return self._block(node, Ref(name)) if has_rows(self.graph, node, name, rows) else Ref(name)
+            return (
+                self._block(node, Ref(name))
+                if has_rows(self.graph, node, name, rows)
+                else Ref(name)
+            )
 
         self._made(in_blocks(self.graph, node, shape, moved))
 
@@ -232,7 +236,13 @@ class _Writer:
                 continue
             self.blocks[value.name] = block
             if any(id(user) not in self.inside for user in self.graph.users[value.name]):
-                args = (Ref(block.name), self._places(), self.mixture.groups, self.mixture.capacity, 0)
+                args = (
+                    Ref(block.name),
+                    self._places(),
+                    self.mixture.groups,
+                    self.mixture.capacity,
+                    0,
+                )
                 self.nodes.append(Call(COMBINE, args, (), (value,), node.location, node.phase))
 
     def _block(self, node: Call, arg: Arg) -> Ref:

@@ -151,7 +151,11 @@ class _Proof:
             factors = rule.bind(call)
         except RuleError:
             return False
-        if rule.adapt is not None and node.op not in _SIZED and not node.op.startswith("weft.expert"):
+        if (
+            rule.adapt is not None
+            and node.op not in _SIZED
+            and not node.op.startswith("weft.expert")
+        ):
             return False  # positions count
         name = self._factor(node, call, factors)
         if name is None:
@@ -176,7 +180,9 @@ class _Proof:
         if set(factor_sizes(call, factors)[moved]) != {self.rows}:
             return None
         # A dimension of 1 that is stretched carries no factor; other carriers must be moved alike.
-        still = (dims for name, dims in given if name not in self.kinds and not self._is_alike(name))
+        still = (
+            dims for name, dims in given if name not in self.kinds and not self._is_alike(name)
+        )
         return None if any(moved in dims for dims in still) else moved
 
     def _carried(self, name: str, dims: Dims) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from weft.compiler.sorted_rows import (
     ALIKE,
@@ -25,7 +24,6 @@ from weft.compiler.sorted_rows import (
     PUT,
     Places,
     is_plain_sort,
-    is_range,
     moved_by,
 )
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Output, Ref, Update, Value, node_uses
@@ -115,22 +113,26 @@ def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
         return False
     if maker.op == "aten.clamp.default":
         low, high = (*maker.args[1:], None, None)[:2]
-        return isinstance(low, int) and isinstance(high, int) and 0 <= low and high < experts
+        return isinstance(low, int) and isinstance(high, int) and low >= 0 and high < experts
     if maker.op not in _CHOICES:
         return False
     result, place = _CHOICES[maker.op]
     chosen = maker.outputs[result]
     shape = graph.values[_name(maker.args[0])].shape
     dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", -1)
-    return chosen is not None and chosen.name == name and isinstance(dim, int) and shape[dim] <= experts
+    return (
+        chosen is not None
+        and chosen.name == name
+        and isinstance(dim, int)
+        and shape[dim] <= experts
+    )
 
 
 def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     """The graph without one sort; None where something needs it."""
     kinds = moved_by(graph, sort)
     values, permutation = sort.outputs
-    assert values is not None and permutation is not None  # asked for by `_next_sort`
-    if kinds is None:
+    if kinds is None or values is None or permutation is None:
         return None
     places = {name for name, kind in kinds.items() if isinstance(kind, Places)}
     writer = _Writer(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
@@ -140,7 +142,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     found = _needed(_renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
     # What is left of the permutation would be a range over the rows of all ranks.
     left = any(name in writer.ranges for node in found.nodes for name in node_uses(node))
-    return None if left or not writer.renamed else found
+    return None if left else found
 
 
 @dataclass
@@ -174,7 +176,9 @@ class _Writer:
                 return i in self.ranges and self._read(node, x, self.ranges[i])
             case Call(op=op, args=(Ref() as x, (Ref(name=i),), Ref() as rows, *more)) if op == PUT:
                 return i in self.ranges and self._put(node, x, self.ranges[i], rows, any(more))
-            case Call(op="aten.index_add.default", args=(Ref() as x, 0, Ref(name=i), Ref() as rows)):
+            case Call(
+                op="aten.index_add.default", args=(Ref() as x, 0, Ref(name=i), Ref() as rows)
+            ):
                 return i in self.ranges and not node.kwargs and self._add(node, x, i, rows)
         return False
 

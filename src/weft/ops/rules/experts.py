@@ -68,16 +68,13 @@ def _gradient(call: OpCall) -> Factors:
 def _adapt_gradient(local: OpCall, cut: Cut) -> OpCall:
     first, experts = cut.result_range(0)
     blocks = len(cut.whole.operands[-1].shape) == 2
-    return with_arguments(
-        local, {3: experts, 4: argument(cut.whole, 4) + (0 if blocks else first)}
-    )
+    return with_arguments(local, {3: experts, 4: argument(cut.whole, 4) + (0 if blocks else first)})
 
 
 def _work(call: OpCall) -> int:
     """Each row meets one matrix."""
-    rows, *widths = (spec.shape for spec in (call.operands[-1], *call.operands[:2]))
-    matrix = (call.operands[1].shape if call.op == EXPERT_MM else shape_of(call.results[0]))[1:]
-    return 2 * prod(rows) * prod(matrix)
+    matrices = call.operands[1].shape if call.op == EXPERT_MM else shape_of(call.results[0])
+    return 2 * prod(call.operands[-1].shape) * prod(matrices[1:])
 
 
 def _adapt_segments(local: OpCall, cut: Cut) -> OpCall:
