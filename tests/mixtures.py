@@ -50,14 +50,18 @@ class Mixture(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, two mixtures, a head: tokens int64 [n, time] -> logits."""
+    """Embedding, mixtures, a head: tokens int64 [n, time] -> logits."""
 
     def __init__(
-        self, width: int = 8, experts: int = 4, middle: Callable[[Tensor], Tensor] = F.silu
+        self,
+        width: int = 8,
+        experts: int = 4,
+        middle: Callable[[Tensor], Tensor] = F.silu,
+        layers: int = 1,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(2)])
+        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(layers)])
         self.head = nn.Linear(width, WORDS)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _rows_of(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
     keys = ids.masked_fill((ids < 0) | (ids >= experts), experts)
     order = keys.argsort(dim=0, stable=True)
     counts = torch.bincount(keys, minlength=experts + 1).tolist()
-    for expert, rows in enumerate(order.split(counts)[:experts]):
+    for expert, rows in enumerate(torch.split(order, counts)[:experts]):
         if rows.numel():
             yield expert, rows
 
