@@ -17,11 +17,12 @@ _SAME = frozenset(
         *("aten.transpose.int", "aten.slice.Tensor", INDEX, "aten.gather.default"),
     )
 )
-_CHOICES: Mapping[str, tuple[int, int]] = {  # which result chooses, which argument names where
-    "aten.topk.default": (1, 2),
-    "aten.sort.default": (1, 1),
-    "aten.argmax.default": (0, 1),
-    "aten.max.dim": (1, 1),
+# Which result says where, which argument names the dimension, and what it is where it is not given.
+_CHOICES: Mapping[str, tuple[int, int, int | None]] = {
+    "aten.topk.default": (1, 2, -1),
+    "aten.sort.default": (1, 1, -1),
+    "aten.argmax.default": (0, 1, None),
+    "aten.max.dim": (1, 1, None),
 }
 
 
@@ -64,23 +65,25 @@ def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
     while isinstance(maker, Call) and maker.op in _SAME and isinstance(maker.args[0], Ref):
         name = maker.args[0].name
         maker = graph.producers[name]
-    if not isinstance(maker, Call):
-        return False
-    if maker.op == "aten.clamp.default":
-        low, high = (*maker.args[1:], None, None)[:2]
-        return isinstance(low, int) and isinstance(high, int) and low >= 0 and high < experts
-    if maker.op not in _CHOICES:
-        return False
-    result, place = _CHOICES[maker.op]
+    match maker:
+        case Call(op="aten.cat.default", args=(tuple(parts), *_)):
+            return all(_are_below(graph, _name(part), experts) for part in parts)
+        case Call(op="aten.clamp.default", args=(_, int(low), int(high))):
+            return low >= 0 and high < experts
+        case Call(op=op) if op in _CHOICES:
+            return _is_choice(graph, maker, name, experts)
+    return False
+
+
+def _is_choice(graph: LogicalGraph, maker: Call, name: str, experts: int) -> bool:
+    """Whether a value is where in a dimension of no more than `experts` elements something was found."""
+    result, place, default = _CHOICES[maker.op]
     chosen = maker.outputs[result]
     shape = graph.values[_name(maker.args[0])].shape
-    dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", -1)
-    return (
-        chosen is not None
-        and chosen.name == name
-        and isinstance(dim, int)
-        and shape[dim] <= experts
-    )
+    dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", default)
+    if chosen is None or chosen.name != name or not isinstance(dim, int):
+        return False
+    return shape[dim] <= experts
 
 
 def _maker(graph: LogicalGraph, arg: Arg, through: str) -> Call | None:

@@ -101,6 +101,8 @@ class _Writer:
                 return floors and self._divided(node, i, k)
             case Call(op=op, args=(Ref() as x, (Ref(name=i),))) if op == INDEX:
                 return i in self.ranges and self._read(node, x, self.ranges[i])
+            case Call(op="aten.index_select.default", args=(Ref() as x, 0, Ref(name=i))):
+                return i in self.ranges and self._read(node, x, self.ranges[i])
             case Call(op=op, args=(Ref() as x, (Ref(name=i),), Ref() as rows, *more)) if op == PUT:
                 return i in self.ranges and self._put(node, x, self.ranges[i], rows, any(more))
             case Call(
