@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.dispatch import dispatch_rows
 from weft.compiler.exchange_dtypes import lay_exchanges
 from weft.compiler.fold import rank_classes
 from weft.compiler.gradient_sums import lay_sums
@@ -34,6 +35,7 @@ from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import Deduced, GridHints, lay_out
 from weft.compiler.time_first import time_first
+from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
@@ -90,7 +92,7 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(join_products(verify(graph))))
+    graph = verify(scale_loss(join_products(unsorted(verify(graph)))))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
@@ -99,7 +101,8 @@ def compile_graph(
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     graph = verify(time_first(graph, on_grids, stages))
-    sharded = shard_variables(graph, on_grids, options.zero, stages)
+    sent = dispatch_rows(graph, on_grids, stages, options.expert_capacity)
+    sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     laid = lay_exchanges(verify(laid, with_layouts=True), options.precision)
@@ -128,7 +131,7 @@ def compile_graph(
     held = check_limit(tuple(peaks), boxed, options)
     held = tuple(peak for peak in held if peak.rank in ranks)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
-    notes = (*sharded.notes, *cut.notes)
+    notes = (*sharded.notes, *sent.notes, *cut.notes)
     return Compiled(
         boxed, stages, own, plan, fingerprint, schedule, deduced, sharded.stored, notes, held
     )

@@ -118,4 +118,5 @@ _CHECKS: Mapping[str, Check] = {
     "precision": _precision,
     "clip_norm": _norm,
     "memory_limit": _limit,
+    "expert_capacity": _norm,
 }

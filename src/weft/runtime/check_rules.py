@@ -22,6 +22,7 @@ from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.check_attention import attention_rows, attention_rows_backward
+from weft.runtime.check_experts import CHECKS as EXPERT_CHECKS
 from weft.runtime.check_losses import (
     class_loss,
     class_loss_gradient,
@@ -434,6 +435,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.scale": lambda x, factor: x * factor,
     "weft.cast_parts": lambda x, dtype: x.to(dtype),
     "weft.cast_whole": lambda x, dtype: x.to(dtype),
+    **EXPERT_CHECKS,
     **TIME_OPS,
     **NORM_OPS,
     "weft.next_scale": next_scale,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.runtime.attention_ops import ATTENTION_OPS
 from weft.runtime.class_ops import CLASS_OPS
+from weft.runtime.expert_ops import EXPERT_OPS
 from weft.runtime.loss_ops import LOSS_OPS
 from weft.runtime.matmul import MATMUL_OPS
 from weft.runtime.norm_ops import NORM_OPS
@@ -203,6 +204,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
     **ATTENTION_OPS,
     **CLASS_OPS,
+    **EXPERT_OPS,
     **LOSS_OPS,
     **MATMUL_OPS,
     **NORM_OPS,
