@@ -22,6 +22,7 @@ class Weight:
         product: whether it is multiplied as a matrix, not only looked up or applied to elements.
         split: whether tensor parallelism splits it.
         expert: whether expert parallelism does.
+        lookup: whether a split of lookup tables does.
         trained: whether an optimizer updates it.
     """
 
@@ -31,6 +32,7 @@ class Weight:
     product: bool
     split: bool
     expert: bool
+    lookup: bool
     trained: bool
 
 
@@ -40,7 +42,7 @@ class Facts:
 
     Attributes:
         weights: every parameter, tied ones once.
-        layers, regions, tokens, sequences, hidden: sizes, `tokens` the positions of an activation between blocks.
+        layers, regions, ends, tokens, sequences, hidden: sizes, `tokens` the positions of an activation between blocks.
         item: bytes of an element of an activation between blocks.
         cast: bytes of an element of a matrix as it is multiplied.
         work: floating-point operations of matrix products in a step on one device, forward and backward.
@@ -51,7 +53,8 @@ class Facts:
 
     weights: tuple[Weight, ...]
     layers: int
-    regions: int
+    regions: float
+    ends: int
     tokens: int
     sequences: int
     hidden: int
@@ -81,6 +84,7 @@ def facts(family: Family, shape: Shape, model: nn.Module, trained: Collection[st
         tuple(_weight(family, name, each, name in trained) for name, each in parameters.items()),
         layers=shape.layers,
         regions=family.regions,
+        ends=family.ends,
         tokens=family.positions(shape.tokens),
         sequences=shape.sequences,
         hidden=family.hidden,
@@ -102,6 +106,7 @@ def _weight(family: Family, name: str, tensor: nn.Parameter, trained: bool) -> W
         product=tensor.dim() > 1 and family.pass_of(name, 1) > 0,
         split=row or matches(name, (*family.columns, *family.tables)),
         expert=matches(name, family.experts),
+        lookup=matches(name, family.lookups),
         trained=trained,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 Batch: TypeAlias = dict[str, torch.Tensor]
+MakeBatch: TypeAlias = Callable[[int, int], Batch]
+Loss: TypeAlias = Callable[[nn.Module, Any], torch.Tensor]
+Work: TypeAlias = Callable[["Shape", nn.Module], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ class Family:
         tables: lookup tables and heads that it splits by their vocabulary.
         regions: pairs of a column and a row layer in each layer of the model, each with 2 all-reduces in the forward
             and backward together.
+        ends: all-reduces of an activation for tables and heads, in the forward and backward together.
         experts: patterns of parameters that hold all experts in their first dimension.
         chosen: how many experts a token goes to, of how many.
+        lookups: tables that are split by rows where the batch is split.
         blocks: patterns of the modules that are recomputed: one for each layer.
+        sequence: whether its activations are [batch, positions, width] everywhere between regions.
         work: floating-point operations of a step, and of the forward of its blocks, where matrices and attention are
             not all.
         tensor: into how many parts heads and widths can be split.
@@ -64,7 +70,7 @@ class Family:
     name: str
     source: str
     build: Callable[[int, int], nn.Module]
-    batch: Callable[[int, int], Batch]
+    batch: MakeBatch
     layers: int
     hidden: int
     attention: Callable[[int, int], int]
@@ -74,15 +80,16 @@ class Family:
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-    regions: int = 2
+    regions: float = 2
+    ends: int = 2
     experts: tuple[str, ...] = ()
     chosen: tuple[int, int] = (0, 0)
+    lookups: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("model.layers.*",)
     tensor: int = 8
-    work: Callable[[Shape, nn.Module], tuple[int, int]] | None = None
-    loss: Callable[[nn.Module, Any], torch.Tensor] = field(
-        default=lambda model, batch: model(**batch).loss
-    )
+    sequence: bool = True
+    work: Work | None = None
+    loss: Loss = lambda model, batch: model(**batch).loss
 
     def model(self, shape: Shape) -> nn.Module:
         """The model on the meta device, ready to train."""
@@ -100,11 +107,6 @@ class Family:
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a parameter belongs to a module, or is a parameter, that some pattern names."""
     return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
-
-
-def at(family: Family, **changes: Any) -> Family:
-    """A family with other facts."""
-    return replace(family, **changes)
 
 
 def tokens_batch(sequences: int, tokens: int) -> Batch:

@@ -73,6 +73,7 @@ KINDS: Mapping[str, Kind] = {
     "hybrid": Kind(_tensor(None, True), textbook.tensor),
     "hybrid + sequence": Kind(_tensor(1, True), textbook.sequence),
     "experts": Kind(lambda family: weft.expert_parallel(family.experts), textbook.experts),
+    "tables": Kind(lambda family: weft.expert_parallel(family.lookups), textbook.tables),
     "pipeline": Kind(_pipeline(4, None), textbook.pipeline(MICRO_BATCHES), stages=True),
     "pipeline + ZeRO 1": Kind(
         _pipeline(4, weft.Zero(1)), textbook.pipeline(MICRO_BATCHES, zero=True), stages=True

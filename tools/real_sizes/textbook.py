@@ -8,10 +8,11 @@ parameters, `a` those of an activation between two blocks for the sequences of o
 | data parallel | 2 (p-1)/p n | ring all-reduce: reduce-scatter and all-gather of n; ZeRO (1910.02054), section 7.1 |
 | ZeRO 1, 2 | 2 (p-1)/p n | reduce-scatter of gradients, all-gather of parameters; section 7.2.1 |
 | ZeRO 3 | 3 (p-1)/p n | parameters gathered in the forward and the backward; section 7.2.2 |
-| tensor | (2 regions layers + 2) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of each region; table and head |
+| tensor | (2 regions layers + ends) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of each region, table, head |
 | tensor + sequence | the same | reduce-scatter and all-gather in place of all-reduce; 2205.05198, section 4.2.2 |
 | hybrid | tensor, with a/d, and data parallel with n/t | Megatron-LM (2104.04473), section 3.3 |
 | experts | data parallel without experts, and 4 (p-1)/p k a/p a layer | GShard (2006.16668), section 3.2 |
+| tables | data parallel without tables, and 2 (p-1)/p a | DLRM (1906.00091), section 4, its tables by rows |
 | pipeline | data parallel of each stage, and 2 a/d a cut | 2104.04473, section 3.1: activation there, gradient back |
 | recompute | data parallel | 1604.06174: the forward of a block once more |
 
@@ -115,7 +116,7 @@ def zero_3(facts: Facts, grid: Grid) -> Figures:
 def tensor(facts: Facts, grid: Grid) -> Figures:
     """Regions of a column and a row layer; along the first axis of a grid, data parallel."""
     d, t = (1, *grid)[-2:]
-    regions = 2 * facts.regions * facts.layers + 2
+    regions = 2 * facts.regions * facts.layers + facts.ends
     between = regions * 2 * ring(t) * facts.activation / d
 
     def share(weight: Weight) -> float:
@@ -131,7 +132,7 @@ def sequence(facts: Facts, grid: Grid) -> Figures:
     """As `tensor`; between regions every rank has a part of the positions, so whole weights have partial gradients."""
     found = tensor(facts, grid)
     d, t = (1, *grid)[-2:]
-    regions = 2 * facts.regions * facts.layers + 2
+    regions = 2 * facts.regions * facts.layers + facts.ends
     half = regions * ring(t) * facts.activation / d
     whole = size(weight for weight in facts.trained if not weight.split)
     reduced = found.sent["all_reduce"] - 2 * half + 2 * ring(t) * whole
@@ -147,6 +148,16 @@ def experts(facts: Facts, grid: Grid) -> Figures:
     sent = {"all_reduce": reduced, "all_to_all": tokens}
     count = len(facts.trained) + 8 * facts.sparse
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.expert else 1.0)
+
+
+def tables(facts: Facts, grid: Grid) -> Figures:
+    """Every rank looks up its own rows for the whole batch; sums are scattered, gradients gathered."""
+    (p,) = grid
+    moved = ring(p) * facts.activation
+    reduced = 2 * ring(p) * size(weight for weight in facts.trained if not weight.lookup)
+    sent = {"all_reduce": reduced, "reduce_scatter": moved, "all_gather": moved}
+    count = 4 * len(facts.trained)
+    return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.lookup else 1.0)
 
 
 def pipeline(micro_batches: int, zero: bool = False) -> Textbook:
