@@ -70,7 +70,7 @@ class DiT(nn.Module):
         shift, scale = self.condition(functional.silu(c)).chunk(2, dim=1)
         noise: Tensor = self.head(_modulated(self.norm(x), shift, scale))
         side = SIDE // PATCH
-        noise = noise.unflatten(1, (side, side)).unflatten(-1, (PATCH, PATCH, CHANNELS))
+        noise = noise.view(-1, side, side, PATCH, PATCH, CHANNELS)
         return noise.permute(0, 5, 1, 3, 2, 4).reshape(-1, CHANNELS, SIDE, SIDE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import transformers
 from torch import nn
@@ -11,6 +13,11 @@ from tools.real_sizes.family import Batch, Family, tokens_batch
 _PATCHES = (224 // 16) ** 2
 # Whisper: positions of 30 s of sound behind the two convolutions, and before the second of them.
 _SOUND, _FRAMES = 1500, 3000
+
+
+def _config(name: str, **sizes: Any) -> Any:
+    """A config with the arguments that all families share, which classes do not declare."""
+    return getattr(transformers, f"{name}Config")(**sizes)
 
 
 def _bert(layers: int, tokens: int) -> nn.Module:
@@ -27,7 +34,8 @@ def _bert(layers: int, tokens: int) -> nn.Module:
 
 
 def _t5(layers: int, tokens: int) -> nn.Module:
-    config = transformers.T5Config(
+    config = _config(
+        "T5",
         vocab_size=32128,
         d_model=1024,
         d_kv=128,
@@ -42,7 +50,8 @@ def _t5(layers: int, tokens: int) -> nn.Module:
 
 
 def _vit(layers: int, tokens: int) -> nn.Module:
-    config = transformers.ViTConfig(
+    config = _config(
+        "ViT",
         hidden_size=1024,
         num_hidden_layers=layers,
         num_attention_heads=16,

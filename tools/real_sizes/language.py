@@ -86,8 +86,13 @@ def _gpt2(layers: int, tokens: int) -> nn.Module:
         return transformers.GPT2LMHeadModel(config)
 
 
-_BATCHED = {"experts_implementation": "batched_mm"}
-_SPARSE = {"columns": _QKV, "rows": ("*.o_proj",), "experts": ("*.experts.*",), "regions": 1}
+_BATCHED: dict[str, Any] = {"experts_implementation": "batched_mm"}
+_SPARSE: dict[str, Any] = {
+    "columns": _QKV,
+    "rows": ("*.o_proj",),
+    "experts": ("*.experts.*",),
+    "regions": 1,
+}
 
 LANGUAGE = (
     decoder(

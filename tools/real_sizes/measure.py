@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,9 +59,10 @@ class Planned:
 def planned(compiled: Compiled) -> Planned:
     """The figures of the ranks that a plan was made for, together."""
     groups = {each.id: each.ranks for each in compiled.plan.communicators}
-    sent: Counter[str] = Counter()
+    sent: dict[str, float] = defaultdict(float)
     for program in compiled.programs:
-        sent.update(sent_by(program, groups))
+        for exchange, size in sent_by(program, groups).items():
+            sent[exchange] += size
     peaks = [peak.memory for peak in compiled.peaks]
     highest = max(peaks, key=lambda memory: memory.peak)
     return Planned(
@@ -76,14 +77,14 @@ def planned(compiled: Compiled) -> Planned:
     )
 
 
-def sent_by(program: LocalProgram, groups: Mapping[int, tuple[int, ...]]) -> Counter[str]:
+def sent_by(program: LocalProgram, groups: Mapping[int, tuple[int, ...]]) -> dict[str, float]:
     """Bytes that a rank sends in a step, by kind of exchange.
 
     Args:
         program: of the rank.
         groups: the ranks of each communicator.
     """
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for node in program.nodes:
         if isinstance(node, Collective | Transfer):
             found[node.kind] += exchanged(node, program.rank, groups) * times(node, program)
@@ -139,7 +140,7 @@ def causes(compiled: Compiled, most: int = 8) -> tuple[tuple[str, float], ...]:
     graph = compiled.graph
     loop = loop_values(graph)
     ranks = {rank for placement in graph.placements for rank in placement.ranks}
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for box in graph.of_kind(Box):
         source = graph.values[box.input.name]
         assert source.layout is not None
@@ -150,4 +151,4 @@ def causes(compiled: Compiled, most: int = 8) -> tuple[tuple[str, float], ...]:
                 shape = "×".join(map(str, source.shape))
                 what = f"{step.kind} of %{source.name} [{shape}] for {box.cause}"
                 found[what] += step.bytes * acts / len(ranks)
-    return tuple(found.most_common(most))
+    return tuple(sorted(found.items(), key=lambda item: -item[1])[:most])

@@ -19,7 +19,7 @@ def counted(batch: MakeBatch, loss: Loss, blocks: tuple[str, ...]) -> Work:
         with FlopCounterMode(display=False) as forward:
             found = loss(model, one)
         with FlopCounterMode(display=False) as backward:
-            found.backward()
+            torch.autograd.backward(found)
         head = f"{type(model).__name__}."
         inside = sum(
             sum(ops.values())

@@ -20,7 +20,7 @@ from tools.real_sizes.textbook import Figures, Grid
 from weft.capture import Captured, capture
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import stage_placements
-from weft.ir.logical import Update
+from weft.ir.logical import Input, Update
 from weft.program.hints import strategy_hints
 
 
@@ -71,12 +71,9 @@ class Sized:
         batch = family.batch(shape.sequences, shape.tokens)
         precision = "bf16" if shape.precision == "bf16" else None
         captured = capture(model, family.loss, optimizer, batch, "cpu", True, precision)
-        keys = {update.target.name for update in captured.graph.of_kind(Update)}
-        trained = {
-            n.key
-            for n in captured.graph.nodes
-            if getattr(n, "role", "") == "parameter" and n.value.name in keys
-        }
+        targets = {update.target.name for update in captured.graph.of_kind(Update)}
+        inputs = captured.graph.of_kind(Input)
+        trained = {node.key for node in inputs if node.value.name in targets}
         return Sized(family, shape, captured, facts(family, shape, model, trained))
 
     def plan(self, kind: Kind, grid: Grid) -> Planned:
