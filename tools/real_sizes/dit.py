@@ -68,10 +68,10 @@ class DiT(nn.Module):
         for block in self.blocks:
             x = block(x, c)
         shift, scale = self.condition(functional.silu(c)).chunk(2, dim=1)
-        noise: Tensor = self.head(_modulated(self.norm(x), shift, scale))
         side = SIDE // PATCH
-        noise = noise.view(-1, side, side, PATCH, PATCH, CHANNELS)
-        return noise.permute(0, 5, 1, 3, 2, 4).reshape(-1, CHANNELS, SIDE, SIDE)
+        noise: Tensor = self.head(_modulated(self.norm(x), shift, scale))
+        noise = noise.view(-1, side, side, PATCH, PATCH, CHANNELS).permute(0, 5, 1, 3, 2, 4)
+        return noise.reshape(-1, CHANNELS, SIDE, SIDE)
 
 
 def _waves(times: Tensor) -> Tensor:

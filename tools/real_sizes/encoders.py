@@ -113,6 +113,7 @@ ENCODERS = (
         columns=("*.query", "*.key", "*.value", "*.intermediate.dense"),
         rows=("*.output.dense",),
         tables=("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
+        tied=("bert.embeddings.word_embeddings",),
         blocks=("bert.encoder.layer.*",),
     ),
     Family(
@@ -128,6 +129,7 @@ ENCODERS = (
         columns=("*.q", "*.k", "*.v", "*.wi"),
         rows=("*.o", "*.wo"),
         tables=("shared",),
+        tied=("shared",),
         blocks=("encoder.block.*", "decoder.block.*"),
         regions=2.5,
         ends=4,
@@ -169,6 +171,7 @@ ENCODERS = (
             "*encoder.*": _SOUND,
         },
         tensor=1,
+        tied=("model.decoder.embed_tokens",),
         blocks=("model.encoder.layers.*", "model.decoder.layers.*"),
     ),
 )

@@ -23,6 +23,7 @@ class Weight:
         split: whether tensor parallelism splits it.
         expert: whether expert parallelism does.
         lookup: whether a split of lookup tables does.
+        tied: whether it is a table and a head.
         trained: whether an optimizer updates it.
     """
 
@@ -33,6 +34,7 @@ class Weight:
     split: bool
     expert: bool
     lookup: bool
+    tied: bool
     trained: bool
 
 
@@ -107,6 +109,7 @@ def _weight(family: Family, name: str, tensor: nn.Parameter, trained: bool) -> W
         split=row or matches(name, (*family.columns, *family.tables)),
         expert=matches(name, family.experts),
         lookup=matches(name, family.lookups),
+        tied=matches(name, family.tied),
         trained=trained,
     )
 

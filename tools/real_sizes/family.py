@@ -59,6 +59,7 @@ class Family:
         ends: all-reduces of an activation for tables and heads, in the forward and backward together.
         experts: patterns of parameters that hold all experts in their first dimension.
         chosen: how many experts a token goes to, of how many.
+        tied: tables that are heads as well.
         lookups: tables that are split by rows where the batch is split.
         blocks: patterns of the modules that are recomputed: one for each layer.
         sequence: whether its activations are [batch, positions, width] everywhere between regions.
@@ -84,6 +85,7 @@ class Family:
     ends: int = 2
     experts: tuple[str, ...] = ()
     chosen: tuple[int, int] = (0, 0)
+    tied: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("model.layers.*",)
     tensor: int = 8

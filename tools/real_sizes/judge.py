@@ -39,16 +39,14 @@ class Check:
         return self.planned / self.textbook
 
 
-def checks(
-    row: str, kind: str, found: Planned, book: Figures, beside: Planned | None
-) -> list[Check]:
+def checks(row: str, kind: str, found: Planned, book: Figures, beside: Planned) -> list[Check]:
     """All figures of one row.
 
     Args:
         row, kind: names, for the table of explanations.
         found: the plan's figures.
         book: the textbook's.
-        beside: the data-parallel plan with as many sequences a rank; None for itself.
+        beside: the plan with as many sequences a rank whose peak is not to be exceeded.
     """
     pairs = [
         ("bytes", found.bytes, book.bytes),
@@ -56,9 +54,8 @@ def checks(
         ("parameters", found.parameters, book.parameters),
         ("states", found.states, book.states),
         ("exchanges", found.exchanges, book.exchanges),
+        ("peak", found.peak, highest(book, beside)),
     ]
-    if beside is not None:
-        pairs.append(("peak", found.peak, highest(book, beside)))
     return [_check(row, kind, *pair) for pair in pairs]
 
 

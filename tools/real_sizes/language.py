@@ -138,6 +138,7 @@ LANGUAGE = (
         _sizes(3584, 14336, 16, 8, 256128, tied=True, head_dim=256),
         products=6,
         tables=("model.embed_tokens",),
+        tied=("model.embed_tokens",),
     ),
     decoder(
         "Phi-2",
@@ -158,6 +159,7 @@ LANGUAGE = (
         1600,
         _attention(1600),
         {"*wpe*": 0, "*ln_*": 0, "*.bias": 0},
+        tied=("transformer.wte",),
         blocks=("transformer.h.*",),
         tensor=1,
     ),

@@ -47,8 +47,8 @@ def rows_of(family: str, shape: Shape, kinds: dict[str, Grid]) -> list[Row]:
     return [Row(family, shape, kind, grid) for kind, grid in kinds.items()]
 
 
-# How many layers are planned where the published number is cut.
-LAYERS = 4
+# How many layers are planned where the published number is cut, and in pipelines of four stages.
+LAYERS, STAGED = 4, 12
 
 _DATA: dict[str, Grid] = dict.fromkeys(("data", "ZeRO 1", "ZeRO 2", "ZeRO 3", "deduced"), (8,))
 _PIPELINES: dict[str, Grid] = {"pipeline": (4, 2), "pipeline + ZeRO 1": (4, 2)}
@@ -85,7 +85,7 @@ def _kinds(family: Family) -> dict[str, Grid]:
     """The strategies that make sense for a family, on some 8 ranks."""
     found = {**_DATA, **_tensors(family)}
     if family.blocks:
-        found |= {"recompute": (8,), **_PIPELINES}
+        found["recompute"] = (8,)
     if family.experts:
         found["experts"] = (8,)
     if family.lookups:
@@ -100,7 +100,11 @@ def _on(ranks: int, *kinds: str) -> dict[str, Grid]:
 def family_rows(name: str) -> list[Row]:
     """Every row of a family, captures together."""
     tokens, layers = tokens_of(name), layers_of(name)
-    found = rows_of(name, Shape(layers, tokens, 32), _kinds(FAMILIES[name]))
+    sequences = 16384 if name == "DLRM" else 32
+    found = rows_of(name, Shape(layers, tokens, sequences), _kinds(FAMILIES[name]))
+    if FAMILIES[name].blocks:
+        staged = min(STAGED, FAMILIES[name].layers) if layers == LAYERS else layers
+        found += rows_of(name, Shape(staged, tokens, 32), _PIPELINES)
     if name in _HALF:
         for precision in ("bf16", "pure bf16"):
             kinds = _on(8, "data", "ZeRO 1", "ZeRO 3", "deduced")
@@ -126,8 +130,9 @@ def all_rows() -> list[Row]:
 
 def short_rows() -> list[Row]:
     """A few of every kind, for the test suite: two layers of small families, and one large one."""
-    found = rows_of("GPT-2 XL", Shape(2, 1024, 32), {**_DATA, "recompute": (8,), **_PIPELINES})
+    found = rows_of("GPT-2 XL", Shape(2, 1024, 32), {**_DATA, "recompute": (8,)})
+    found += rows_of("GPT-2 XL", Shape(8, 1024, 32), _PIPELINES)
     llama = FAMILIES["Llama 3 8B"]
     found += rows_of("Llama 3 8B", Shape(2, 2048, 32), {**_DATA, **_tensors(llama)})
     found += rows_of("ResNet-50", Shape(16, 1, 32), _on(8, "data", "ZeRO 3"))
-    return found + rows_of("DLRM", Shape(1, 1, 32), {**_on(8, "data"), "tables": (8,)})
+    return found + rows_of("DLRM", Shape(1, 1, 16384), {**_on(8, "data"), "tables": (8,)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,6 @@ from tools.real_sizes.facts import Facts, facts
 from tools.real_sizes.family import Family, Shape
 from tools.real_sizes.judge import Check, checks
 from tools.real_sizes.measure import Planned, planned
-from tools.real_sizes.plans import Kind
 from tools.real_sizes.rows import FAMILIES, Row
 from tools.real_sizes.textbook import Figures, Grid
 from weft.capture import Captured, capture
@@ -76,13 +75,8 @@ class Sized:
         trained = {node.key for node in inputs if node.value.name in targets}
         return Sized(family, shape, captured, facts(family, shape, model, trained))
 
-    def plan(self, kind: Kind, grid: Grid) -> Planned:
-        """Plan one rank, or one of each stage."""
-        strategy = kind.strategy(self.family)
-        return self.planned(strategy, kind.grid_of(grid))
-
     def planned(self, strategy: weft.Strategy, grid: Grid) -> Planned:
-        """The figures of a strategy on a grid."""
+        """The figures of one rank, or of one rank of each stage, under a strategy."""
         ranks = torch.arange(math.prod(grid)).reshape(grid).tolist()
         placement = weft.placement("cpu", ranks)
         options = strategy.options()
@@ -92,42 +86,60 @@ class Sized:
         return planned(compile_graph(self.captured.graph, hints, placement, first, options))
 
     def data_parallel(self, grid: Grid) -> Planned:
-        """The plan whose peak is not to be exceeded."""
+        """The data-parallel plan, once."""
         if grid not in self.beside:
             self.beside[grid] = self.planned(weft.data_parallel(), grid)
         return self.beside[grid]
 
+
+@dataclass
+class Planner:
+    """Plans rows; captures of the size of the row before, and of one device beside it, are kept."""
+
+    sizes: dict[tuple[str, Shape], Sized] = field(default_factory=dict)
+
     def judge(self, row: Row) -> Result:
         """Plan a row and compare it."""
-        start = time.process_time()
-        kind, grid = row.of_kind, row.grid
+        kind, grid, start = row.of_kind, row.grid, time.process_time()
         try:
-            found = self.plan(kind, grid)
+            sized = self.sized(row.family, row.shape)
+            start = time.process_time()
+            strategy = kind.strategy(sized.family)
+            found = sized.planned(strategy, kind.grid_of(grid))
             seconds = time.process_time() - start
-            beside = None if row.kind == "data" else self.data_parallel(kind.beside(grid))
+            if row.kind == "data":
+                sized.beside[grid] = found
+            beside = self.beside(row, sized)
         except Exception as error:
-            return Result(row, time.process_time() - start, error=_told(error))
-        if row.kind == "data":
-            self.beside[grid] = found
-        book = kind.textbook(self.facts, grid)
-        verdicts = checks(row.family, row.kind, found, book, beside)
-        return Result(row, seconds, tuple(verdicts), found, book)
+            return Result(
+                row, time.process_time() - start, error=f"{type(error).__name__}: {error}"
+            )
+        book = kind.textbook(sized.facts, grid)
+        return Result(
+            row, seconds, tuple(checks(row.family, row.kind, found, book, beside)), found, book
+        )
+
+    def beside(self, row: Row, sized: Sized) -> Planned:
+        """The plan whose peak is not to be exceeded: data parallel, and for that one device with a rank's sequences."""
+        if row.kind != "data":
+            return sized.data_parallel(row.of_kind.beside(row.grid))
+        sequences = row.shape.sequences // row.grid[0]
+        return self.sized(row.family, replace(row.shape, sequences=sequences)).data_parallel((1,))
+
+    def sized(self, name: str, shape: Shape) -> Sized:
+        """A family at a size; of other models nothing is kept."""
+        if (name, shape) not in self.sizes:
+            same = {key for key in self.sizes if key[0] == name and _alike(key[1], shape)}
+            self.sizes = {key: self.sizes[key] for key in same}
+            self.sizes[name, shape] = Sized.of(FAMILIES[name], shape)
+        return self.sizes[name, shape]
+
+
+def _alike(one: Shape, other: Shape) -> bool:
+    return replace(one, sequences=0) == replace(other, sequences=0)
 
 
 def results(rows: Sequence[Row]) -> Iterator[Result]:
-    """Plan rows in order; those of one family and size that stand together share its capture."""
-    sized: Sized | None = None
-    key: tuple[str, Shape] | None = None
-    failed = ""
-    for row in rows:
-        if (row.family, row.shape) != key:
-            key, sized, failed = (row.family, row.shape), None, ""
-            try:
-                sized = Sized.of(FAMILIES[row.family], row.shape)
-            except Exception as error:
-                failed = f"capture: {_told(error)}"
-        yield Result(row, 0.0, error=failed) if sized is None else sized.judge(row)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Plan rows in order; those of one family and size share a capture."""
+    planner = Planner()
+    return map(planner.judge, rows)

@@ -8,7 +8,7 @@ parameters, `a` those of an activation between two blocks for the sequences of o
 | data parallel | 2 (p-1)/p n | ring all-reduce: reduce-scatter and all-gather of n; ZeRO (1910.02054), section 7.1 |
 | ZeRO 1, 2 | 2 (p-1)/p n | reduce-scatter of gradients, all-gather of parameters; section 7.2.1 |
 | ZeRO 3 | 3 (p-1)/p n | parameters gathered in the forward and the backward; section 7.2.2 |
-| tensor | (2 regions layers + ends) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of regions, tables, head |
+| tensor | (2 regions layers + ends) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of each region |
 | tensor + sequence | the same | reduce-scatter and all-gather in place of all-reduce; 2205.05198, section 4.2.2 |
 | hybrid | tensor, with a/d, and data parallel with n/t | Megatron-LM (2104.04473), section 3.3 |
 | experts | data parallel without experts, and 4 (p-1)/p k a/p a layer | GShard (2006.16668), section 3.2 |
@@ -167,7 +167,11 @@ def pipeline(micro_batches: int, zero: bool = False) -> Textbook:
         stages, d = grid
         inside = (zero_1 if zero else data)(facts, (d,))
         cuts = 2 * (stages - 1)
-        sent = {**inside.sent, "transfer": cuts * facts.activation / d}
+        # A table that is the head as well lies in the first stage: it goes to the last, its gradient comes back.
+        crossing = cuts * facts.activation / d + 2 * size(
+            each for each in facts.weights if each.tied
+        )
+        sent = {**inside.sent, "transfer": crossing}
         exchanges = inside.exchanges + stages * FEW + cuts * micro_batches
         return replace(inside, sent=sent, exchanges=exchanges)
 
