@@ -43,7 +43,8 @@ class Block(nn.Module):
         x = x + gate1[:, None] * self.out(y)
         y = _modulated(self.norm2(x), shift2, scale2)
         y = self.down(functional.gelu(self.up(y), approximate="tanh"))
-        return x + gate2[:, None] * y
+        found: Tensor = x + gate2[:, None] * y
+        return found
 
 
 class DiT(nn.Module):
@@ -71,7 +72,8 @@ class DiT(nn.Module):
         side = SIDE // PATCH
         noise: Tensor = self.head(_modulated(self.norm(x), shift, scale))
         noise = noise.view(-1, side, side, PATCH, PATCH, CHANNELS).permute(0, 5, 1, 3, 2, 4)
-        return noise.reshape(-1, CHANNELS, SIDE, SIDE)
+        found: Tensor = noise.reshape(-1, CHANNELS, SIDE, SIDE)
+        return found
 
 
 def _waves(times: Tensor) -> Tensor:

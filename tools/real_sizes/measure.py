@@ -122,7 +122,9 @@ def work(program: LocalProgram) -> float:
 
 
 def products(call: OpCall) -> float:
-    """Operations of a call that are a product's: more than one for every 4 bytes read or written."""
+    """Operations of a call that are a product's: of two tensors of numbers, more than one for every 4 bytes touched."""
+    if sum("float" in spec.dtype for spec in call.operands) < 2:
+        return 0.0
     try:
         count = flops(call)
     except RuleError:
