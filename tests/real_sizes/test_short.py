@@ -12,8 +12,9 @@ pytest.importorskip("transformers", reason="pip install -c constraints.txt -e '.
 from tools.real_sizes.__main__ import main
 from tools.real_sizes.page import json_of, line_of, page_of
 from tools.real_sizes.plans import KINDS
-from tools.real_sizes.rows import FAMILIES, Row, all_rows, short_rows
-from tools.real_sizes.run import Result, results
+from tools.real_sizes.rows import FAMILIES, all_rows, short_rows
+from tools.real_sizes.run import Result, Sized, results
+from weft.errors import StrategyError
 
 # Rows that fail, by family and strategy, with the quantities in which they do. Mended ones must be taken out.
 OPEN: dict[tuple[str, str], set[str]] = {}
@@ -57,12 +58,12 @@ def test_every_row_is_planned_once_and_every_strategy_somewhere() -> None:
 
 
 def test_an_error_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A grid of one axis has no place for a hybrid's pairs of layouts.
-    row = next(row for row in short_rows() if row.kind == "hybrid")
-    bad = Row(row.family, row.shape, row.kind, (16,))
-    monkeypatch.setattr("tools.real_sizes.__main__.short_rows", lambda: [bad])
-    assert main(["--short", "--page", str(tmp_path / "page.md")]) == 1
-    assert "StrategyError" in (tmp_path / "page.md").read_text()
+    def refused(*told: object) -> None:
+        raise StrategyError("no such layout")
+
+    monkeypatch.setattr(Sized, "of", refused)
+    assert main(["--short", "--only", "*ResNet*", "--page", str(tmp_path / "page.md")]) == 1
+    assert "| **StrategyError** |" in (tmp_path / "page.md").read_text()
 
 
 def test_a_pattern_that_names_no_row_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 python -m tools.real_sizes                       every row (many minutes)
 python -m tools.real_sizes --short               a few rows of every kind, a minute
-python -m tools.real_sizes --only "Llama 3 8B*"  rows whose names match
+python -m tools.real_sizes --only "Llama 3 8B*"  rows whose names match; may be repeated
 python -m tools.real_sizes --json FILE           every figure, and what asked for the bytes
 python -m tools.real_sizes --page FILE           the table as a page
 
@@ -31,14 +31,16 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--only", default="*", metavar="PATTERN")
+    parser.add_argument("--only", action="append", metavar="PATTERN")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE")
     told = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     rows = short_rows() if told.short else all_rows()
     found: list[Result] = []
-    for result in results([row for row in rows if fnmatchcase(row.name, told.only)]):
+    patterns = told.only or ["*"]
+    chosen = [row for row in rows if any(fnmatchcase(row.name, each) for each in patterns)]
+    for result in results(chosen):
         found.append(result)
         print(line_of(result), flush=True)
         if told.json:

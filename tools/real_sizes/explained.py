@@ -24,15 +24,28 @@ class Explained:
     why: str
 
 
+_ROWS = (
+    "a table's gradient is made from the gathered gradients of the rows that were looked up, "
+    "fewer bytes than the table"
+)
+_ONCE = "what the backward does not read, as tables that are only looked up and biases, is gathered once"
+_APART = (
+    "what lies between regions stays in pieces, so an all-reduce is a reduce-scatter and an "
+    "all-gather of the same bytes"
+)
+
 EXPLAINED: tuple[Explained, ...] = (
-    Explained(
-        "*",
-        "ZeRO 3",
-        "bytes",
-        0.66,
-        0.98,
-        "the backward reads no table that was only looked up, so it is gathered once",
-    ),
+    Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
+    Explained("*", "data", "bytes", 0.6, 0.98, _ROWS),
+    Explained("*", "deduced", "bytes", 0.6, 0.98, _ROWS),
+    Explained("*", "recompute", "bytes", 0.6, 0.98, _ROWS),
+    Explained("*", "pipeline*", "bytes", 0.7, 0.98, _ROWS),
+    Explained("*", "ZeRO [12]", "bytes", 0.8, 0.98, _ROWS),
+    Explained("*", "ZeRO 3", "bytes", 0.66, 0.98, _ONCE),
+    Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
+    Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
+    Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
+    Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),
     Explained(
         "*",
         "recompute",

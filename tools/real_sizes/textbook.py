@@ -1,7 +1,8 @@
 """The textbook: what each strategy sends, computes and holds, in closed formulas with their sources.
 
 All figures are those of one rank and one step. `p` is the number of ranks along an axis, `n` the bytes of the trained
-parameters, `a` those of an activation between two blocks for the sequences of one rank of the data axis.
+parameters as they travel (2 an element of a matrix in mixed precision), `a` those of an activation between two blocks
+for the sequences of one rank of the data axis.
 
 | strategy | bytes that a rank sends | source |
 |---|---|---|
@@ -76,40 +77,42 @@ def size(weights: Iterable[Weight]) -> int:
     return sum(weight.bytes for weight in weights)
 
 
-def copies(facts: Facts) -> float:
-    """Bytes of all parameters as they are multiplied: under autocast matrices are cast before they travel."""
-    return sum(
-        weight.elements * facts.cast if weight.product else weight.bytes for weight in facts.weights
-    )
+def moved(facts: Facts, weights: Iterable[Weight]) -> float:
+    """Bytes of parameters, or of their gradients, as they travel: matrices in the dtype in which they are multiplied.
+
+    ZeRO (1910.02054), section 7: parameters and gradients of mixed precision are exchanged in 16 bits.
+    """
+    return sum(each.elements * facts.cast if each.product else each.bytes for each in weights)
 
 
 def data(facts: Facts, grid: Grid) -> Figures:
     """Whole parameters; each gradient is reduced once."""
     (p,) = grid
-    sent = {"all_reduce": 2 * ring(p) * size(facts.trained)}
+    sent = {"all_reduce": 2 * ring(p) * moved(facts, facts.trained)}
     return _figures(facts, sent, p, len(facts.trained))
 
 
 def zero_1(facts: Facts, grid: Grid) -> Figures:
     """States in shards, gradients scattered to them, parameters gathered once a step."""
     (p,) = grid
-    scattered = ring(p) * size(facts.trained)
-    sent = {"reduce_scatter": scattered, "all_gather": ring(p) * copies(facts)}
+    whole = moved(facts, facts.trained)
+    sent = {"reduce_scatter": ring(p) * whole, "all_gather": ring(p) * whole}
     found = _figures(facts, sent, p, 2 * len(facts.trained), lambda weight: 1 / p)
-    return replace(found, gathered=copies(facts))
+    return replace(found, gathered=whole)
 
 
 def zero_3(facts: Facts, grid: Grid) -> Figures:
     """Parameters in shards, gathered for the forward and for the backward of each block."""
     found = zero_1(facts, grid)
     gathers = 2 * found.sent["all_gather"]
-    block = max(copies(facts) / facts.layers, max(weight.bytes for weight in facts.weights))
+    whole = found.gathered
+    block = max(whole / facts.layers, max(moved(facts, [weight]) for weight in facts.trained))
     return replace(
         found,
         sent={**found.sent, "all_gather": gathers},
         exchanges=3 * len(facts.trained) + FEW,
         # The block that runs, and two that are gathered ahead.
-        gathered=min(copies(facts), 3 * block),
+        gathered=min(whole, 3 * block),
     )
 
 
@@ -122,7 +125,7 @@ def tensor(facts: Facts, grid: Grid) -> Figures:
     def share(weight: Weight) -> float:
         return 1 / t if weight.split else 1.0
 
-    reduced = sum(weight.bytes * share(weight) for weight in facts.trained)
+    reduced = sum(moved(facts, [weight]) * share(weight) for weight in facts.trained)
     sent = {"all_reduce": between + 2 * ring(d) * reduced}
     gradients = len(facts.trained) if d > 1 else 0
     return _figures(facts, sent, d * t, regions + gradients, share)
@@ -144,7 +147,7 @@ def experts(facts: Facts, grid: Grid) -> Figures:
     """Tokens go to the ranks of their experts and come back, in the forward and in the backward."""
     (p,) = grid
     tokens = 4 * facts.sparse * ring(p) * facts.chosen * facts.activation / p
-    reduced = 2 * ring(p) * size(weight for weight in facts.trained if not weight.expert)
+    reduced = 2 * ring(p) * moved(facts, (each for each in facts.trained if not each.expert))
     sent = {"all_reduce": reduced, "all_to_all": tokens}
     count = len(facts.trained) + 8 * facts.sparse
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.expert else 1.0)
@@ -153,9 +156,9 @@ def experts(facts: Facts, grid: Grid) -> Figures:
 def tables(facts: Facts, grid: Grid) -> Figures:
     """Every rank looks up its own rows for the whole batch; sums are scattered, gradients gathered."""
     (p,) = grid
-    moved = ring(p) * facts.activation
-    reduced = 2 * ring(p) * size(weight for weight in facts.trained if not weight.lookup)
-    sent = {"all_reduce": reduced, "reduce_scatter": moved, "all_gather": moved}
+    rows = ring(p) * facts.activation
+    reduced = 2 * ring(p) * moved(facts, (each for each in facts.trained if not each.lookup))
+    sent = {"all_reduce": reduced, "reduce_scatter": rows, "all_gather": rows}
     count = 4 * len(facts.trained)
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.lookup else 1.0)
 
