@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,20 @@ import pytest
 pytest.importorskip("transformers", reason="pip install -c constraints.txt -e '.[models]'")
 
 from tools.real_sizes.__main__ import main
-from tools.real_sizes.page import json_of, line_of, page_of
+from tools.real_sizes.page import line_of, page_of
 from tools.real_sizes.plans import KINDS
+from tools.real_sizes.record import json_of, merged, results_of
 from tools.real_sizes.rows import FAMILIES, all_rows, short_rows
 from tools.real_sizes.run import Result, Sized, results
 from weft.errors import StrategyError
 
 # Rows that fail, by family and strategy, with the quantities in which they do. Mended ones must be taken out.
-OPEN: dict[tuple[str, str], set[str]] = {}
+OPEN: dict[tuple[str, str], set[str]] = {
+    ("GPT-2 XL", "ZeRO 1"): {"bytes"},
+    ("GPT-2 XL", "ZeRO 3"): {"bytes"},
+    ("Llama 3 8B", "data"): {"peak"},
+    ("Llama 3 8B", "tensor"): {"exchanges"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +48,16 @@ def test_the_short_form_is_as_the_textbook_says(short: list[Result]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_page_and_the_json_hold_every_row(short: list[Result]) -> None:
-    page, found = page_of(short), json.loads(json_of(short))
-    assert [each["name"] for each in found] == [row.name for row in short_rows()]
+    page = page_of(short)
     for result in short:
         assert f"| {result.row.kind} | {'×'.join(map(str, result.row.grid))} |" in page
-        assert line_of(result).splitlines()[0] in "\n".join(map(line_of, short))
+    assert results_of(json_of(short)) == short
+
+
+def test_rows_that_are_not_planned_again_stay_in_the_order_of_the_table() -> None:
+    first, second, third = (Result(row, 1.0, error="old") for row in all_rows()[:3])
+    again = replace(second, error="new")
+    assert merged([third, first, second], [again]) == [first, again, third]
 
 
 def test_every_row_is_planned_once_and_every_strategy_somewhere() -> None:
@@ -62,7 +73,7 @@ def test_an_error_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise StrategyError("no such layout")
 
     monkeypatch.setattr(Sized, "of", refused)
-    assert main(["--short", "--only", "*ResNet*", "--page", str(tmp_path / "page.md")]) == 1
+    assert main(["--short", "--only", "*DLRM*", "--page", str(tmp_path / "page.md")]) == 1
     assert "| **StrategyError** |" in (tmp_path / "page.md").read_text()
 
 

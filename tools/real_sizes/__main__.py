@@ -3,8 +3,9 @@
 python -m tools.real_sizes                       every row (many minutes)
 python -m tools.real_sizes --short               a few rows of every kind, a minute
 python -m tools.real_sizes --only "Llama 3 8B*"  rows whose names match; may be repeated
-python -m tools.real_sizes --json FILE           every figure, and what asked for the bytes
-python -m tools.real_sizes --page FILE           the table as a page
+python -m tools.real_sizes --json FILE           every figure, and what asked for the bytes; rows that stand in
+                                                 the file and are not planned again stay
+python -m tools.real_sizes --page FILE           the table as a page, with the rows of the JSON file
 
 Nothing runs and nothing is downloaded. Exits with 1 when a row fails.
 """
@@ -20,7 +21,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 
-from tools.real_sizes.page import json_of, line_of, page_of
+from tools.real_sizes.page import line_of, page_of
+from tools.real_sizes.record import json_of, merged, results_of
 from tools.real_sizes.rows import all_rows, short_rows
 from tools.real_sizes.run import Result, results
 
@@ -37,6 +39,7 @@ def main(arguments: list[str]) -> int:
     told = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     rows = short_rows() if told.short else all_rows()
+    old = results_of(told.json.read_text()) if told.json and told.json.exists() else []
     found: list[Result] = []
     patterns = told.only or ["*"]
     chosen = [row for row in rows if any(fnmatchcase(row.name, each) for each in patterns)]
@@ -44,9 +47,9 @@ def main(arguments: list[str]) -> int:
         found.append(result)
         print(line_of(result), flush=True)
         if told.json:
-            told.json.write_text(json_of(found))
+            told.json.write_text(json_of(merged(old, found)))
         if told.page:
-            told.page.write_text(page_of(found))
+            told.page.write_text(page_of(merged(old, found)))
     failed = sum(result.fails for result in found)
     print(
         f"{len(found) - failed} of {len(found)} plans are as the textbook says, or better, or explained"

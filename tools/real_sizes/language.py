@@ -177,7 +177,7 @@ LANGUAGE = (
         },
         columns=("*.query_key_value", "*.dense_h_to_4h"),
         rows=("*.attention.dense", "*.dense_4h_to_h"),
-        tables=("gpt_neox.embed_in", "embed_out"),
+        tables=("gpt_neox.embed_in", "lm_head"),
         passes={"*embed_in*": 0, "*norm*": 0, "*.bias": 0},
         blocks=("gpt_neox.layers.*",),
     ),

@@ -1,10 +1,8 @@
-"""The results as lines, as JSON and as a page."""
+"""The results as lines and as a page."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 
 from tools.real_sizes import textbook
@@ -64,12 +62,6 @@ def _sizes(sizes: Mapping[str, float]) -> str:
 def _first(error: str) -> str:
     """The beginning of a message."""
     return " ".join(error.split())[:240]
-
-
-def json_of(results: Sequence[Result]) -> str:
-    """Every figure, the bytes by kind, and what asked for them."""
-    found = [{"name": each.row.name, "fails": each.fails, **asdict(each)} for each in results]
-    return json.dumps(found, indent=1)
 
 
 def page_of(results: Sequence[Result]) -> str:

@@ -129,10 +129,9 @@ def all_rows() -> list[Row]:
 
 
 def short_rows() -> list[Row]:
-    """A few of every kind, for the test suite: two layers of small families, and one large one."""
-    found = rows_of("GPT-2 XL", Shape(2, 1024, 32), {**_DATA, "recompute": (8,)})
-    found += rows_of("GPT-2 XL", Shape(8, 1024, 32), _PIPELINES)
-    llama = FAMILIES["Llama 3 8B"]
-    found += rows_of("Llama 3 8B", Shape(2, 2048, 32), {**_DATA, **_tensors(llama)})
-    found += rows_of("ResNet-50", Shape(16, 1, 32), _on(8, "data", "ZeRO 3"))
-    return found + rows_of("DLRM", Shape(1, 1, 16384), {**_on(8, "data"), "tables": (8,)})
+    """A few of every kind, for the test suite: few layers, so that all are planned in a minute."""
+    found = rows_of("GPT-2 XL", Shape(2, 1024, 32), _on(8, "data", "ZeRO 1", "ZeRO 3", "recompute"))
+    found += rows_of("GPT-2 XL", Shape(4, 1024, 32), {"pipeline + ZeRO 1": (4, 2)})
+    kinds = _on(8, "data", "ZeRO 1", "ZeRO 3", "deduced", "tensor", "tensor + sequence")
+    found += rows_of("Llama 3 8B", Shape(2, 2048, 32), {**kinds, "hybrid + sequence": (2, 4)})
+    return found + rows_of("DLRM", Shape(1, 1, 16384), {"tables": (8,)})
