@@ -106,7 +106,7 @@ def _weight(family: Family, name: str, tensor: nn.Parameter, trained: bool) -> W
         tensor.numel(),
         tensor.numel() * tensor.element_size(),
         product=tensor.dim() > 1 and family.pass_of(name, 1) > 0,
-        split=row or matches(name, (*family.columns, *family.tables)),
+        split=row or matches(name, (*family.columns, *family.tables, *family.experts)),
         expert=matches(name, family.experts),
         lookup=matches(name, family.lookups),
         tied=matches(name, family.tied),

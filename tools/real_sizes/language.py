@@ -91,7 +91,6 @@ _SPARSE: dict[str, Any] = {
     "columns": _QKV,
     "rows": ("*.o_proj",),
     "experts": ("*.experts.*",),
-    "regions": 1,
 }
 
 LANGUAGE = (
@@ -237,6 +236,5 @@ LANGUAGE = (
         columns=("*.q_proj", "*.kv_b_proj"),
         rows=("*.o_proj",),
         experts=("*.experts.*",),
-        regions=1,
     ),
 )

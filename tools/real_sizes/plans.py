@@ -50,6 +50,10 @@ def _tensor(sequence: int | None, hybrid: bool) -> Callable[[Family], weft.Strat
 
     def strategy(family: Family) -> weft.Strategy:
         found = make((*family.columns, *family.tables), family.rows)
+        # Whole experts on each rank: their outputs are summed as a row layer's.
+        sbp = (weft.broadcast, weft.split(0)) if hybrid else weft.split(0)
+        experts = dict.fromkeys(family.experts, sbp)
+        found = replace(found, parameters={**experts, **found.parameters})
         if sequence is None:
             return found
         laid = make(family.columns, family.rows, sequence).activations
