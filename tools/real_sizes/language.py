@@ -233,8 +233,8 @@ LANGUAGE = (
         },
         attention=_attention(16 * 160),
         chosen=(6, 64),
-        columns=("*.q_proj", "*.kv_b_proj"),
-        rows=("*.o_proj",),
+        columns=("*.q_proj", "*.kv_b_proj", "*.gate_proj", "*.up_proj"),
+        rows=("*.o_proj", "*.down_proj"),
         experts=("*.experts.*",),
     ),
 )
