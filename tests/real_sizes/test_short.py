@@ -20,7 +20,6 @@ from weft.errors import StrategyError
 # Rows that fail, by family and strategy, with the quantities in which they do. Mended ones must be taken out.
 OPEN: dict[tuple[str, str], set[str]] = {
     ("GPT-2 XL", "ZeRO 1"): {"bytes"},
-    ("GPT-2 XL", "ZeRO 3"): {"bytes"},
     ("Llama 3 8B", "data"): {"peak"},
     ("Llama 3 8B", "tensor"): {"exchanges"},
 }
@@ -32,7 +31,7 @@ def short() -> list[Result]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_short_form_is_as_the_textbook_says(short: list[Result]) -> None:
     assert not [line_of(result) for result in short if result.error]
     failing = {
@@ -46,7 +45,7 @@ def test_the_short_form_is_as_the_textbook_says(short: list[Result]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_page_and_the_json_hold_every_row(short: list[Result]) -> None:
     page = page_of(short)
     for result in short:
