@@ -7,7 +7,7 @@ from itertools import groupby
 
 from tools.real_sizes import textbook
 from tools.real_sizes.judge import TOLERANCE, Check, Verdict
-from tools.real_sizes.rows import FAMILIES
+from tools.real_sizes.rows import FAMILIES, all_rows
 from tools.real_sizes.run import Result
 
 QUANTITIES = ("bytes", "work", "parameters", "states", "peak", "exchanges")
@@ -68,8 +68,10 @@ def page_of(results: Sequence[Result]) -> str:
     """All results: a table for each family, the explanations that were needed, and what fails."""
     failed = [result for result in results if result.fails]
     lines = [HEAD, "## Results", ""]
+    good = len(results) - len(failed)
     lines.append(
-        f"Of {len(results)} plans, {len(results) - len(failed)} are as the textbook says, better or explained."
+        f"{len(results)} of {len(all_rows())} rows are planned here; {good} plans are as the textbook says, "
+        "better or explained."
     )
     for family, group in groupby(results, lambda result: result.row.family):
         lines += [
