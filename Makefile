@@ -9,7 +9,7 @@ LIMIT ?= 900
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test gates check bench golden clean
+.PHONY: demo test gates check bench real-sizes golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -24,6 +24,9 @@ check: gates test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+real-sizes: $(READY)
+	$(BIN)/python -m tools.real_sizes --page docs/real_sizes.md
 
 golden: $(READY)
 	$(BIN)/python -m pytest --update-golden

@@ -1,0 +1,1 @@
+"""Plans of real models at published sizes, without running them, beside the closed formulas of textbooks."""

@@ -1,0 +1,177 @@
+"""Families of `transformers` that are no decoders alone: BERT, T5, ViT and Whisper at published sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tools.real_sizes.family import Batch, Family, tokens_batch
+
+_PATCHES = (224 // 16) ** 2
+# Whisper: positions of 30 s of sound behind the two convolutions, and before the second of them.
+_SOUND, _FRAMES = 1500, 3000
+
+
+def _config(name: str, **sizes: Any) -> Any:
+    """A config with the arguments that all families share, which classes do not declare."""
+    return getattr(transformers, f"{name}Config")(**sizes)
+
+
+def _bert(layers: int, tokens: int) -> nn.Module:
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=tokens,
+    )
+    with torch.device("meta"):
+        return transformers.BertForMaskedLM(config)
+
+
+def _t5(layers: int, tokens: int) -> nn.Module:
+    config = _config(
+        "T5",
+        vocab_size=32128,
+        d_model=1024,
+        d_kv=128,
+        d_ff=16384,
+        num_layers=layers // 2,
+        num_heads=32,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        return transformers.T5ForConditionalGeneration(config)
+
+
+def _vit(layers: int, tokens: int) -> nn.Module:
+    config = _config(
+        "ViT",
+        hidden_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        num_labels=1000,
+    )
+    with torch.device("meta"):
+        return transformers.ViTForImageClassification(config)
+
+
+def _images(sequences: int, tokens: int) -> Batch:
+    pixels = torch.empty(sequences, 3, 224, 224, device="meta")
+    return {
+        "pixel_values": pixels,
+        "labels": torch.empty(sequences, dtype=torch.long, device="meta"),
+    }
+
+
+def _whisper(layers: int, tokens: int) -> nn.Module:
+    config = transformers.WhisperConfig(
+        vocab_size=51866,
+        num_mel_bins=128,
+        d_model=1280,
+        encoder_layers=layers // 2,
+        decoder_layers=layers // 2,
+        encoder_attention_heads=20,
+        decoder_attention_heads=20,
+        encoder_ffn_dim=5120,
+        decoder_ffn_dim=5120,
+        max_target_positions=tokens,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        return transformers.WhisperForConditionalGeneration(config)
+
+
+def _sounds(sequences: int, tokens: int) -> Batch:
+    features = torch.empty(sequences, 128, _FRAMES, device="meta")
+    labels = torch.empty(sequences, tokens, dtype=torch.long, device="meta")
+    return {"input_features": features, "labels": labels}
+
+
+def _whisper_attention(layers: int, tokens: int) -> int:
+    """Encoder: sound by sound; decoder: text by text, and text by sound."""
+    return layers // 2 * 1280 * (_SOUND * _SOUND + tokens * tokens + tokens * _SOUND)
+
+
+ENCODERS = (
+    Family(
+        "BERT-large",
+        "1810.04805, section 3",
+        _bert,
+        tokens_batch,
+        24,
+        1024,
+        lambda layers, tokens: layers * tokens * tokens * 1024,
+        {"*position_embeddings*": 0, "*token_type_embeddings*": 0, "*LayerNorm*": 0, "*.bias": 0},
+        products=6,
+        columns=("*.query", "*.key", "*.value", "*.intermediate.dense"),
+        rows=("*.output.dense",),
+        tables=("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
+        tied=("bert.embeddings.word_embeddings",),
+        blocks=("bert.encoder.layer.*",),
+    ),
+    Family(
+        "T5-3B",
+        "1910.10683, section 3.7.1",
+        _t5,
+        tokens_batch,
+        48,
+        1024,
+        lambda layers, tokens: layers // 2 * 3 * tokens * tokens * 4096,
+        {"*relative_attention_bias*": 0, "*norm*": 0},
+        products=6,
+        columns=("*.q", "*.k", "*.v", "*.wi"),
+        rows=("*.o", "*.wo"),
+        tables=("shared",),
+        tied=("shared",),
+        blocks=("encoder.block.*", "decoder.block.*"),
+        regions=2.5,
+        ends=4,
+    ),
+    Family(
+        "ViT-L/16",
+        "2010.11929, table 1",
+        _vit,
+        _images,
+        24,
+        1024,
+        lambda layers, tokens: layers * (_PATCHES + 1) ** 2 * 1024,
+        {
+            "*position_embeddings*": 0,
+            "*cls_token*": 0,
+            "*patch_embeddings*": _PATCHES,
+            "classifier*": 1,
+        },
+        positions=lambda tokens: _PATCHES + 1,
+        columns=("*.q_proj", "*.k_proj", "*.v_proj", "*.fc1"),
+        rows=("*.o_proj", "*.fc2"),
+        ends=0,
+        blocks=("vit.layers.*",),
+    ),
+    Family(
+        "Whisper large-v3",
+        "2212.04356, table 1",
+        _whisper,
+        _sounds,
+        64,
+        1280,
+        _whisper_attention,
+        {
+            "*embed_positions*": 0,
+            "*norm*": 0,
+            "*encoder_attn.k_proj*": _SOUND,
+            "*encoder_attn.v_proj*": _SOUND,
+            "*encoder.conv1*": _FRAMES,
+            "*encoder.*": _SOUND,
+        },
+        tensor=1,
+        tied=("model.decoder.embed_tokens",),
+        blocks=("model.encoder.layers.*", "model.decoder.layers.*"),
+    ),
+)
