@@ -92,7 +92,9 @@ def forbidden(
             case "split":
                 return cost_model.hints_hold and isinstance(before, Split) and after != before
             case "whole":
-                return cost_model.hints_hold and isinstance(after, Split)
+                # A bias may be one rank's, where it is added to parts; nothing else of a parameter.
+                added = before == Broadcast() and after == Partial()
+                return cost_model.hints_hold and not (added or before == after == Broadcast())
         return False
 
     found = np.array([[float(breaks(before, after)) for after in target] for before in source])
