@@ -52,6 +52,8 @@ def strategy(job: Job) -> weft.Strategy:
     if job.strategy == "split":
         tables = {pattern: weft.split(0) for pattern in job.work.tables}
         return weft.Strategy(batch=DATA, parameters={**tables, "*": weft.broadcast})
+    if job.strategy == "expert":
+        return weft.expert_parallel(job.work.experts)
     return weft.data_parallel()
 
 
