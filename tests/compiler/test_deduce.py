@@ -41,7 +41,7 @@ B, S0, S1, P = Broadcast(), Split(0), Split(1), Partial()
 PAIR = placement("cpu", [0, 1])
 SQUARE = placement("cpu", [[0, 1], [2, 3]])
 # Bytes and flops only: no charge for departing from how a parameter is laid.
-PLAIN = CostModel(whole_parameter=0.0, split_parameter=0.0, early_reduction=0)
+PLAIN = CostModel(whole_parameter=0.0, hints_hold=False, early_reduction=0)
 HERE = Location("model.py", 7)
 
 

@@ -23,6 +23,8 @@ class Assignment:
         cost: what the deduction's cost model says of all work and boxing together, in bytes; of
             what it charges for departing from the intent of a strategy, the part along the last
             axis.
+        bound: the least that deduction knows any layouts to cost, along the last axis with the others
+            as they are.
         proven: whether `cost` is the least there is, along each axis with the others as they are.
     """
 
@@ -30,4 +32,5 @@ class Assignment:
     operands: Mapping[int, tuple[Layout, ...]]
     shared: Mapping[str, Layout] = field(default_factory=dict)
     cost: float = 0.0
+    bound: float = 0.0
     proven: bool = True

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.deduce_descent import Choice, descend
+from weft.compiler.deduce_descent import Choice, descend, settle
 from weft.compiler.deduce_hints import Hints as Hints
 from weft.compiler.deduce_hints import check_hints
 from weft.compiler.deduce_problem import Problem, build
+from weft.compiler.deduce_stored import as_whole, storage
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Update, node_uses
 from weft.layout import Layout, Placement, broadcast_layout
@@ -33,7 +34,8 @@ def deduce(
     Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any
     dimension (Broadcast when that is as cheap), batch leaves Broadcast or split on their first,
     constants Broadcast; an optimizer's state follows its parameter. An update runs in the layout of
-    its target; outputs are Broadcast.
+    its target; outputs are Broadcast. What is stored in shards is deduced as if it were whole, and
+    stored then (`deduce_stored`).
 
     Args:
         graph: the step, or one stage of it.
@@ -47,8 +49,13 @@ def deduce(
         RuleError: when an op has no rule.
     """
     check_hints(graph, hints, placement)
-    problem = build(graph, hints, placement, coming)
+    problem = build(*as_whole(graph, hints), placement, coming)
     choice = descend(problem, placement.shape, cost_model)
+    if hints.stored:
+        problem = build(graph, hints, placement, coming)
+        axes = sorted(set(hints.stored.values()))
+        free = {axis: problem.of(storage(graph, hints.stored, axis)) for axis in axes}
+        choice = settle(problem, placement.shape, cost_model, choice, free)
     return _assignment(graph, placement, problem, choice)
 
 
@@ -77,7 +84,7 @@ def _assignment(
     }
     shared = {name: result(share, 0) for name, share in problem.share_of.items()}
     differing = {name: layout for name, layout in shared.items() if layout != values[name]}
-    return Assignment(values, readers, differing, choice.cost, choice.exact)
+    return Assignment(values, readers, differing, choice.cost, choice.bound, choice.exact)
 
 
 def _wanted(update: Update, name: str, values: Mapping[str, Layout]) -> Layout:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from weft.compiler.deduce_boxing import BoxingCosts, Table, idle_bytes, reductions
-from weft.compiler.deduce_intent import Intent, departures
+from weft.compiler.deduce_intent import Intent, charges, forbidden
 from weft.compiler.deduce_options import GivenOptions, Options, PerAxis, WorkOptions, start
 from weft.compiler.deduce_problem import Edge, Problem, Share, Work
 from weft.compiler.solver import minimize
 from weft.errors import RuleError
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Partial
+from weft.ops import Signature
 
 # Most rounds over all axes of a grid; two or three are usual.
 ROUNDS = 4
@@ -24,13 +25,18 @@ ROUNDS = 4
 class Choice:
     """What was chosen: for each variable, its signature on each axis.
 
-    `cost` is the cost of all work and boxing, in bytes, with the charges along the last axis;
-    `exact` says whether it is the least along each axis with the others as they are.
+    Attributes:
+        signatures: the choices.
+        cost: of all work and boxing, in bytes, with the charges along the last axis.
+        bound: the least that any choices along the last axis could cost, with the others as they
+            are.
+        exact: whether the cost is proven least, along each axis with the others as they are.
     """
 
     signatures: tuple[PerAxis, ...]
-    cost: float
-    exact: bool
+    cost: float = 0.0
+    bound: float = 0.0
+    exact: bool = True
 
 
 def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> Choice:
@@ -42,16 +48,47 @@ def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> C
         RuleError: when an op has no rule.
     """
     descent = _Descent(problem, grid, cost_model)
-    chosen = [start(variable, len(grid)) for variable in problem.variables]
-    cost, exact = 0.0, True
+    choice = Choice(tuple(start(variable, len(grid)) for variable in problem.variables))
     for _ in range(ROUNDS if len(grid) > 1 else 1):
-        before = list(chosen)
+        before, proven = choice.signatures, []
         for axis in range(len(grid)):
-            cost, proven = descent.solve(axis, chosen)
-            exact = exact and proven
-        if chosen == before:
+            choice = descent.solve(axis, choice)
+            proven.append(choice.exact)
+        choice = replace(choice, exact=all(proven))
+        if choice.signatures == before:
             break
-    return Choice(tuple(chosen), cost, exact)
+    return choice
+
+
+def settle(
+    problem: Problem,
+    grid: tuple[int, ...],
+    cost_model: CostModel,
+    choice: Choice,
+    free: Mapping[int, Collection[int]],
+) -> Choice:
+    """Choose some variables anew while the others keep what they have.
+
+    Args:
+        problem: with the same variables as the one that `choice` is of.
+        grid: as in `descend`.
+        cost_model: as in `descend`.
+        choice: of all variables.
+        free: for an axis, the variables that are chosen anew along it.
+    """
+    descent, exact = _Descent(problem, grid, cost_model), choice.exact
+    for axis, variables in free.items():
+        choice = descent.solve(axis, choice, variables)
+        exact = exact and choice.exact
+    return replace(choice, exact=exact)
+
+
+@dataclass(frozen=True, eq=False)
+class _Costs:
+    """What boxing on an edge costs, and 1 where an intent forbids it; compared by identity."""
+
+    boxing: Table
+    forbidden: Table | None = None
 
 
 @dataclass
@@ -61,43 +98,42 @@ class _Descent:
     problem: Problem
     grid: tuple[int, ...]
     cost_model: CostModel
-    tables: dict[tuple[object, ...], Table] = field(default_factory=dict)
+    tables: dict[tuple[object, ...], _Costs] = field(default_factory=dict)
+    kept: dict[Signature, Options] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.work = WorkOptions(self.grid, self.cost_model)
         self.given = GivenOptions(self.grid, self.cost_model)
         self.boxing = BoxingCosts(self.grid, self.cost_model)
 
-    def solve(self, axis: int, chosen: list[PerAxis]) -> tuple[float, bool]:
-        """Choose all signatures along `axis` anew, in place; cost and whether it is proven least."""
-        options = self._options(axis, chosen)
+    def solve(self, axis: int, choice: Choice, free: Collection[int] | None = None) -> Choice:
+        """Choose all signatures along `axis` anew, or only those of some variables."""
+        chosen = choice.signatures
+        options = self._options(axis, chosen, free)
         unary = [
             one.costs * variable.times
             if isinstance(variable, Work) and variable.times > 1
             else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
-        pairwise: dict[tuple[int, int], Table] = {}
-        for edge in self.problem.edges:
-            ends = (edge.source, edge.target)
-            table = self._table(edge, axis, chosen, options)
-            table = table if edge.times == 1 else table * edge.times
-            if edge.source == edge.target:
-                unary[edge.source] = unary[edge.source] + np.diagonal(table)
-            else:
-                pairwise[ends] = pairwise[ends] + table if ends in pairwise else table
-        choices, cost, exact = minimize(unary, pairwise)
-        for variable, choice in enumerate(choices):
-            every, signature = chosen[variable], options[variable].signatures[choice]
-            chosen[variable] = (*every[:axis], signature, *every[axis + 1 :])
-        return cost, exact
+        edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
+        found = minimize(*_joined(unary, edges), starts=_present(options, axis, chosen))
+        signatures = tuple(
+            (*every[:axis], one.signatures[number], *every[axis + 1 :])
+            for every, one, number in zip(chosen, options, found.choices, strict=True)
+        )
+        return Choice(signatures, found.cost, found.bound, found.exact)
 
-    def _options(self, axis: int, chosen: Sequence[PerAxis]) -> list[Options]:
+    def _options(
+        self, axis: int, chosen: Sequence[PerAxis], free: Collection[int] | None
+    ) -> list[Options]:
         """The options of all variables; those of a Share follow from what it connects."""
         variables = self.problem.variables
         found: list[Options] = []
-        for variable, signatures in zip(variables, chosen, strict=True):
-            if isinstance(variable, Work):
+        for number, (variable, signatures) in enumerate(zip(variables, chosen, strict=True)):
+            if free is not None and number not in free:
+                found.append(self._as_it_is(signatures[axis]))
+            elif isinstance(variable, Work):
                 found.append(self._work(variable, axis, signatures))
             elif isinstance(variable, Share):
                 found.append(Options((), np.zeros(0)))
@@ -105,10 +141,14 @@ class _Descent:
                 found.append(self.given.of(variable, axis, signatures))
         seen = self._seen(found)
         for number, variable in enumerate(variables):
-            if isinstance(variable, Share):
+            if isinstance(variable, Share) and not found[number].signatures:
                 sbps = frozenset(seen[number])
                 found[number] = self.given.shared(variable, sbps, axis, chosen[number])
         return found
+
+    def _as_it_is(self, signature: Signature) -> Options:
+        """The one option of a variable that keeps its signature."""
+        return self.kept.setdefault(signature, Options((signature,), np.zeros(1)))
 
     def _work(self, work: Work, axis: int, signatures: PerAxis) -> Options:
         try:
@@ -137,9 +177,9 @@ class _Descent:
                 seen[edge.source].update(w for w in wanted if not isinstance(w, Partial))
         return seen
 
-    def _table(
+    def _costs(
         self, edge: Edge, axis: int, chosen: Sequence[PerAxis], options: Sequence[Options]
-    ) -> Table:
+    ) -> _Costs:
         """Cost of boxing on an edge for each option of its source and each of its target."""
         others = [other for other in range(len(self.grid)) if other != axis]
         before = tuple(chosen[edge.source][other].results[edge.result] for other in others)
@@ -148,7 +188,7 @@ class _Descent:
         ports = (id(source), edge.result, id(target), edge.operand)
         intent: Intent = edge.intents[axis] if edge.intents else ""
         early = isinstance(self.problem.variables[edge.target], Work)
-        key = (edge.spec, axis, before, after, ports, intent, early)
+        key = (edge.spec, axis, before, after, ports, intent, early, edge.times)
         if key not in self.tables:
             made = tuple(one.results[edge.result] for one in source.signatures)
             wanted = tuple(one.operands[edge.operand] for one in target.signatures)
@@ -157,6 +197,45 @@ class _Descent:
                 table = table + self.cost_model.early_reduction * reductions(made, wanted)
             if intent:
                 idle = idle_bytes(edge.spec, axis, before, self.grid)
-                table = table + idle * departures(intent, made, wanted, self.cost_model)
-            self.tables[key] = table
+                table = table + idle * charges(intent, made, wanted, self.cost_model)
+            ban = forbidden(intent, made, wanted, self.cost_model)
+            self.tables[key] = _Costs(table * edge.times, ban)
         return self.tables[key]
+
+
+def _joined(
+    unary: list[Table], edges: Sequence[tuple[Edge, _Costs]]
+) -> tuple[list[Table], dict[tuple[int, int], Table]]:
+    """The tables of variables and of pairs; what is forbidden costs more than all else together.
+
+    Equal edges share a table.
+    """
+    highest = sum(float(table.max()) for table in unary)
+    never = 1.0 + 2.0 * (highest + sum(float(costs.boxing.max()) for _, costs in edges))
+    tables = {
+        costs: costs.boxing if costs.forbidden is None else costs.boxing + never * costs.forbidden
+        for _, costs in edges
+    }
+    pairwise: dict[tuple[int, int], Table] = {}
+    for edge, costs in edges:
+        ends, table = (edge.source, edge.target), tables[costs]
+        if edge.source == edge.target:
+            unary[edge.source] = unary[edge.source] + np.diagonal(table)
+        else:
+            pairwise[ends] = pairwise[ends] + table if ends in pairwise else table
+    return unary, pairwise
+
+
+def _present(
+    options: Sequence[Options], axis: int, chosen: Sequence[PerAxis]
+) -> tuple[tuple[int, ...], ...]:
+    """The choices as they stand, where they are still among the options."""
+    try:
+        return (
+            tuple(
+                one.signatures.index(every[axis])
+                for one, every in zip(options, chosen, strict=True)
+            ),
+        )
+    except ValueError:
+        return ()

@@ -2,9 +2,9 @@
 
 By bytes alone a strategy would lose its meaning. At small batches, data parallelism would turn into
 slicing the replicated weights at no cost and gathering activations; at large ones, weights that the
-user split for tensor parallelism would be gathered wherever they are used. So deduction charges
-what departs from the intent, on the edges from a parameter to its users and from a gradient to its
-update, through views and casts in between.
+user split for tensor parallelism would be gathered wherever they are used. So a layout that the
+user fixed holds where a parameter is used, through views and casts, wherever the op has a form for
+it; and where the user left it free, deduction charges what departs from whole parameters.
 """
 
 from __future__ import annotations
@@ -21,87 +21,100 @@ from weft.compiler.deduce_hints import Hints
 from weft.compiler.kept import kept_values
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
-from weft.layout import SBP, Broadcast, Split
+from weft.layout import SBP, Broadcast, Partial, Split
 
-# What an edge is charged for along one axis:
-#   "whole"   a parameter that is whole on every rank is cut for use
-#   "gather"  a gradient of a parameter that is whole on every rank was made in pieces
-#   "split"   a parameter that the user split is used in another layout
-#   "pieces"  a gradient of a parameter that is stored in shards, but used whole, was made in pieces
-#   "kept"    what only the backward of its maker understands would be boxed
-Intent: TypeAlias = Literal["whole", "gather", "split", "pieces", "kept", ""]
+# What an edge is about along one axis, beside its boxing:
+#   "whole"   a parameter that the user wants whole on every rank: never cut for use
+#   "split"   a parameter that the user split: never used in another layout
+#   "kept"    what only the backward of its maker understands: never boxed
+#   "free"    a parameter that the user left free: charged where it lies whole and is cut for use
+#   "gather"  the gradient of a parameter that lies whole: charged where it is made in pieces
+#   "stored"  the same of one that is stored in shards: its reduction stops at the shard
+Intent: TypeAlias = Literal["whole", "split", "kept", "free", "gather", "stored", ""]
 Intents: TypeAlias = tuple[Intent, ...]
-_NEVER = 1e9  # more than anything else costs
 
 
 def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     """For each value that carries a parameter or only its gradient: the intents, one for each axis."""
     inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
     sbps = {node.value.name: hints.inputs.get(node.key, (None,) * axes) for node in inputs}
-    stored = {
-        node.value.name: hints.stored[node.key] for node in inputs if node.key in hints.stored
-    }
     kept: Intents = tuple("kept" for _ in range(axes))
     found: dict[str, Intents] = dict.fromkeys(kept_values(graph), kept)
-    gradients = _gradients(graph, sbps)
-    for name, parameter in gradients.items():
-        usual: Intents = tuple(
-            "" if isinstance(sbp, Split) else "gather" for sbp in sbps[parameter]
+    keys = {node.value.name: node.key for node in inputs}
+    for name, parameter in gradients(graph, sbps).items():
+        stored = hints.stored.get(keys[parameter])
+        found[name] = tuple(
+            "stored" if axis == stored else _of_gradient(sbp)
+            for axis, sbp in enumerate(sbps[parameter])
         )
-        passed = _passed_on(graph, name, gradients)
-        found[name] = _at(usual, stored.get(parameter), "" if passed else "pieces")
-    for name, (parameter, whole) in _uses(graph, sbps).items():
-        usual = tuple("split" if isinstance(sbp, Split) else "whole" for sbp in sbps[parameter])
-        found[name] = _at(usual, stored.get(parameter), "whole" if whole else "")
+    for name, parameter in uses(graph, sbps).items():
+        found[name] = tuple(map(_of_use, sbps[parameter]))
     return found
 
 
-def _at(usual: Intents, axis: int | None, intent: Intent) -> Intents:
-    """The usual intents with another one along `axis`, if there is one."""
-    return tuple(intent if number == axis else each for number, each in enumerate(usual))
+def _of_gradient(sbp: SBP | None) -> Intent:
+    return "" if isinstance(sbp, Split) else "gather"
 
 
-def departures(
+def _of_use(sbp: SBP | None) -> Intent:
+    if sbp is None:
+        return "free"
+    return "split" if isinstance(sbp, Split) else "whole"
+
+
+def charges(
     intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
 ) -> Table:
-    """How many times its bytes an edge is charged, for each SBP before and each after on one axis."""
+    """How many times its idle bytes an edge is charged, for each SBP before and each after on one axis."""
 
     def factor(before: SBP, after: SBP) -> float:
         match intent, before, after:
-            case ("whole", Broadcast(), Split()) | ("gather", Split(), Broadcast()):
+            case "free", Broadcast(), Split():
                 return cost_model.whole_parameter
-            case "pieces", Split(), _:
+            case "gather" | "stored", Split(), Broadcast():
                 return cost_model.whole_parameter
-            case "kept", _, _ if after != before:
-                return _NEVER
-            case "split", Split(), _ if after != before:
-                return cost_model.split_parameter
+            case "stored", Partial(), Broadcast():
+                return -1.0  # a reduce-scatter moves half of what an all-reduce does
         return 0.0
 
     return np.array([[factor(before, after) for after in target] for before in source])
 
 
-def _uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, tuple[str, bool]]:
-    """Parameters, and what ops of one operand make of them, such as transposes and casts.
+def forbidden(
+    intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
+) -> Table | None:
+    """1 for each SBP before and each after, on one axis, that must not meet; None where all may."""
 
-    For each the parameter's name, and whether one that is stored in shards is whole there.
-    """
-    found = {name: (name, False) for name in parameters}
+    def breaks(before: SBP, after: SBP) -> bool:
+        match intent:
+            case "kept":
+                return after != before
+            case "split":
+                return cost_model.hints_hold and isinstance(before, Split) and after != before
+            case "whole":
+                return cost_model.hints_hold and isinstance(after, Split)
+        return False
+
+    found = np.array([[float(breaks(before, after)) for after in target] for before in source])
+    return found if found.any() else None
+
+
+def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
+    """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter."""
+    found = {name: name for name in parameters}
     for node in graph.of_kind(Call):
         names = operand_names(node)
-        if len(names) == 1 and names[0] in found and _is_ours(node):
-            parameter, whole = found[names[0]]
-            here = (parameter, whole or node.op == "weft.hint")
-            found.update((v.name, here) for v in node.outputs if v is not None)
+        if len(names) == 1 and names[0] in found and is_ours(node):
+            found.update((v.name, found[names[0]]) for v in node.outputs if v is not None)
     return found
 
 
-def _is_ours(node: Call) -> bool:
+def is_ours(node: Call) -> bool:
     """Whether a call is no hint of the user's, which ends what the strategy means."""
     return node.op != "weft.hint" or len(node.args) > 2
 
 
-def _gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
+def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
     """Sources of updates, and what becomes one by ops of one operand or by adding up: name -> parameter."""
     found = {
         update.source.name: update.target.name
@@ -113,7 +126,7 @@ def _gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[st
         if len(made) != 1 or made[0] not in found:
             continue
         for name in _passed(node):
-            if sum(not _measures(reader) for reader in graph.users[name]) == 1:
+            if sum(not measures(reader) for reader in graph.users[name]) == 1:
                 found[name] = found[made[0]]
     return found
 
@@ -123,11 +136,11 @@ def _passed(node: Call) -> tuple[str, ...]:
     names = operand_names(node)
     if node.op == "weft.scale":
         return names[:1]
-    passes = _is_ours(node) and (len(names) == 1 or node.op == "aten.add.Tensor")
+    passes = is_ours(node) and (len(names) == 1 or node.op == "aten.add.Tensor")
     return names if passes else ()
 
 
-def _passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
+def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
     """Whether a gradient is one that was there before, in another form."""
     node = graph.producers[name]
     size = math.prod(graph.values[name].shape)
@@ -136,6 +149,6 @@ def _passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> 
     )
 
 
-def _measures(node: Node) -> bool:
+def measures(node: Node) -> bool:
     """Whether a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")

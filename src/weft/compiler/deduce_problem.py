@@ -10,6 +10,7 @@ from typing import TypeAlias
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.deduce_intent import Intents, intents
+from weft.compiler.deduce_stored import Storage
 from weft.compiler.deduce_thin import ThinSplits, thin_splits
 from weft.compiler.loops import cut_leaves, loop_values
 from weft.errors import LayoutError
@@ -112,18 +113,21 @@ class Problem:
         """How often a value is made in a step."""
         return self.micro_batches if name in self.loop else 1
 
+    def of(self, free: Storage) -> frozenset[int]:
+        """The variables that decide how some values are made, or boxed for their readers."""
+        made = {self.made[name][0] for name in free.made}
+        return frozenset(made | {self.share_of[name] for name in free.read & self.share_of.keys()})
+
     def add(self, variable: Variable) -> int:
         self.variables.append(variable)
         return len(self.variables) - 1
 
     def read(self, name: str, target: int, operand: int, spec: TensorSpec) -> None:
         """Let operand `operand` of `target` read the value `name`, from its Share if it has one."""
-        shared = name in self.share_of
-        source, result = (self.share_of[name], 0) if shared else self.made[name]
+        source, result = self.made[name]
+        if name in self.share_of:
+            source, result = self.share_of[name], 0
         intents = self.intents.get(name, ())
-        if shared:
-            # How a value was made is charged once, on the way to its Share.
-            intents = tuple("" if intent == "pieces" else intent for intent in intents)
         self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
 
 

@@ -11,7 +11,7 @@ runs meanwhile (`gathers_first`): these wait for that block's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.compiler.bucket import Bucket, parameter_values
@@ -35,8 +35,9 @@ def gathers_first(
 ) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
     """The actors, renumbered, with each gather right behind what lets it begin.
 
-    Nothing hangs by it: what that actor and all before it wait for comes before the gather, too. For
-    plans in the order of the graph; others find the orders of communicators by a rehearsal.
+    Nothing hangs by it: in the new order, too, everything comes before what waits for it; a control
+    register of which that does not hold is left out. For plans in the order of the graph; others
+    find the orders of communicators by a rehearsal.
 
     Args:
         program: of the rank.
@@ -56,24 +57,47 @@ def gathers_first(
         )
         for each in controls
     )
-    return tuple(replace(actor, id=number[actor.id]) for actor in ordered), moved
+    kept = tuple(each for each in moved if each.producer < each.consumers[0])
+    left_out = {each.value.name for each in moved} - {each.value.name for each in kept}
+    renumbered = (replace(actor, id=number[actor.id]) for actor in ordered)
+    return tuple(_untold(actor, left_out) for actor in renumbered), kept
 
 
 def _places(
     program: LocalProgram, actors: Sequence[Actor], controls: Sequence[Register]
 ) -> dict[int, float]:
-    """For each gather, behind which actor it may stand; gathers keep their order."""
+    """For each gather, behind which actor it stands; gathers of a ring keep their order.
+
+    That is before its first reader: what lets it begin is there by then, and so is what lets the
+    gathers before it in its ring begin, whose readers come first.
+    """
     makers = {name: actor.id for actor in actors for name in actor.produces}
     begins = {control.consumers[0]: control.producer for control in controls}
     found: dict[int, float] = {}
     for ring in _rings(program, actors):
-        last = 0.0
+        last = 0.5
         for turn, gather in enumerate(ring):
-            behind = begins.get(gather.id, 0 if turn < AHEAD else gather.id)
-            made = (makers[name] for name in actors[gather.id].consumes)
-            last = max(last, behind + 0.5, *(id + 0.5 for id in made))
-            found[gather.id] = min(gather.id, last)
+            # Updates make parameters anew, later.
+            made = (makers.get(name, gather.id) for name in actors[gather.id].consumes)
+            before = [id for id in made if id < gather.id]
+            if gather.id in begins:
+                before.append(begins[gather.id])
+            elif turn >= AHEAD:
+                before.append(gather.id)
+            last = max(last, *(found.get(id, id) + 0.5 for id in before), 0.5)
+            found[gather.id] = last
     return found
+
+
+def _untold(actor: Actor, controls: Collection[str]) -> Actor:
+    """An actor without some of its control registers."""
+    if isinstance(actor, Compute):
+        return replace(actor, produces=tuple(n for n in actor.produces if n not in controls))
+    if isinstance(actor, Communicate):
+        waits = tuple(name for name in actor.waits if name not in controls)
+        signals = tuple(name for name in actor.signals if name not in controls)
+        return replace(actor, waits=waits, signals=signals)
+    return actor
 
 
 @dataclass(frozen=True)
@@ -108,22 +132,39 @@ def prefetch(
 
 
 def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gather]]:
-    """The gathers of parameters that run as often as the step needs them, by phase, in the order of their use."""
+    """The gathers of parameters that run as often as the step needs them, in the order of their use.
+
+    By phase; and where all micro-batches wait for one another, those before and those behind.
+    """
     shards = parameter_values(program)
     readers: dict[str, list[int]] = {}
     for actor in actors:
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
-    rings: dict[Phase, list[_Gather]] = {}
+    rounds = _rounds(actors)
+    rings: dict[tuple[Phase, int], list[_Gather]] = {}
     for actor in actors:
         if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
             continue
         ids = [id for name in actor.produces for id in readers.get(name, ())]
         bucket = Bucket(actor.collectives)
         if ids and bucket.gathers and bucket.reads <= shards:
-            rings.setdefault(actor.phase, []).append(_Gather(actor.id, min(ids), max(ids)))
+            gather = _Gather(actor.id, min(ids), max(ids))
+            rings.setdefault((actor.phase, rounds[gather.first]), []).append(gather)
     for ring in rings.values():
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))
+
+
+def _rounds(actors: Sequence[Actor]) -> list[int]:
+    """For each actor, how often micro-batches have waited for one another before it can act."""
+    makers = {name: actor.id for actor in actors for name in actor.produces}
+    found: list[int] = []
+    for actor in actors:
+        made = (makers[name] for name in actor.consumes if makers.get(name, actor.id) < actor.id)
+        found.append(
+            max((found[id] + (actors[id].acts > 1 == actor.acts) for id in made), default=0)
+        )
+    return found
 
 
 def _controls(ring: Sequence[_Gather], micro_batches: int) -> Iterator[Register]:

@@ -1,36 +1,43 @@
 """Exact minimisation of a sum of unary and pairwise cost tables by variable elimination.
 
-Each variable picks one of finitely many choices. A variable is eliminated by adding up all tables
-that mention it and keeping, for every combination of its neighbours' choices, its best one. On
-graphs that are long and thin, as training graphs are, the tables stay small and the time is linear
-in the number of variables.
+Each variable picks one of finitely many choices. Choices that another one dominates are left out
+first (`dominated.py`). A variable is then eliminated by adding up all tables that mention it and
+keeping, for every combination of its neighbours' choices, its best one. On graphs that are long and
+thin, as training graphs are, the tables stay small and the time is linear in the number of
+variables.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Table: TypeAlias = npt.NDArray[np.float64]
+from weft.compiler.dominated import Table, without_dominated
 
 # Entries of the largest table that elimination may build.
 TABLE_LIMIT = 2_000_000
-# Rounds of local improvement after choices were fixed by the heuristic.
+# Rounds of local improvement of a solution that is not proven.
 IMPROVEMENT_ROUNDS = 50
+# A cost this close to its bound is equal to it: sums of floats in different orders differ.
+_TOLERANCE = 1e-12
 
 
 class Solution(NamedTuple):
-    """The choice of each variable, their total cost, and whether no other choices can cost less."""
+    """The choice of each variable, their total cost, and the least that any choices could cost."""
 
     choices: tuple[int, ...]
     cost: float
-    exact: bool
+    bound: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether the cost is proven least."""
+        return self.cost <= self.bound + _TOLERANCE * abs(self.cost)
 
 
 class _Factor(NamedTuple):
@@ -41,40 +48,54 @@ class _Factor(NamedTuple):
 
 
 class _Eliminated(NamedTuple):
-    """How to choose `variable` once `others` are chosen."""
+    """A variable with the tables that say which choice is best once all others of them are made."""
 
     variable: int
-    others: tuple[int, ...]
-    best: npt.NDArray[Any]
+    factors: tuple[_Factor, ...]
 
 
 def minimize(
     unary: Sequence[Table],
     pairwise: Mapping[tuple[int, int], Table],
     limit: int = TABLE_LIMIT,
+    starts: Sequence[Sequence[int]] = (),
 ) -> Solution:
     """Choose one entry of every variable so that the sum of all tables is least.
 
     Variables are eliminated in the order of the smallest table that each would build. Where even
-    the smallest would exceed `limit` entries, the variable with the most neighbours is fixed to the
-    choice that looks best from its own tables, and elimination goes on with the rest; at the end
-    single choices are improved while that helps. The
-    result is then good but not proven least: `exact` is False.
+    the smallest would exceed `limit` entries, its tables are taken in several groups, each
+    minimised for itself (mini-buckets, Dechter and Rish 2003): what comes out is a lower bound, and
+    choices that are good but not proven. They are then improved by single changes, as `starts` are,
+    and the cheapest of all counts.
 
     Args:
         unary: for each variable, the cost of each of its choices (at least one).
         pairwise: for two different variables (i, j), the costs of their choices, of shape
             (choices of i, choices of j). (i, j) and (j, i) may both be there and add up.
         limit: entries of the largest table to build.
+        starts: solutions that are known; the result is never worse.
 
     Returns:
         The solution; among equals always the same one.
     """
-    elimination = _Elimination(unary, pairwise, limit)
-    choices = elimination.run()
-    if not elimination.exact:
-        _improve(choices, unary, pairwise)
-    return Solution(tuple(choices), _total(choices, unary, pairwise), elimination.exact)
+    left = without_dominated(unary, pairwise)
+    own = [np.asarray(table[kept], np.float64) for table, kept in zip(unary, left, strict=True)]
+    pairs = [
+        _Factor((i, j), np.asarray(table[np.ix_(left[i], left[j])], np.float64))
+        for (i, j), table in pairwise.items()
+    ]
+    elimination = _Elimination(own, pairs, limit)
+    among_left = elimination.run()
+    choices = [int(kept[choice]) for kept, choice in zip(left, among_left, strict=True)]
+    found = Solution(tuple(choices), _total(choices, unary, pairwise), elimination.bound)
+    if found.exact:
+        return found
+    for start in ([*choices], *map(list, starts)):
+        _improve(start, unary, pairwise)
+        cost = _total(start, unary, pairwise)
+        if cost < found.cost:
+            found = Solution(tuple(start), cost, found.bound)
+    return found
 
 
 @dataclass
@@ -86,12 +107,14 @@ class _Elimination:
         factors_of: numbers of the live tables that mention each variable.
         neighbours: open variables that share a table with each open variable.
         order: what was eliminated, in order.
+        bound: what was taken out of tables so far: they hold differences, so that small ones are
+            not lost beside large sums.
     """
 
     unary: Sequence[Table]
-    pairwise: Mapping[tuple[int, int], Table]
+    pairwise: Sequence[_Factor]
     limit: int
-    exact: bool = True
+    bound: float = 0.0
     added: int = 0
     factors: dict[int, _Factor] = field(default_factory=dict)
     factors_of: list[set[int]] = field(default_factory=list)
@@ -102,9 +125,9 @@ class _Elimination:
         self.factors_of = [set() for _ in self.unary]
         self.neighbours = [set() for _ in self.unary]
         for variable, table in enumerate(self.unary):
-            self._add(_Factor((variable,), np.asarray(table, dtype=np.float64)))
-        for variables, table in self.pairwise.items():
-            self._add(_Factor(variables, np.asarray(table, dtype=np.float64)))
+            self._add(_Factor((variable,), table))
+        for factor in self.pairwise:
+            self._add(factor)
         self._eliminate_all()
         return self._chosen()
 
@@ -117,12 +140,9 @@ class _Elimination:
             size, variable = heapq.heappop(heap)
             if variable not in is_open or size != self._size(variable):
                 continue  # stale: an entry with the present size is in the heap too
-            chosen = variable if size <= self.limit else self._hub(is_open)
-            if chosen != variable:
-                heapq.heappush(heap, (size, variable))
-            touched = self.neighbours[chosen]
-            self._eliminate(chosen) if size <= self.limit else self._fix(chosen)
-            is_open.discard(chosen)
+            touched = self.neighbours[variable]
+            self._eliminate(variable)
+            is_open.discard(variable)
             for other in touched:
                 heapq.heappush(heap, (self._size(other), other))
 
@@ -131,33 +151,29 @@ class _Elimination:
         around = math.prod(len(self.unary[other]) for other in self.neighbours[variable])
         return around * len(self.unary[variable])
 
-    def _hub(self, is_open: set[int]) -> int:
-        """The open variable with the most neighbours."""
-        return max(is_open, key=lambda variable: (len(self.neighbours[variable]), -variable))
-
     def _eliminate(self, variable: int) -> None:
-        """Replace all tables that mention `variable` by one that holds its best choice."""
+        """Replace all tables that mention `variable` by what its best choices leave."""
         factors = self._take(variable)
-        others = tuple(sorted({v for factor in factors for v in factor.variables} - {variable}))
-        table = _summed(factors, (*others, variable))
-        best = np.argmin(table, axis=-1)
-        kind = np.min_scalar_type(table.shape[-1])
-        self.order.append(_Eliminated(variable, others, best.astype(kind)))
-        if others:
-            self._add(_Factor(others, table.min(axis=-1)))
+        self.order.append(_Eliminated(variable, tuple(factors)))
+        for group in self._groups(variable, factors):
+            others = tuple(sorted({v for factor in group for v in factor.variables} - {variable}))
+            self._add(_Factor(others, _summed(group, (*others, variable)).min(axis=-1)))
 
-    def _fix(self, variable: int) -> None:
-        """Choose for `variable` what is least when every neighbour does its best for each table alone."""
-        self.exact = False
-        factors = self._take(variable)
-        looks = sum(_least_over_others(factor, variable) for factor in factors)
-        choice = np.asarray(np.argmin(looks))
-        self.order.append(_Eliminated(variable, (), choice))
-        for factor in factors:
-            axis = factor.variables.index(variable)
-            rest = factor.variables[:axis] + factor.variables[axis + 1 :]
-            if rest:
-                self._add(_Factor(rest, np.asarray(factor.table.take(int(choice), axis=axis))))
+    def _groups(self, variable: int, factors: Sequence[_Factor]) -> Iterator[list[_Factor]]:
+        """All tables together where that is small enough; else in as few groups as first fit finds."""
+        groups: list[tuple[set[int], list[_Factor]]] = []
+        for factor in sorted(factors, key=lambda factor: -factor.table.size):
+            for around, group in groups:
+                if self._entries(around.union(factor.variables)) <= self.limit:
+                    around.update(factor.variables)
+                    group.append(factor)
+                    break
+            else:
+                groups.append(({variable, *factor.variables}, [factor]))
+        return (group for _, group in groups)
+
+    def _entries(self, variables: set[int]) -> int:
+        return math.prod(len(self.unary[each]) for each in variables)
 
     def _add(self, factor: _Factor) -> None:
         factor = self._narrowed(factor)
@@ -169,9 +185,14 @@ class _Elimination:
             self.neighbours[variable].update(v for v in factor.variables if v != variable)
 
     def _narrowed(self, factor: _Factor) -> _Factor:
-        """The factor without variables that have one choice: numpy's tables have at most 64 dimensions."""
+        """The factor without its least entry, and without variables that have one choice.
+
+        numpy's tables have at most 64 dimensions.
+        """
         kept = tuple(v for v in factor.variables if len(self.unary[v]) > 1)
-        return _Factor(kept, factor.table.reshape([len(self.unary[v]) for v in kept]))
+        least = float(factor.table.min())
+        self.bound += least
+        return _Factor(kept, (factor.table - least).reshape([len(self.unary[v]) for v in kept]))
 
     def _take(self, variable: int) -> list[_Factor]:
         """Remove and return all tables that mention `variable`, oldest first."""
@@ -189,9 +210,17 @@ class _Elimination:
     def _chosen(self) -> list[int]:
         """The choices, last eliminated first: by then the neighbours of each variable are known."""
         choices = [0] * len(self.unary)
-        for variable, others, best in reversed(self.order):
-            choices[variable] = int(best[tuple(choices[other] for other in others)])
+        for variable, factors in reversed(self.order):
+            looks = sum(_along(factor, variable, choices) for factor in factors)
+            choices[variable] = int(np.argmin(looks))
         return choices
+
+
+def _along(factor: _Factor, variable: int, choices: Sequence[int]) -> Table:
+    """The costs of each choice of `variable` where the others have theirs."""
+    where = tuple(slice(None) if v == variable else choices[v] for v in factor.variables)
+    column: Table = factor.table[where]
+    return column
 
 
 def _summed(factors: Sequence[_Factor], variables: tuple[int, ...]) -> Table:
@@ -204,13 +233,6 @@ def _summed(factors: Sequence[_Factor], variables: tuple[int, ...]) -> Table:
             shape[place] = size
         total = total + factor.table.transpose(np.argsort(places)).reshape(shape)
     return total
-
-
-def _least_over_others(factor: _Factor, variable: int) -> Table:
-    axis = factor.variables.index(variable)
-    others = tuple(i for i in range(factor.table.ndim) if i != axis)
-    least: Table = factor.table.min(axis=others) if others else factor.table
-    return least
 
 
 def _improve(

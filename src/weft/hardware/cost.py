@@ -27,15 +27,13 @@ class CostModel:
             dearer for every n ≥ 1, so no batch is too small for a split that the user asked for.
         bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to
             split element-wise work where that is free, too little to move a tensor for it.
-        whole_parameter: for a parameter that is Broadcast, what cutting it for use weighs, and what
-            making its gradient in pieces weighs, in units of the bytes that then lie idle, (p-1)·T;
-            and what splitting a parameter weighs that the user left free. Above 2, the price of
-            reducing the gradient, splitting never wins by saving that alone, only by what it saves
-            on activations. 0 counts bytes only.
-        split_parameter: for a parameter that the user split, what using it in another layout
-            weighs, in the same unit: high, so that it is computed where it lies whenever the op
-            can. 0 counts bytes only, and gathers the parameter for use wherever activations are
-            larger.
+        whole_parameter: for a parameter that the user left free, what splitting it weighs, and what
+            cutting it for use where it lies whole; for any that lies whole, what making its
+            gradient in pieces weighs: in units of the bytes that then lie idle, (p-1)·T. Above 2,
+            the price of reducing the gradient, splitting never wins by saving that alone, only by
+            what it saves on activations. 0 counts bytes only.
+        hints_hold: whether a parameter whose layout the user fixed is used in it wherever an op
+            can, whatever that costs; otherwise it is boxed for use where that is cheaper.
         early_reduction: what reducing a partial value weighs when a call reads the result rather
             than an update or the caller, in bytes. Breaks ties between equal reductions along a
             chain of linear ops: late ones can be joined into buckets and need no wait inside the
@@ -46,7 +44,7 @@ class CostModel:
     bytes_per_flop: float = 4.0
     bytes_per_traffic: float = 0.1
     whole_parameter: float = 3.0
-    split_parameter: float = 1000.0
+    hints_hold: bool = True
     early_reduction: float = 1.0
 
     def boxing(self, moved: Bytes, collectives: int) -> float:

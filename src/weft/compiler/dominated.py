@@ -1,0 +1,97 @@
+"""Choices that can be left out of a minimisation because another choice of the same variable is never dearer.
+
+Dead-end elimination (Goldstein 1994): a choice goes when another costs no more whatever the
+neighbours choose. At least one best solution stays, so what is proven of the rest is proven of the
+whole; and of a training step's layouts most choices go, because work that is done on every rank is
+dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Table: TypeAlias = npt.NDArray[np.float64]
+Choices: TypeAlias = npt.NDArray[np.intp]
+
+
+def without_dominated(
+    unary: Sequence[Table], pairwise: Mapping[tuple[int, int], Table]
+) -> list[Choices]:
+    """For each variable its choices that are left, in order; at least one.
+
+    Args:
+        unary: for each variable, the cost of each of its choices.
+        pairwise: for two different variables (i, j), the costs of their choices, of shape (choices
+            of i, choices of j).
+    """
+    return _Pruning(unary, pairwise).run()
+
+
+@dataclass
+class _Pruning:
+    """The state of the walk.
+
+    Attributes:
+        around: for each variable its neighbours, each with the table that has the variable first.
+        left: for each variable the choices that are left.
+        worst: by table and choices on both sides: how much dearer each choice is than each other
+            in the worst case; layers share tables, so most are there already.
+    """
+
+    unary: Sequence[Table]
+    pairwise: Mapping[tuple[int, int], Table]
+    around: list[list[tuple[int, Table, tuple[int, bool]]]] = field(default_factory=list)
+    left: list[Choices] = field(default_factory=list)
+    worst: dict[tuple[object, ...], Table] = field(default_factory=dict)
+
+    def run(self) -> list[Choices]:
+        self.left = [np.arange(len(table)) for table in self.unary]
+        self.around = [[] for _ in self.unary]
+        for (i, j), table in self.pairwise.items():
+            self.around[i].append((j, table, (id(table), False)))
+            self.around[j].append((i, table.T, (id(table), True)))
+        due = set(range(len(self.unary)))
+        while due:
+            shrunk = [variable for variable in sorted(due) if self._shrinks(variable)]
+            due = {other for one in shrunk for other, _, _ in self.around[one]} | set(shrunk)
+        return self.left
+
+    def _shrinks(self, variable: int) -> bool:
+        """Leave out dominated choices of a variable; whether there were any."""
+        mine = self.left[variable]
+        if len(mine) == 1:
+            return False
+        own = self.unary[variable][mine]
+        dearer = own[:, None] - own[None, :]
+        for neighbour in self.around[variable]:
+            dearer = dearer + self._worst(mine, *neighbour)
+        kept = _undominated(dearer)
+        self.left[variable] = mine[kept]
+        return len(kept) < len(mine)
+
+    def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
+        """How much dearer each choice is at most than each other one, on one table."""
+        theirs = self.left[other]
+        key = (name, mine.tobytes(), theirs.tobytes())
+        if key not in self.worst:
+            part = table[np.ix_(mine, theirs)]
+            self.worst[key] = (part[:, None, :] - part[None, :, :]).max(axis=2)
+        return self.worst[key]
+
+
+def _undominated(dearer: Table) -> list[int]:
+    """The choices that stay, where `dearer[b, a]` says how much more b costs than a in the worst case.
+
+    Of choices that are always equal the first stays.
+    """
+    gone: set[int] = set()
+    for choice in reversed(range(len(dearer))):
+        better = (dearer[:, choice] <= 0.0).nonzero()[0]
+        if any(other != choice and other not in gone for other in better):
+            gone.add(choice)
+    return [choice for choice in range(len(dearer)) if choice not in gone]
