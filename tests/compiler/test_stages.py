@@ -223,7 +223,7 @@ def joined(placements: tuple[Placement, ...], batch: SBP = Split(0)) -> LogicalG
     graph, _ = two_stages()
     hints = {1: Hints({"x": (batch,)})}
     return verify(
-        lay_out(graph, hints, Stages(placements, {"w": 0}), CostModel()), with_layouts=True
+        lay_out(graph, hints, Stages(placements, {"w": 0}), CostModel())[0], with_layouts=True
     )
 
 

@@ -127,7 +127,7 @@ class _Joiner:
         return gathers or node.kind in ("all_reduce", "reduce_scatter")
 
     def _join(self, node: Collective) -> None:
-        looped = node.input.name in self.loop
+        looped = node.output.name in self.loop
         phase = node.phase if self.staged else FORWARD
         key = (node.communicator, node.kind, node.reduction, node.input.dtype, looped, phase)
         waiting = self.open.setdefault(key, [])
@@ -146,7 +146,7 @@ def _once(program: LocalProgram) -> Counter[int]:
         return found
     for node in program.nodes:
         if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
-            again = node.input.name in program.loop
+            again = node.output.name in program.loop
             found[node.communicator] += 0 if again else value_bytes(node.input)
     return found
 

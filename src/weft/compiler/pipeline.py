@@ -29,7 +29,7 @@ from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_togeth
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
-from weft.compiler.stages_join import GridHints, lay_out
+from weft.compiler.stages_join import Deduced, GridHints, lay_out
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
@@ -47,6 +47,7 @@ class Compiled:
         plan: their plans.
         fingerprint: equal on all ranks that compiled the same program.
         schedule: what was decided about time, for all ranks when they were planned together.
+        deduced: how good the layouts of each stage are known to be.
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
         peaks: what the ranks that were asked for hold when they hold most.
@@ -58,6 +59,7 @@ class Compiled:
     plan: Plan
     fingerprint: str
     schedule: Scheduled
+    deduced: tuple[Deduced, ...]
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     peaks: tuple[Peak, ...] = ()
@@ -93,7 +95,7 @@ def compile_graph(
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
-    laid = lay_out(graph, sharded.hints, stages, options.cost_model)
+    laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
     groups = communicators(boxed)
     # Micro-batches and stages are scheduled for all ranks together, by every rank.
@@ -116,7 +118,9 @@ def compile_graph(
     held = tuple(peak for peak in held if peak.rank in ranks)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
     notes = (*sharded.notes, *cut.notes)
-    return Compiled(boxed, stages, own, plan, fingerprint, schedule, sharded.stored, notes, held)
+    return Compiled(
+        boxed, stages, own, plan, fingerprint, schedule, deduced, sharded.stored, notes, held
+    )
 
 
 def _cut(

@@ -21,6 +21,7 @@ from weft.ir.plan import (
     Actor,
     Communicate,
     Compute,
+    Feed,
     LocalProgram,
     LocalValue,
     Register,
@@ -102,11 +103,15 @@ def _untold(actor: Actor, controls: Collection[str]) -> Actor:
 
 @dataclass(frozen=True)
 class _Gather:
-    """A gather with the first and the last actor that reads what it makes."""
+    """A gather with the first and the last actor that reads what it makes.
+
+    `passes` says whether micro-batches wait for one another between the two.
+    """
 
     id: int
     first: int
     last: int
+    passes: bool
 
 
 def prefetch(
@@ -149,22 +154,36 @@ def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gat
         ids = [id for name in actor.produces for id in readers.get(name, ())]
         bucket = Bucket(actor.collectives)
         if ids and bucket.gathers and bucket.reads <= shards:
-            gather = _Gather(actor.id, min(ids), max(ids))
+            first, last = min(ids), max(ids)
+            gather = _Gather(actor.id, first, last, rounds[first] != rounds[last])
             rings.setdefault((actor.phase, rounds[gather.first]), []).append(gather)
     for ring in rings.values():
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))
 
 
 def _rounds(actors: Sequence[Actor]) -> list[int]:
-    """For each actor, how often micro-batches have waited for one another before it can act."""
+    """For each actor, how often micro-batches have waited for one another before its acts are wanted.
+
+    What is made of parameters alone belongs to its first reader.
+    """
     makers = {name: actor.id for actor in actors for name in actor.produces}
-    found: list[int] = []
+    found: list[int | None] = []
+    readers: list[list[int]] = [[] for _ in actors]
     for actor in actors:
-        made = (makers[name] for name in actor.consumes if makers.get(name, actor.id) < actor.id)
-        found.append(
-            max((found[id] + (actors[id].acts > 1 == actor.acts) for id in made), default=0)
-        )
-    return found
+        before = [id for name in actor.consumes if (id := makers.get(name, actor.id)) < actor.id]
+        rounds = [
+            round + (actors[id].acts > 1 and actor.acts == 1)
+            for id in before
+            if (round := found[id]) is not None
+        ]
+        found.append(max(rounds, default=0 if isinstance(actor, Feed) else None))
+        for id in before:
+            readers[id].append(actor.id)
+    for actor in reversed(actors):
+        if found[actor.id] is None:
+            known = (found[id] for id in readers[actor.id])
+            found[actor.id] = min((round for round in known if round is not None), default=0)
+    return [round or 0 for round in found]
 
 
 def _controls(ring: Sequence[_Gather], micro_batches: int) -> Iterator[Register]:
@@ -176,7 +195,7 @@ def _controls(ring: Sequence[_Gather], micro_batches: int) -> Iterator[Register]
             continue
         target = ring[behind % len(ring)]
         # One that is read until late, such as a tied weight, holds nobody up.
-        if gather.last < target.first or again:
+        if not gather.passes and (again or gather.last < target.first):
             value = LocalValue(f"turn.{target.id}", (0,), "bool")
             yield Register(
                 value,

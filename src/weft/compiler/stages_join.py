@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from weft.boxing import steps
+from weft.compiler.assignment import Assignment
 from weft.compiler.batch_norm import split_batch_norms
 from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
@@ -45,10 +46,33 @@ from weft.units import ITEM_SIZE
 GridHints: TypeAlias = Mapping[int, Hints]
 
 
+@dataclass(frozen=True)
+class Deduced:
+    """How good the layouts of a stage are known to be, in the cost model's bytes.
+
+    Attributes:
+        stage: its number.
+        cost: what they cost.
+        bound: the least that any could cost, along the last axis with the others as they are.
+        proven: whether they are the cheapest, along each axis with the others as they are.
+    """
+
+    stage: int
+    cost: float
+    bound: float
+    proven: bool
+
+    @staticmethod
+    def of(stage: int, assignment: Assignment) -> Deduced:
+        return Deduced(stage, assignment.cost, assignment.bound, assignment.proven)
+
+
 def lay_out(
     graph: LogicalGraph, hints: GridHints, stages: Stages, cost_model: CostModel
-) -> LogicalGraph:
+) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
     """The graph with layouts on all values and boxing between them, within stages and across.
+
+    Also what is known of how good they are.
 
     Args:
         graph: without layouts; its calls have stages.
@@ -59,10 +83,12 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
-        return box(*split_batch_norms(*split_classes(graph, assignment)))
+        boxed = box(*split_batch_norms(*split_classes(graph, assignment)))
+        return boxed, (Deduced.of(0, assignment),)
     graph = copy_sources(graph)
     loop = loop_values(graph)
     laid: list[LaidOut] = []
+    deduced: list[Deduced] = []
     for part in cut_stages(graph, stages):
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
@@ -70,7 +96,8 @@ def lay_out(
         assignment = deduce(part.graph, own, placement, cost_model, coming)
         boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
-    return join_stages(graph, laid, stages)
+        deduced.append(Deduced.of(part.stage, assignment))
+    return join_stages(graph, laid, stages), tuple(deduced)
 
 
 @dataclass(frozen=True)

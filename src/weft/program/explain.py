@@ -18,6 +18,7 @@ from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
 from weft.layout import Layout
 from weft.program.bucket_table import bucket_tables
+from weft.program.deduction_notes import deduction_notes
 from weft.program.memory import ProgramMemory
 from weft.program.schedule_table import schedule_tables
 from weft.program.stage_table import stage_table
@@ -34,7 +35,8 @@ def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
     tables += bucket_tables(compiled.plan.ranks[0]) if compiled.plan.ranks else ()
     times = schedule_tables(compiled.schedule)
     stages = stage_table(graph, compiled.stages)
-    return text_of(title, *stages, *tables, *times, *compiled.notes, *time_notes(graph))
+    notes = (*deduction_notes(compiled.deduced), *compiled.notes, *time_notes(graph))
+    return text_of(title, *stages, *tables, *times, *notes)
 
 
 def _inputs(graph: LogicalGraph) -> Table:
