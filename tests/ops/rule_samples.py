@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ops import samples_layers, samples_math, samples_passes, samples_tensor, samples_time
+from ops import (
+    samples_experts,
+    samples_layers,
+    samples_math,
+    samples_passes,
+    samples_tensor,
+    samples_time,
+)
 
 FAMILIES = [
     *samples_tensor.FAMILIES,
     *samples_layers.FAMILIES,
+    *samples_experts.FAMILIES,
     *samples_math.FAMILIES,
     *samples_passes.FAMILIES,
     *samples_time.FAMILIES,

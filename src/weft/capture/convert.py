@@ -262,12 +262,21 @@ def _is_same(node: torch.fx.Node) -> bool:
 
 
 def _is_double_transpose(node: torch.fx.Node) -> bool:
+    """Whether a transpose undoes the one that made its operand."""
     source = node.args[0] if node.args else None
-    return (
-        node.target is aten.t.default
-        and isinstance(source, torch.fx.Node)
-        and source.target is aten.t.default
-    )
+    dims = _swapped(node)
+    return isinstance(source, torch.fx.Node) and dims is not None and dims == _swapped(source)
+
+
+def _swapped(node: torch.fx.Node) -> set[int] | None:
+    """The dimensions that a transpose swaps."""
+    if node.target is aten.t.default:
+        return {0, 1}
+    if node.target is not aten.transpose.int:
+        return None
+    rank = node.meta["val"].dim()
+    first, second = node.args[1:]
+    return {first % max(rank, 1), second % max(rank, 1)}  # type: ignore[operator]
 
 
 def _looks(node: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.capture import batch_norm, foreach, fused, losses, random, sampling, statistics
+from weft.capture import batch_norm, experts, foreach, fused, losses, random, sampling, statistics
 
 Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -57,7 +57,8 @@ def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
     named = {**_SEED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
     named = {**named, **random.TABLE, **sampling.TABLE}
-    return {**foreach.foreach(), **_resolve({**named, **foreach.TABLE, **fused.TABLE})}
+    found = _resolve({**named, **foreach.TABLE, **fused.TABLE, **experts.TABLE})
+    return {**foreach.foreach(), **found, **experts.of_libraries()}
 
 
 def overwrites() -> Decompositions:

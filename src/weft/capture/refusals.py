@@ -37,8 +37,8 @@ _VALUE = (
     "nonzero() or sizes that depend on data"
 )
 _EXPERTS = (
-    'load or configure the model with experts_implementation="batched_mm", whose shapes do not depend on '
-    "where tokens are routed"
+    'load or configure the model with experts_implementation="grouped_mm", the default of transformers, whose '
+    "shapes do not depend on where tokens are routed"
 )
 
 # Functions of torch that read a value: the end of the file's name, the function, what would do.
@@ -78,19 +78,19 @@ def refuse(error: Exception) -> CaptureError:
 
 def _advice(frames: _Frames) -> str | None:
     """What would do instead, for code of libraries that is known to need values."""
-    for frame, line in reversed(frames):
+    for frame, _ in reversed(frames):
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         for end, function, advice in _KNOWN:
             if file.endswith(end) and name == function:
                 return advice
-        if "transformers" in file and _routes_tokens(frame, linecache.getline(file, line)):
+        if "transformers" in file and _is_mixture(frame):
             return _EXPERTS
     return None
 
 
-def _routes_tokens(frame: FrameType, source: str) -> bool:
-    """Whether a line of `transformers` belongs to a mixture of experts that is not "batched_mm"."""
-    return "grouped_mm" in source or "Experts" in type(frame.f_locals.get("self")).__name__
+def _is_mixture(frame: FrameType) -> bool:
+    """Whether a frame of `transformers` belongs to a mixture of experts."""
+    return "Experts" in type(frame.f_locals.get("self")).__name__
 
 
 def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:

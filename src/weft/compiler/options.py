@@ -81,6 +81,8 @@ class Options:
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, as texts of hints.
         device: what computes and what connects the ranks; None takes the usual figures of the type.
+        expert_capacity: rows that a rank may send to the experts of another, in even shares; None
+            for all that there can be.
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
@@ -96,6 +98,7 @@ class Options:
     memory_limit: int | None = None
     activations: tuple[tuple[str, str], ...] = ()
     device: Device | None = None
+    expert_capacity: float | None = None
 
 
 def name_patterns(where: str, patterns: object) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
+from weft.compiler.dispatch import dispatch_rows
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
@@ -30,6 +31,7 @@ from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import Deduced, GridHints, lay_out
+from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
@@ -86,13 +88,14 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(join_products(verify(graph))))
+    graph = verify(scale_loss(join_products(unsorted(verify(graph)))))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
+    graph = verify(dispatch_rows(graph, on_grids, stages, options.expert_capacity))
     sharded = shard_variables(graph, on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)

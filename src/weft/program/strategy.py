@@ -43,6 +43,9 @@ class Strategy:
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
         activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
+        expert_capacity: rows of tokens that a rank may send to the experts of another, in shares
+            of an even routing, such as 1.5; a step that wants to send more raises. None holds all
+            that there can be.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Strategy:
     clip_norm: float | None = None
     memory_limit: int | None = None
     activations: Mapping[str, SBPs] = field(default_factory=dict)
+    expert_capacity: float | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -151,16 +155,23 @@ def hybrid_parallel(
     return Strategy(batch={"*": (split(0), broadcast)}, parameters=linears, activations=laid)
 
 
-def expert_parallel(experts: Iterable[str]) -> Strategy:
+def expert_parallel(experts: Iterable[str], capacity: float | None = None) -> Strategy:
     """Data parallel, but for the experts of a mixture, which are split over the ranks (GShard, section 3).
 
-    Tokens go to the ranks of their experts and come back by all-to-all.
+    Tokens go to the ranks of their experts and come back by all-to-all, in buffers of fixed size.
 
     Args:
         experts: patterns of the parameters that hold all experts in their first dimension.
+        capacity: how many times the rows of an even routing a rank's buffer for another holds, such
+            as 1.5; a step that wants to send more raises. None holds all that there can be: no
+            routing raises, and the buffers are as many times larger.
     """
     parameters: dict[str, SBPs] = {pattern: split(0) for pattern in experts}
-    return Strategy(batch={"*": split(0)}, parameters={**parameters, "*": broadcast})
+    return Strategy(
+        batch={"*": split(0)},
+        parameters={**parameters, "*": broadcast},
+        expert_capacity=capacity,
+    )
 
 
 def _linears(

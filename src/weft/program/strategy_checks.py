@@ -113,4 +113,5 @@ _CHECKS: Mapping[str, Check] = {
     "precision": _choice(PRECISIONS),
     "clip_norm": _norm,
     "memory_limit": _limit,
+    "expert_capacity": _norm,
 }

@@ -21,6 +21,7 @@ from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channel import reduce_in_order
+from weft.runtime.check_experts import CHECKS as EXPERT_CHECKS
 from weft.runtime.check_losses import (
     class_loss,
     class_loss_gradient,
@@ -429,6 +430,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
     "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
     "weft.scale": lambda x, factor: x * factor,
+    **EXPERT_CHECKS,
     **TIME_OPS,
     **NORM_OPS,
     "weft.next_scale": next_scale,

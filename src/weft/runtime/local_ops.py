@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.class_ops import CLASS_OPS
+from weft.runtime.expert_ops import EXPERT_OPS
 from weft.runtime.loss_ops import LOSS_OPS
 from weft.runtime.matmul import MATMUL_OPS
 from weft.runtime.norm_ops import NORM_OPS
@@ -201,6 +202,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
     **CLASS_OPS,
+    **EXPERT_OPS,
     **LOSS_OPS,
     **MATMUL_OPS,
     **NORM_OPS,

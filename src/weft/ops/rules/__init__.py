@@ -4,6 +4,7 @@ from weft.ops.rules import attention as attention
 from weft.ops.rules import batch_norm as batch_norm
 from weft.ops.rules import class_split as class_split
 from weft.ops.rules import convolution as convolution
+from weft.ops.rules import experts as experts
 from weft.ops.rules import factories as factories
 from weft.ops.rules import image as image
 from weft.ops.rules import indexing as indexing

@@ -1,0 +1,119 @@
+"""Mixtures at real sizes, planned without running: what crosses between ranks, and what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from mixtures import CHOSEN, Model
+from models import token_loss
+from weft.boxing import steps
+from weft.capture import capture
+from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.stages import stage_placements
+from weft.compiler.unsorted import unsorted
+from weft.ir import parse_graph
+from weft.ir.logical import Box, Call, LogicalGraph
+from weft.program.hints import strategy_hints
+from weft.units import ITEM_SIZE
+
+pytestmark = pytest.mark.timeout(60)
+
+WIDTH, EXPERTS, RANKS, ROWS, TIME = 1024, 8, 8, 4, 512
+TOKENS = ROWS * TIME  # of a rank
+SENT = TOKENS * CHOSEN * WIDTH * 4 * (RANKS - 1) // RANKS  # bytes of its rows that leave it
+S, B = weft.split, weft.broadcast
+EXPERT = weft.expert_parallel(["*.up", "*.down"], capacity=1.0)
+
+
+def captured(ranks: int = RANKS) -> LogicalGraph:
+    with torch.device("meta"):
+        model = Model(width=WIDTH, experts=EXPERTS)
+        ids = torch.zeros(ROWS * ranks, TIME, dtype=torch.long)
+    batch = {"x": ids, "y": ids}
+    optimizer = torch.optim.AdamW(model.parameters())
+    return capture(model, token_loss, optimizer, batch).graph
+
+
+def planned(strategy: weft.Strategy, grid: Any = None) -> Compiled:
+    grid = list(range(RANKS)) if grid is None else grid
+    place, options = weft.placement("cpu", grid), strategy.options()
+    graph = captured(len(place.ranks))
+    hints = strategy_hints(strategy, graph, stage_placements(options.stages, place))
+    return compile_graph(graph, hints, place, (0,), options)
+
+
+def sent(compiled: Compiled, kinds: bool = True) -> Counter[str]:
+    """Bytes that a rank sends of activations, by kind of exchange."""
+    found: Counter[str] = Counter()
+    ranks = len(compiled.stages.placements[0].ranks)
+    for box in compiled.graph.of_kind(Box):
+        source = compiled.graph.values[box.input.name]
+        size = ITEM_SIZE[box.output.dtype]
+        for step in steps(source.layout, box.output.layout, source.shape, size):
+            if "update" not in box.cause:
+                found[step.kind] += step.bytes // ranks
+    return found
+
+
+def test_tokens_travel_to_their_experts_and_back() -> None:
+    """Four all-to-alls of a mixture's rows: nothing else of size crosses, no expert, no activation."""
+    found = sent(planned(EXPERT))
+    exchanged = found.pop("all_to_all")
+    # The experts' numbers of the rows travel too, 8 bytes each.
+    assert 2 * 4 * SENT <= exchanged <= 2 * 4 * SENT * 1.002
+    assert sum(found.values()) < 0.002 * exchanged
+
+
+def test_a_group_beside_data_parallelism_sends_no_more() -> None:
+    grid = [[RANKS * i + j for j in range(RANKS)] for i in range(2)]
+    over = {"*.up": (B, S(0)), "*.down": (B, S(0)), "*": B}
+    strategy = weft.Strategy({"*": S(0)}, over, expert_capacity=1.0)
+    found = sent(planned(strategy, grid))
+    assert 2 * 4 * SENT <= found["all_to_all"] <= 2 * 4 * SENT * 1.002
+
+
+def test_buffers_without_a_capacity_hold_all_that_there_can_be() -> None:
+    """Of a token, a rank with one expert can get one row: four times the even share of two of eight."""
+    found = sent(planned(replace(EXPERT, expert_capacity=None)))
+    assert found["all_to_all"] == pytest.approx(2 * 4 * SENT * RANKS / CHOSEN, rel=0.002)
+
+
+def test_whole_tokens_need_no_exchange_but_the_sum() -> None:
+    """Megatron-LM's way: every rank makes its experts' rows of all tokens."""
+    strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=2.0)
+    compiled = planned(strategy)
+    assert "all_to_all" not in sent(compiled)
+    made = {node.op for node in compiled.graph.of_kind(Call)}
+    assert {"weft.dispatch", "weft.combine"} <= made
+
+
+def test_data_parallelism_exchanges_gradients_alone() -> None:
+    compiled = planned(weft.data_parallel())
+    assert sum(sent(compiled).values()) < 0.001 * SENT
+    peak = compiled.peaks[0].memory
+    # Rows, gate and up, their product: no tensor of tokens by weights.
+    rows = TOKENS * CHOSEN * 4
+    assert peak.activations < 2 * rows * (4 * WIDTH + 3 * 4 * WIDTH)
+
+
+def test_a_rank_holds_its_experts_alone() -> None:
+    whole = planned(weft.data_parallel()).peaks[0].memory
+    part = planned(EXPERT).peaks[0].memory
+    experts = 2 * EXPERTS * 6 * WIDTH * WIDTH * 4
+    assert whole.parameters - part.parameters == experts * (RANKS - 1) // RANKS
+    assert part.activations < 1.1 * whole.activations
+
+
+def test_a_sort_is_taken_out() -> None:
+    graph = captured()
+    without = unsorted(graph)
+    ops = [node.op for node in without.of_kind(Call)]
+    assert "aten.sort.default" in [node.op for node in graph.of_kind(Call)]
+    assert not {"aten.sort.default", "aten.index.Tensor", "weft.segments"} & set(ops)
+    assert parse_graph(str(without)) == without

@@ -1,0 +1,78 @@
+"""A small language model of mixtures of experts, with torch's grouped products."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHOSEN, WORDS = 2, 13
+Product = Callable[..., Tensor]
+
+
+def plain_product(x: Tensor, w: Tensor, *, offs: Tensor) -> Tensor:
+    """Torch's grouped product, which takes no float64 on one device."""
+    ends = [0, *offs.tolist()]
+    return torch.cat([x[ends[i] : ends[i + 1]] @ w[i] for i in range(len(w))])
+
+
+class Mixture(nn.Module):
+    """Experts as in `transformers`: rows sorted by experts, two grouped products, rows put back.
+
+    [n, time, width] -> the same.
+    """
+
+    def __init__(self, width: int, experts: int, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.product: Product = F.grouped_mm
+        self.middle = middle
+        self.gate = nn.Linear(width, experts)
+        self.up = nn.Parameter(torch.randn(experts, 4 * width, width) / width)
+        self.down = nn.Parameter(torch.randn(experts, width, 2 * width) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        experts, _, width = self.up.shape
+        tokens = x.reshape(-1, width)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(CHOSEN)
+        ids, order = torch.sort(chosen.reshape(-1))
+        offs = torch.histc(ids.float(), experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
+        rows = self.product(tokens[order // CHOSEN], self.up.transpose(1, 2), offs=offs)
+        gate, up = rows.chunk(2, -1)
+        rows = self.product(self.middle(gate) * up, self.down.transpose(1, 2), offs=offs)
+        rows = rows * weights.reshape(-1)[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=x.device)
+        return x + rows[back].view(-1, CHOSEN, width).sum(1).view(x.shape)
+
+
+class Model(nn.Module):
+    """Embedding, two mixtures, a head: tokens int64 [n, time] -> logits."""
+
+    def __init__(
+        self, width: int = 8, experts: int = 4, middle: Callable[[Tensor], Tensor] = F.silu
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(2)])
+        self.head = nn.Linear(width, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def pair(**options: Any) -> tuple[Model, Model]:
+    """A model of torch's grouped products, and the same with plain ones."""
+    torch.manual_seed(0)
+    model = Model(**options)
+    plain = copy.deepcopy(model)
+    for layer in plain.layers:
+        layer.product = plain_product
+    return model, plain

@@ -1,0 +1,183 @@
+"""Mixtures of experts with torch's grouped products: equality, what travels, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from mixtures import WORDS, pair
+from models import token_batch, token_loss
+from single_device import assert_same_training, compiled, plain_training
+from weft.errors import RankFailure
+from weft.ir.logical import Call
+
+pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+
+S, B = weft.split, weft.broadcast
+UP, DOWN = "*.up", "*.down"
+
+
+def batches(rows: int = 8) -> list[Any]:
+    return [token_batch(rows, vocabulary=WORDS, seed=seed) for seed in range(3)]
+
+
+def calls(program: weft.Program) -> list[str]:
+    return [node.op for node in program.graph.of_kind(Call)]
+
+
+DATA = weft.data_parallel()
+EXPERT = weft.expert_parallel([UP, DOWN])
+GRID = [[0, 1], [2, 3]]
+STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
+    "data": ([0, 1], DATA),
+    "zero 1": ([0, 1], replace(DATA, zero=weft.Zero(1))),
+    "zero 3": ([0, 1, 2], replace(DATA, zero=weft.Zero(3))),
+    "tensor": ([0, 1], weft.Strategy({"*": B}, {UP: S(1), DOWN: S(2), "*": B})),
+    "expert": ([0, 1], EXPERT),
+    "expert, 4": ([0, 1, 2, 3], EXPERT),
+    "expert, tokens whole": ([0, 1], weft.Strategy({"*": B}, {UP: S(0), DOWN: S(0), "*": B})),
+    "expert, uneven": ([0, 1, 2], EXPERT),
+    "expert x data": (GRID, weft.Strategy({"*": S(0)}, {UP: (B, S(0)), DOWN: (B, S(0)), "*": B})),
+    "expert x tensor": (
+        GRID,
+        weft.Strategy({"*": (S(0), B)}, {UP: (S(0), S(1)), DOWN: (S(0), S(2)), "*": B}),
+    ),
+    "expert, zero 2": ([0, 1], replace(EXPERT, zero=weft.Zero(2))),
+    "micro-batches": ([0, 1], replace(DATA, micro_batches=2)),
+    "expert, micro-batches": ([0, 1], replace(EXPERT, micro_batches=2)),
+    "expert, recompute": ([0, 1], replace(EXPERT, recompute=["layers.*"])),
+    "expert, stages": (GRID, replace(EXPERT, stages=2, micro_batches=2)),
+    "automatic": ([0, 1], weft.Strategy()),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_three_steps(name: str) -> None:
+    model, plain = pair()
+    expected = plain_training(plain, token_loss, batches())
+    with compiled(model, token_loss, batches()[0], *STRATEGIES[name]) as program:
+        assert "aten.sort.default" not in calls(program)
+        assert_same_training(program, batches(), expected)
+
+
+@pytest.mark.parametrize("strategy", [DATA, EXPERT], ids=["data", "expert"])
+@pytest.mark.parametrize("rows", [5, 6])
+def test_uneven_tokens(rows: int, strategy: weft.Strategy) -> None:
+    model, plain = pair()
+    expected = plain_training(plain, token_loss, batches(rows))
+    with compiled(model, token_loss, batches(rows)[0], [0, 1, 2, 3], strategy) as program:
+        assert_same_training(program, batches(rows), expected)
+
+
+@pytest.mark.parametrize("bias", [[9.0, 9.0, 0.0, 0.0], [9.0, 0.0, 0.0, 9.0]])
+@pytest.mark.parametrize("strategy", [DATA, EXPERT], ids=["data", "expert"])
+def test_experts_without_tokens(strategy: weft.Strategy, bias: list[float]) -> None:
+    model, plain = pair()
+    for one in (model, plain):
+        for layer in one.layers:
+            layer.gate.bias.data = torch.tensor(bias)
+    expected = plain_training(plain, token_loss, batches())
+    with compiled(model, token_loss, batches()[0], [0, 1, 2, 3], strategy) as program:
+        assert_same_training(program, batches(), expected)
+
+
+def test_more_rows_than_the_buffers_hold() -> None:
+    """No row is dropped: the step raises, and says which capacity would do."""
+    model, _ = pair()
+    for layer in model.layers:
+        layer.gate.bias.data = torch.tensor([9.0, 9.0, 0.0, 0.0])
+    strategy = weft.expert_parallel([UP, DOWN], capacity=1.25)
+    message = (
+        r"64 rows for the experts .*, of its 64; the buffers hold 40: .*\(capacity=…\) of 2 or"
+    )
+    with (
+        compiled(model, token_loss, batches()[0], [0, 1], strategy) as program,
+        pytest.raises(RankFailure, match=message),
+    ):
+        program.step(batches()[0])
+
+
+def test_capacity_that_is_enough() -> None:
+    model, plain = pair()
+    expected = plain_training(plain, token_loss, batches())
+    strategy = weft.expert_parallel([UP, DOWN], capacity=1.9)
+    with compiled(model, token_loss, batches()[0], [0, 1], strategy) as program:
+        assert_same_training(program, batches(), expected)
+
+
+def by_position(x: Tensor) -> Tensor:
+    """Looks at where a row stands among the sorted ones."""
+    return F.silu(x) + torch.arange(x.shape[0]).unsqueeze(-1) / 64
+
+
+@pytest.mark.parametrize("strategy", [DATA, EXPERT], ids=["data", "expert"])
+def test_what_depends_on_the_order_keeps_the_sort(strategy: weft.Strategy) -> None:
+    model, plain = pair(middle=by_position)
+    expected = plain_training(plain, token_loss, batches())
+    with compiled(model, token_loss, batches()[0], [0, 1], strategy) as program:
+        assert calls(program).count("aten.sort.default") == 2
+        assert_same_training(program, batches(), expected)
+
+
+class Grouped(nn.Module):
+    """Every form of torch's grouped product, on rows that come sorted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, batch: Any) -> Tensor:
+        x, offs = batch["x"], batch["offs"]
+        rows = F.grouped_mm(x, self.w, offs=offs)
+        columns = torch._grouped_mm(self.w, x.t(), offs=offs)
+        inner = F.grouped_mm(x.t(), rows, offs=offs)
+        every = F.grouped_mm(self.w, self.w)
+        return (rows**2).sum() + (columns**3).sum() + (inner**2).sum() + every.sum()
+
+
+class Apart(Grouped):
+    """The same by plain products."""
+
+    def forward(self, batch: Any) -> Tensor:
+        x, w = batch["x"], self.w
+        parts = list(zip(x.split([2, 0, 5]), w, strict=True))
+        rows = torch.cat([part @ one for part, one in parts])
+        columns = torch.cat([one @ part.t() for part, one in parts], 1)
+        inner = torch.stack(
+            [p.t() @ r for p, r in zip(x.split([2, 0, 5]), rows.split([2, 0, 5]), strict=True)]
+        )
+        return (rows**2).sum() + (columns**3).sum() + (inner**2).sum() + (w @ w).sum()
+
+
+@pytest.mark.parametrize("sbp", [B, S(0), S(1)])
+def test_forms_of_grouped_products(sbp: Any) -> None:
+    torch.manual_seed(0)
+    plain, offs = Apart(), torch.tensor([2, 2, 7], dtype=torch.int32)
+    model = Grouped()
+    model.load_state_dict(plain.state_dict())
+    given = [{"x": torch.randn(7, 4), "offs": offs} for _ in range(3)]
+    expected = plain_training(plain, own_loss, given)
+    strategy = weft.Strategy(batch={"x": S(0)}, parameters={"w": sbp})
+    with compiled(model, own_loss, given[0], [0, 1], strategy) as program:
+        assert_same_training(program, given, expected)
+
+
+def own_loss(model: nn.Module, batch: Any) -> Any:
+    return model(batch)
+
+
+def test_half_precision() -> None:
+    """Within the precision of bfloat16 of the same model on one device."""
+    torch.set_default_dtype(torch.float32)
+    model, plain = pair()
+    model, plain = model.bfloat16(), plain.bfloat16()
+    losses, _ = plain_training(plain, token_loss, batches())
+    with compiled(model, token_loss, batches()[0], [0, 1], EXPERT) as program:
+        found = [program.step(batch).item() for batch in batches()]
+    assert found == pytest.approx(losses, rel=2e-2)
