@@ -15,49 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, prod
 
 from weft.compiler.deduce import Hints
+from weft.compiler.mixtures import Mixture, expert_notes, mixtures
 from weft.compiler.row_calls import has_rows, in_blocks, works_on_rows
 from weft.compiler.stages import Stages
-from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Ref, Value, node_uses
-from weft.layout import Broadcast, Split
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 from weft.ops.rules.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
-
-# Ops behind a parameter that leave its experts in the first dimension.
-_BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """The products of one mixture of experts in a forward, a backward or both.
+class Dispatched:
+    """The graph, and in words what the way of its rows costs."""
 
-    Attributes:
-        ids: the value with the expert of each row.
-        calls: the products.
-        experts: how many there are.
-        blocks: into how many blocks they are cut.
-        groups: of rows; those of one rank.
-        capacity: rows of a group that a block takes.
-    """
-
-    ids: Value
-    calls: tuple[Call, ...]
-    experts: int
-    blocks: int
-    groups: int
-    capacity: int
-
-    @property
-    def rows(self) -> int:
-        """Of the buffers, for each block."""
-        return self.groups * self.capacity
+    graph: LogicalGraph
+    notes: tuple[str, ...]
 
 
 def dispatch_rows(
     graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages, capacity: float | None
-) -> LogicalGraph:
-    """The graph with rows sent to the experts that `hints` split.
+) -> Dispatched:
+    """The graph with rows sent to the experts that `hints` split, and what they cost.
 
     Args:
         graph: the step; in micro-batches, if any.
@@ -65,88 +43,11 @@ def dispatch_rows(
         stages: placements of the stages.
         capacity: rows that a group may send to a block, in even shares; None for all.
     """
-    for mixture in mixtures(graph, hints, stages, capacity):
+    found = mixtures(graph, hints, stages, capacity)
+    notes = expert_notes(graph, found)
+    for mixture in found:
         graph = _sent(graph, mixture)
-    return graph
-
-
-def mixtures(
-    graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages, capacity: float | None
-) -> tuple[Mixture, ...]:
-    """The mixtures whose experts are split; those that do not divide evenly stay as they are."""
-    by_ids: dict[str, list[Call]] = {}
-    for node in graph.nodes:
-        if isinstance(node, Call) and node.op in (EXPERT_MM, EXPERT_GRADIENT):
-            by_ids.setdefault(_name(node.args[2]), []).append(node)
-    found = (
-        _mixture(graph, graph.values[name], tuple(calls), hints, stages, capacity)
-        for name, calls in by_ids.items()
-    )
-    return tuple(one for one in found if one is not None)
-
-
-def _mixture(
-    graph: LogicalGraph,
-    ids: Value,
-    calls: tuple[Call, ...],
-    hints: Mapping[int, Hints],
-    stages: Stages,
-    capacity: float | None,
-) -> Mixture | None:
-    products = [call for call in calls if call.op == EXPERT_MM]
-    grid = stages.placements[calls[0].phase.stage].shape
-    on_grid = hints.get(len(grid), Hints())
-    axes = {_split_axes(graph, _name(call.args[1]), on_grid) for call in products}
-    experts = {graph.values[_name(call.args[1])].shape[0] for call in products}
-    if len(axes) != 1 or len(experts) != 1 or len(ids.shape) != 1:
-        return None
-    (split,), (count,) = axes, experts
-    blocks, rows = prod(grid[axis] for axis in split), ids.shape[0]
-    if blocks < 2 or count % blocks:
-        return None
-    groups = prod(grid[axis] for axis in _batch_axes(graph, on_grid, len(grid)))
-    groups = groups if rows % groups == 0 else 1
-    most = _most(graph, ids, rows // groups, count // blocks)
-    even = rows / groups / blocks
-    held = most if capacity is None else min(most, ceil(capacity * even))
-    return Mixture(ids, calls, count, blocks, groups, held)
-
-
-def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:
-    """The axes along which the user splits the experts of a weight."""
-    maker = graph.producers[name]
-    while isinstance(maker, Call) and maker.op in _BEHIND:
-        if maker.op == "aten.transpose.int" and not all(
-            isinstance(dim, int) and dim % 3 for dim in maker.args[1:]
-        ):
-            return ()
-        maker = graph.producers[_name(maker.args[0])]
-    sbps = hints.inputs.get(maker.key, ()) if isinstance(maker, Input) else ()
-    return tuple(axis for axis, sbp in enumerate(sbps) if sbp == Split(0))
-
-
-def _batch_axes(graph: LogicalGraph, hints: Hints, axes: int) -> tuple[int, ...]:
-    """The axes along which the user leaves the batch to be split."""
-    keys = [node.key for node in graph.of_kind(Input) if node.role == "batch"]
-    given = [hints.inputs[key] for key in keys if key in hints.inputs]
-    return tuple(
-        axis for axis in range(axes) if not any(sbps[axis] == Broadcast() for sbps in given)
-    )
-
-
-def _most(graph: LogicalGraph, ids: Value, rows: int, experts: int) -> int:
-    """Rows that a group can have for one block: `topk` gives a token no expert twice."""
-    name, maker = ids.name, graph.producers[ids.name]
-    while isinstance(maker, Call) and maker.op in ("aten.view.default", "aten.reshape.default"):
-        name = _name(maker.args[0])
-        maker = graph.producers[name]
-    if not isinstance(maker, Call) or maker.op != "aten.topk.default":
-        return rows
-    each = graph.values[name].shape[-1]
-    dim = maker.args[2] if len(maker.args) > 2 else dict(maker.kwargs).get("dim", -1)
-    last = dim in (-1, len(graph.values[name].shape) - 1)
-    chosen = maker.outputs[1] is not None and maker.outputs[1].name == name and last
-    return rows // each * min(each, experts) if chosen and rows % each == 0 else rows
+    return Dispatched(graph, notes)
 
 
 def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:

@@ -95,8 +95,8 @@ def compile_graph(
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
-    graph = verify(dispatch_rows(graph, on_grids, stages, options.expert_capacity))
-    sharded = shard_variables(graph, on_grids, options.zero, stages)
+    sent = dispatch_rows(graph, on_grids, stages, options.expert_capacity)
+    sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
     graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
     laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
@@ -120,7 +120,7 @@ def compile_graph(
     held = check_limit(tuple(peaks), boxed, options)
     held = tuple(peak for peak in held if peak.rank in ranks)
     fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
-    notes = (*sharded.notes, *cut.notes)
+    notes = (*sharded.notes, *sent.notes, *cut.notes)
     return Compiled(
         boxed, stages, own, plan, fingerprint, schedule, deduced, sharded.stored, notes, held
     )
