@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import weft
 from benchmarks.systems.system import Job, System
 
+# Rows that a rank may send to the experts of another, in shares of an even routing.
+CAPACITY = 1.5
 DATA = {"*": weft.split(0)}
 
 
@@ -53,7 +56,9 @@ def strategy(job: Job) -> weft.Strategy:
         tables = {pattern: weft.split(0) for pattern in job.work.tables}
         return weft.Strategy(batch=DATA, parameters={**tables, "*": weft.broadcast})
     if job.strategy == "expert":
-        return weft.expert_parallel(job.work.experts)
+        # What is no expert is stored in shards too.
+        experts = weft.expert_parallel(job.work.experts, capacity=CAPACITY)
+        return replace(experts, zero=weft.Zero(level=1))
     return weft.data_parallel()
 
 

@@ -105,7 +105,7 @@ def _rows_of(keys: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
     """Each of the first experts that has rows, with their numbers in order."""
     order = keys.argsort(dim=0, stable=True)
     counts = torch.bincount(keys, minlength=experts).tolist()
-    for expert, rows in enumerate(order.split(counts)[:experts]):
+    for expert, rows in enumerate(torch.split(order, counts)[:experts]):
         if rows.numel():
             yield expert, rows
 
