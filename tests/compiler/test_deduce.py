@@ -41,7 +41,7 @@ B, S0, S1, P = Broadcast(), Split(0), Split(1), Partial()
 PAIR = placement("cpu", [0, 1])
 SQUARE = placement("cpu", [[0, 1], [2, 3]])
 # Bytes and flops only: no charge for departing from how a parameter is laid.
-PLAIN = CostModel(whole_parameter=0.0, hints_hold=False, early_reduction=0)
+PLAIN = CostModel(bytes_per_held=0.0, whole_parameter=0.0, hints_hold=False, early_reduction=0)
 HERE = Location("model.py", 7)
 
 
@@ -353,7 +353,7 @@ def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
 @pytest.mark.parametrize("grid", [(4,), (2, 2), (2, 3), (2, 2, 2)])
 def test_tables_of_boxing_equal_the_chains(grid: tuple[int, ...]) -> None:
     where = Placement("cpu", grid, tuple(range(int(np.prod(grid)))))
-    shape, costs = (48, 96), BoxingCosts(grid, CostModel())
+    shape, costs = (48, 96), BoxingCosts(grid, CostModel(bytes_per_held=0.0))
     rng, every = random.Random(0), list[SBP]([B, P, S0, S1])
     for _ in range(40):
         source, target = (tuple(rng.choices(every, k=len(grid))) for _ in range(2))
@@ -363,6 +363,18 @@ def test_tables_of_boxing_equal_the_chains(grid: tuple[int, ...]) -> None:
         table = costs.table(TensorSpec(shape, "float32"), axis, (before, after), ends)
         chain = boxing(Layout(where, source), Layout(where, target), shape, 4)
         assert table.item() == chain
+
+
+def test_boxing_that_makes_a_tensor_whole_is_dearer() -> None:
+    costs = BoxingCosts((4,), CostModel(bytes_per_collective=0.0, bytes_per_held=0.5))
+    spec, every = TensorSpec((8, 4), "float32"), (B, P, S0)
+    table = costs.table(spec, 0, ((), ()), (every, every))
+    size = 8 * 4 * 4
+    assert table.tolist() == [
+        [0.0, 0.0, 0.0],
+        [6.0 * size, 0.0, 3.0 * size],
+        [(3.0 + 1.5) * size, 1.5 * size, 0.0],
+    ]
 
 
 # ---------------------------------------------------------------- inputs, states, updates, hints in code

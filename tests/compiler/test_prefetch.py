@@ -109,3 +109,17 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
     # A cast is made in its place: its gather comes no earlier.
     first = late if cast else ["w0", "w1", "w2", "g0!", "w3", "g1!", "w4", "g2!", "g3!", "g4!"]
     assert order(early) == first
+
+
+def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
+    """The last gather stands first in the graph, and the first layer waits for another exchange."""
+    local = layers(1)
+    last = gather("w4", "p4")
+    first, *rest = (node for node in local.nodes if node != last)
+    reduced = [call("n", "x"), all_reduce("n!", "n"), call("h1", "n!", "w0")]
+    made = replace(local, nodes=(first, last, *reduced, *rest[1:]))
+    actors = segment(made, bucket(made, 1), (Communicator(0, (0, 1)),))
+    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3))))
+    prove_live(plan)
+    order = [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
+    assert order[-1] == "w4"

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weft.compiler.solver import Table, minimize
+from weft.compiler.dominated import Table, without_dominated
+from weft.compiler.solver import minimize
 
 Problem = tuple[list[Table], dict[tuple[int, int], Table]]
 
@@ -51,6 +52,40 @@ def test_a_limit_makes_the_result_unproven_but_whole() -> None:
     assert not limited.exact
     assert limited.cost == cost_of(limited.choices, problem)
     assert exact.cost <= limited.cost <= 1.3 * exact.cost
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bound_is_below_the_least_cost(seed: int) -> None:
+    problem = random_problem(seed, variables=7, edges=16)
+    limited = minimize(*problem, limit=8)
+    assert limited.bound <= brute_force(problem) <= limited.cost
+    assert limited.exact == (limited.bound == limited.cost)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_left_out_is_dominated(seed: int) -> None:
+    unary, pairwise = random_problem(seed, variables=6, edges=seed % 8)
+    left = without_dominated(unary, pairwise)
+    fewer = [table[kept] for table, kept in zip(unary, left, strict=True)]
+    pairs = {(i, j): table[np.ix_(left[i], left[j])] for (i, j), table in pairwise.items()}
+    assert brute_force((fewer, pairs)) == brute_force((unary, pairwise))
+
+
+def test_equal_choices_leave_the_first() -> None:
+    left = without_dominated([np.zeros(3), np.array([1.0, 0.0])], {(0, 1): np.zeros((3, 2))})
+    assert [list(kept) for kept in left] == [[0], [1]]
+
+
+def test_a_start_is_never_made_worse() -> None:
+    problem = random_problem(4, variables=8, edges=40)
+    best = minimize(*problem)
+    assert minimize(*problem, limit=4, starts=[best.choices]).cost == best.cost
+
+
+def test_small_costs_count_beside_large_ones() -> None:
+    unary = [np.array([1e17, 1e17]), np.array([0.0, 1.0])]
+    found = minimize(unary, {(0, 1): np.array([[2.0, 0.0], [1.0, 3.0]])})
+    assert found.choices in ((0, 1), (1, 0))
 
 
 def test_single_changes_cannot_improve_an_unproven_result() -> None:

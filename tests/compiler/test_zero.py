@@ -28,7 +28,7 @@ graph "layer"
 %half = call aten._to_copy.default(%w, dtype=!dtype:bfloat16) : bfloat16[6, 4] at "m.py":1 in "fc"
 %t = call aten.t.default(%half) : bfloat16[4, 6] at "m.py":1 in "fc"
 %y = call aten.mm.default(%x, %t) : bfloat16[8, 6] at "m.py":1 in "fc"
-%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "fc"
+%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "last"
 %s = call aten.mul.Tensor(%z, %n) : float32[8, 6] at "m.py":1 in "fc"
 %gy = call aten._to_copy.default(%s, dtype=!dtype:bfloat16) : bfloat16[8, 6] {0 backward} at "m.py":1 in "fc" backward
 %gx = call aten.mm.default(%gy, %half) : bfloat16[8, 4] {0 backward} at "m.py":1 in "fc" backward
@@ -99,6 +99,13 @@ def test_level_3_gathers_for_each_phase() -> None:
     assert casts == [calls[0]]
 
 
+def test_the_last_block_gathers_once_for_forward_and_backward() -> None:
+    text = LAYER.replace('in "last"', 'in "fc"')
+    graph = shard_variables(parse_graph(text), {1: Hints()}, Zero(3), Stages((PAIR,))).graph
+    forward = operand(graph, operand(graph, "y", 1), 0)
+    assert forward == operand(graph, "gx", 1) == operand(graph, operand(graph, "gz", 1), 0)
+
+
 def test_what_stays_as_it_is() -> None:
     found = sharded(Zero(3))
     assert found.stored == {"fc.weight": 0, "fc.bias": 0}
@@ -149,10 +156,7 @@ def test_a_block_gathers_its_parameters_together() -> None:
     assert block_of("head") == "head"
     assert block_of("encoder.norm") == "encoder"
     assert block_of("") == ""
-    text = LAYER.replace('in "fc"', 'in "blocks.0.fc"').replace(
-        '%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "blocks.0.fc"',
-        '%z = call aten.add.Tensor(%y, %b) : float32[8, 6] at "m.py":1 in "blocks.0.late"',
-    )
+    text = LAYER.replace('in "fc"', 'in "blocks.0.fc"').replace('in "last"', 'in "blocks.0.late"')
     found = shard_variables(parse_graph(text), {1: Hints()}, Zero(3), Stages((PAIR,)))
     names = [value.name for call in found.graph.of_kind(Call) for value in call.outputs if value]
     bias = operand(found.graph, "z", 1)

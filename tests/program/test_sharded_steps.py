@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
@@ -102,6 +104,43 @@ def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
         assert kinds == {("P", bool(reduced_in_loop)), ("S", bool(gathered_in_loop))}
     assert peaks[0] > 1.1 * peaks[1]
     assert peaks[1] > 1.1 * peaks[2]
+
+
+class Across(nn.Module):
+    """Linear layers around an op over the whole batch."""
+
+    def __init__(self, op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.op = op
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.middle(self.op(self.first(x)))))
+
+
+OVER_THE_BATCH = {
+    "mean": lambda h: h - h.mean(0),
+    "sort": lambda h: h.sort(0).values,
+    "attention": lambda h: (h @ h.T).softmax(-1) @ h,
+    "sort of what is centred": lambda h: (h - h.mean(0)).sort(0).values,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_level_3_with_ops_over_the_batch(name: str, micro_batches: int) -> None:
+    """Micro-batches wait for one another between two gathers; none is held back by a later one."""
+    torch.manual_seed(0)
+    model, batch = Across(OVER_THE_BATCH[name]), torch.randn(8, 6)
+    expected = plain_training(model, squares, [batch] * 3)
+    strategy = replace(DATA, micro_batches=micro_batches, zero=weft.Zero(3))
+    with compiled(model, squares, batch, PAIR, strategy) as program:
+        assert_same_training(program, [batch] * 3, expected)
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
 
 
 def held_bytes(program: weft.Program, role: str) -> int:

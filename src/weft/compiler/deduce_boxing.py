@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeAlias
@@ -79,7 +80,19 @@ class BoxingCosts:
             self._add_transfers(costs, number, shape, itemsize)
         for via in range(len(states)):
             np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
+        costs += self.cost_model.bytes_per_held * self._grown(states, math.prod(shape) * itemsize)
         return costs.reshape((len(options),) * (2 * len(self.grid)))
+
+    def _grown(self, states: Sequence[SBPs], size: int) -> Table:
+        """How many bytes all ranks together hold more after boxing than before."""
+        held = np.array([size * self._copies(state) for state in states], np.float64)
+        grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
+        return grown
+
+    def _copies(self, state: SBPs) -> int:
+        """On how many ranks each element lies."""
+        pairs = zip(state, self.grid, strict=True)
+        return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
 
     def _add_transfers(
         self, costs: Table, number: dict[SBPs, int], shape: tuple[int, ...], itemsize: int

@@ -22,7 +22,18 @@ from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.calls import operand_names
 from weft.compiler.loops import loop_values, runs_in_loop
-from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Ref, Value, Varying, node_uses
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Phase,
+    Ref,
+    Value,
+    Varying,
+    node_uses,
+)
 
 HINT, TAKE = "weft.hint", "weft.take"
 # Conversions: of a shard they make the shard.
@@ -39,7 +50,8 @@ class Gather:
         whole: the SBPs in which it is used, for each stage.
         each_time: whether the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
-            step for all readers of a stage.
+            step for all readers of a stage. Where a block's backward follows its forward with no
+            other block between, as that of the last one does, they share what is gathered.
     """
 
     axis: int
@@ -52,6 +64,14 @@ class Gather:
         if not self.each_time:
             return reader.phase.stage
         return reader.phase, block_of(reader.location.module if reader.location else "")
+
+
+def _is_backward_of(group: Hashable, other: Hashable) -> bool:
+    """Whether two groups are of one block and stage, the backward and the forward."""
+    match group, other:
+        case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
+            return (stage, block) == (there, same)
+    return False
 
 
 def block_of(module: str) -> str:
@@ -79,6 +99,9 @@ class _Rewriter:
         root: for each value of a chain, its parameter; the parameters included.
         chain: for each value of a chain but the parameter, the call that makes it.
         made: by group and value, what stands for it: its shard and the whole.
+        joined: for a group, the one whose gathers it shares: for the backward of a block that
+            follows its forward at once, the forward's.
+        last: by stage the group that was read last, and whether for each micro-batch.
         early: new nodes that run once a step, before all others.
         body: all other nodes.
         wanted: by group, the values of chains and their readers, where a group is gathered
@@ -90,6 +113,8 @@ class _Rewriter:
     root: dict[str, str] = field(default_factory=dict)
     chain: dict[str, Call] = field(default_factory=dict)
     made: dict[tuple[Hashable, str, str], str] = field(default_factory=dict)
+    joined: dict[Hashable, Hashable] = field(default_factory=dict)
+    last: dict[int, tuple[Hashable, bool]] = field(default_factory=dict)
     early: list[Node] = field(default_factory=list)
     body: list[Node] = field(default_factory=list)
     wanted: dict[Hashable, list[tuple[str, Call]]] = field(default_factory=dict)
@@ -111,14 +136,31 @@ class _Rewriter:
             self.root[made], self.chain[made] = self.root[source], node
         elif isinstance(node, Call):
             for name in self._read(node):
-                gather = self.gathers[self.root[name]]
-                if gather.each_time:
-                    self.wanted.setdefault(gather.group(node), []).append((name, node))
+                if self.gathers[self.root[name]].each_time:
+                    self._note_group(self._given_group(name, node), node)
+                    self.wanted.setdefault(self._group(name, node), []).append((name, node))
+
+    def _note_group(self, group: Hashable, reader: Call) -> None:
+        """Join a group with the one that was read last in its stage, if it is the backward of the same block."""
+        now = group, self._in_loop(reader)
+        last, looped = self.last.get(reader.phase.stage, now)
+        if group not in self.joined:
+            same = _is_backward_of(group, last) and looped == now[1]
+            self.joined[group] = last if same else group
+        self.last[reader.phase.stage] = now
+
+    def _given_group(self, name: str, reader: Call) -> Hashable:
+        return self.gathers[self.root[name]].group(reader)
+
+    def _group(self, name: str, reader: Call) -> Hashable:
+        """The group of the readers with which one shares its gathers."""
+        group = self._given_group(name, reader)
+        return self.joined.get(group, group)
 
     def add(self, node: Node) -> None:
         if isinstance(node, Call) and not self._continues(node):
             names = self._read(node)
-            groups = dict.fromkeys(self.gathers[self.root[name]].group(node) for name in names)
+            groups = dict.fromkeys(self._group(name, node) for name in names)
             for group in groups:
                 for name, reader in self.wanted.pop(group, ()):
                     self._gathered(name, reader)
@@ -182,7 +224,7 @@ class _Rewriter:
         self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...], source: str
     ) -> str:
         """A hint on the shard that stands for `name`, or a take of it; one a group."""
-        key = (self.gathers[self.root[name]].group(reader), kind, name)
+        key = (self._group(name, reader), kind, name)
         if key not in self.made:
             value = replace(self.graph.values[name], name=self._name(name, kind))
             self._append(Call(op, (Ref(source), *rest), (), (value,), reader.location), reader)
@@ -191,7 +233,7 @@ class _Rewriter:
 
     def _copied(self, name: str, kind: str, source: str, reader: Call) -> str:
         """A copy of the call of a chain that makes `name`, on another source; one for a group."""
-        key = (self.gathers[self.root[name]].group(reader), kind, name)
+        key = (self._group(name, reader), kind, name)
         if key not in self.made:
             self.made[key] = self._copy(name, kind, source, reader)
         return self.made[key]

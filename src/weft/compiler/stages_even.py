@@ -3,8 +3,8 @@
 The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost.
 First the places between modules near the root are tried as cuts, then deeper ones, until the
 dearest stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
-where they can. Among the cuts whose dearest stage is near the best, those are taken that let the
-fewest bytes across.
+where they can, and deeper cuts are only where few bytes cross. Among the cuts whose dearest stage
+is near the best, those are taken that let the fewest bytes across.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ Floats = NDArray[np.float64]
 TOLERANCE = 1.2
 # How much dearer than the least possible it may be for fewer bytes across.
 SLACK = 1.05
+# How many times the bytes of cuts nearer the root may cross at a deeper one: in the middle of a
+# block or of the loss, many times what goes from block to block would.
+WIDER = 1.5
+# How dear the dearest stage may be for its cuts to say what usually crosses.
+USABLE = 1.5
 
 
 def even_stages(
@@ -51,12 +56,16 @@ def even_stages(
     depths = [_depth(before, after) for before, after in pairwise(calls)]
     share = max(costs.sum() / count, costs.max())
     cuts: list[int] = []
+    widest = np.inf
     for depth in sorted(set(depths)):
         places = [number for number, here in enumerate(depths, 1) if here <= depth]
+        places = [place for place in places if across[place] <= widest or place in cuts]
         if len(places) >= count - 1:
             cuts, dearest = _best_cuts(places, costs, across, count)
             if dearest <= TOLERANCE * share:
                 break
+            if dearest <= USABLE * share:
+                widest = min(widest, WIDER * max(across[place] for place in cuts))
     stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
     return {_first(call).name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
 

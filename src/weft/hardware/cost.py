@@ -27,6 +27,8 @@ class CostModel:
             dearer for every n ≥ 1, so no batch is too small for a split that the user asked for.
         bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to
             split element-wise work where that is free, too little to move a tensor for it.
+        bytes_per_held: what one byte weighs by which boxing makes a tensor larger, all ranks together:
+            an all-gather saves no bytes for nothing where it makes a tensor whole on every rank.
         whole_parameter: for a parameter that the user left free, what splitting it weighs, and what
             cutting it for use where it lies whole; for any that lies whole, what making its
             gradient in pieces weighs: in units of the bytes that then lie idle, (p-1)·T. Above 2,
@@ -43,6 +45,7 @@ class CostModel:
     bytes_per_collective: float = float(COLLECTIVE_BYTES)
     bytes_per_flop: float = 4.0
     bytes_per_traffic: float = 0.1
+    bytes_per_held: float = 0.5
     whole_parameter: float = 3.0
     hints_hold: bool = True
     early_reduction: float = 1.0
