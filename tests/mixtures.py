@@ -9,6 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from models import token_batch
 
 CHOSEN, WORDS = 2, 13
 Product = Callable[..., Tensor]
@@ -18,6 +21,12 @@ def plain_product(x: Tensor, w: Tensor, *, offs: Tensor) -> Tensor:
     """Torch's grouped product, which takes no float64 on one device."""
     ends = [0, *offs.tolist()]
     return torch.cat([x[ends[i] : ends[i + 1]] @ w[i] for i in range(len(w))])
+
+
+def either_product(x: Tensor, w: Tensor, *, offs: Tensor) -> Tensor:
+    """Torch's while a step is captured, else the plain one: for one model in both."""
+    product = F.grouped_mm if isinstance(x, FakeTensor) else plain_product
+    return product(x, w, offs=offs)
 
 
 class Mixture(nn.Module):
@@ -50,15 +59,22 @@ class Mixture(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, two mixtures, a head: tokens int64 [n, time] -> logits."""
+    """Embedding, mixtures, a head: tokens int64 [n, time] -> logits."""
 
     def __init__(
-        self, width: int = 8, experts: int = 4, middle: Callable[[Tensor], Tensor] = F.silu
+        self,
+        width: int = 8,
+        experts: int = 4,
+        middle: Callable[[Tensor], Tensor] = F.silu,
+        layers: int = 1,
+        product: Product = F.grouped_mm,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(2)])
+        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(layers)])
         self.head = nn.Linear(width, WORDS)
+        for layer in self.layers:
+            layer.product = product
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -66,6 +82,16 @@ class Model(nn.Module):
             x = layer(x)
         logits: Tensor = self.head(x)
         return logits
+
+
+def for_both() -> Model:
+    """A model that trains on one device and under weft, in float64 too."""
+    return Model(product=either_product)
+
+
+def word_batch(n: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """A batch for these models."""
+    return token_batch(n, vocabulary=WORDS, seed=seed)
 
 
 def pair(**options: Any) -> tuple[Model, Model]:

@@ -81,6 +81,9 @@ class InDouble(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = torch.Tensor.double if func is torch.Tensor.float else func
+        if func is torch._grouped_mm:  # takes no float64; the op of `transformers` does
+            kwargs = {"offs": (kwargs or {})["offs"]}
+            func = torch.ops.transformers.grouped_mm_fallback
         named = {name: _double(value) for name, value in (kwargs or {}).items()}
         return func(*map(_double, args), **named)
 

@@ -33,8 +33,8 @@ own result (ResNet-101: 2e-9). The order of floating-point sums is all that may 
 - *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets
   with BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
 - Models are tiny, built from their configs. Those of `transformers` are taken as they are; what they cast to float32 is
-  cast to float64 here. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts have
-  `experts_implementation="batched_mm"`: "eager" reads values, "grouped_mm" traces in bfloat16 only.
+  cast to float64 here. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts run grouped products,
+  the default of `transformers`, by its own op, since torch's takes no float64; "eager" reads values and is refused.
 """
 
 

@@ -37,7 +37,6 @@ _SIZES = {
 }
 _GATED = {**_SIZES, "intermediate_size": 64, "num_key_value_heads": 2}
 _ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-_GROUPED = {"experts_implementation": "batched_mm"}
 _QKV = ("*.q_proj", "*.k_proj", "*.v_proj")
 _LLAMA = linears((*_QKV, "*.gate_proj", "*.up_proj"), ("*.o_proj", "*.down_proj"))
 # Attention as Megatron-LM does, and whole experts on each rank.
@@ -89,11 +88,10 @@ class Family:
     sizes: dict[str, Any]
     layouts: dict[str, Any] = field(default_factory=lambda: _LLAMA)
     batch: Callable[[int, int], Batch] = masked_tokens
-    options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
         """The model with random parameters, in torch's default dtype."""
-        config = getattr(transformers, self.config)(**self.sizes, **self.options)
+        config = getattr(transformers, self.config)(**self.sizes)
         model: nn.Module = getattr(transformers, self.model)(config)
         return model.to(torch.get_default_dtype()).train()
 
@@ -172,7 +170,6 @@ FAMILIES: dict[str, Family] = {
         "MixtralForCausalLM",
         {**_GATED, "num_local_experts": 4, "num_experts_per_tok": 2},
         _EXPERTS,
-        options=_GROUPED,
     ),
     "qwen3-moe": Family(
         "Qwen3MoeConfig",
@@ -185,14 +182,12 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 16,
         },
         _EXPERTS,
-        options=_GROUPED,
     ),
     "olmoe": Family(
         "OlmoeConfig",
         "OlmoeForCausalLM",
         {**_GATED, "num_experts": 4, "num_experts_per_tok": 2},
         _EXPERTS,
-        options=_GROUPED,
     ),
     "t5": Family(
         "T5Config",

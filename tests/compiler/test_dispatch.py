@@ -33,7 +33,7 @@ EXPERT = weft.expert_parallel(["*.up", "*.down"], capacity=1.0)
 
 def captured(ranks: int = RANKS) -> LogicalGraph:
     with torch.device("meta"):
-        model = Model(width=WIDTH, experts=EXPERTS)
+        model = Model(width=WIDTH, experts=EXPERTS, layers=2)
         ids = torch.zeros(ROWS * ranks, TIME, dtype=torch.long)
     batch = {"x": ids, "y": ids}
     optimizer = torch.optim.AdamW(model.parameters())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import weft
+from mixtures import for_both, word_batch
 from models import (
     GPT,
     ResNet,
@@ -63,6 +64,7 @@ def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
     assert all(other == found[0] for other in found[1:])
     gpt, resnet = (GPT, token_loss, token_batch), (ResNet, classification_loss, image_batch)
     jobs = {"gpt data": gpt, "gpt tensor": gpt, "gpt stages": gpt, "resnet data": resnet}
+    jobs["experts"] = (for_both, token_loss, word_batch)
     assert found[0].keys() <= {*jobs, "gpt dropout"}
     for name in jobs.keys() & found[0].keys():
         losses, state = on_one_device(*jobs[name])

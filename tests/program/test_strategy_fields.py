@@ -26,6 +26,7 @@ FULL = weft.Strategy(
     precision="bf16",
     clip_norm=1,
     memory_limit=4 * 2**30,
+    expert_capacity=1.5,
 )
 
 
@@ -50,6 +51,7 @@ def test_the_compiler_is_told_everything() -> None:
         ("blocks.0",),
     )
     assert (options.precision, options.clip_norm, options.memory_limit) == ("bf16", 1.0, 2**32)
+    assert options.expert_capacity == 1.5
     assert weft.Strategy().options() == Options()
 
 
@@ -67,6 +69,7 @@ def test_the_compiler_is_told_everything() -> None:
         ({"precision": "fp8"}, "precision= takes one of 'bf16', 'fp16', or None, found 'fp8'"),
         ({"clip_norm": 0}, "clip_norm= takes a number above 0"),
         ({"clip_norm": float("nan")}, "found nan"),
+        ({"expert_capacity": 0}, "expert_capacity= takes a number above 0"),
         ({"memory_limit": 1.5}, "memory_limit= takes a whole number from 1, found 1.5"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import weft
+from mixtures import for_both, word_batch
 from models import (
     GPT,
     ResNet,
@@ -40,13 +41,14 @@ JOBS = {
         token_batch,
         weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=2),
     ),
+    "experts": (for_both, token_loss, word_batch, weft.expert_parallel(["*.up", "*.down"])),
     "resnet data": (ResNet, classification_loss, image_batch, weft.data_parallel()),
 }
 
 
 # A pipeline beside data and tensor parallelism on four ranks is in test_combinations.py.
 CHOSEN = {
-    2: ["gpt data", "gpt tensor", "gpt stages"],
+    2: ["gpt data", "gpt tensor", "gpt stages", "experts"],
     4: ["gpt tensor", "gpt dropout", "resnet data"],
 }
 

@@ -275,8 +275,8 @@ def _swapped(node: torch.fx.Node) -> set[int] | None:
     if node.target is not aten.transpose.int:
         return None
     rank = node.meta["val"].dim()
-    first, second = node.args[1:]
-    return {first % max(rank, 1), second % max(rank, 1)}  # type: ignore[operator]
+    dims: Any = node.args[1:]
+    return {dim % max(rank, 1) for dim in dims}
 
 
 def _looks(node: Any) -> tuple[Any, ...]:

@@ -72,7 +72,8 @@ def _inside(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
             if alone and all(has_rows(graph, node, x, rows) for x in node_uses(node) if x in made):
                 below.add(id(node))
                 made.update(value.name for value in node.outputs if value)
-    inside, read = set(products), set()
+    inside = set(products)
+    read: set[str] = set()
     for node in reversed(graph.nodes):
         leads = id(node) in below and any(v.name in read for v in _outputs(node))
         if id(node) in products or leads:
@@ -169,9 +170,9 @@ class _Writer:
         self.nodes.append(Call(ROUTES, args, (), (places,), node.location, node.phase))
         self.places = Ref(places.name)
         own = Value(f"{ids.name}.own", ids.shape, ids.dtype)
-        args = (Ref(ids.name), mixture.experts // mixture.blocks)
-        op = "aten.remainder.Scalar"
-        self.nodes.append(Call(op, args, (), (own,), node.location, node.phase))
+        each = mixture.experts // mixture.blocks
+        op, counted = "aten.remainder.Scalar", (Ref(ids.name), each)
+        self.nodes.append(Call(op, counted, (), (own,), node.location, node.phase))
         self._send(node, ids.name, Ref(own.name), -1)
 
     def _places(self) -> Ref:

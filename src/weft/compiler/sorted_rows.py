@@ -121,7 +121,12 @@ class _Proof:
         kind, whole = self.kinds.get(values.name), self._is_whole(x.name, values.name)
         if at == [self.permutation] and not any(more) and whole:
             return self._put_at_permutation(node, values.name, kind)
-        if self.kinds.get(at[0]) == Places() and kind is None and self._is_alike(x.name) and whole:
+        if (
+            self.kinds.get(at[0]) == Places()
+            and kind is None
+            and self._is_alike(x.name, 0)
+            and whole
+        ):
             self.kinds[_made(node)] = Row(0)
             return True
         return self._by_rule(node)
@@ -139,9 +144,17 @@ class _Proof:
         shape = self.graph.values[x].shape
         return shape == self.graph.values[values].shape and shape[:1] == (self.rows,)
 
-    def _is_alike(self, name: str) -> bool:
+    def _is_alike(self, name: str, dim: int) -> bool:
+        """Whether all rows along a dimension are the same: made so, or stretched."""
         maker = self.graph.producers[name]
-        return isinstance(maker, Call) and maker.op in ALIKE
+        if not isinstance(maker, Call):
+            return False
+        source = maker.args[0] if maker.args else None
+        if maker.op == "aten.expand.default" and isinstance(source, Ref):
+            shape = self.graph.values[source.name].shape
+            before = dim - len(self.graph.values[name].shape) + len(shape)
+            return before < 0 or shape[before] == 1 != self.rows
+        return maker.op in ALIKE
 
     def _by_rule(self, node: Call) -> bool:
         """By the factors of the op's rule: all moved dimensions carry one, of as many elements as rows."""
@@ -180,10 +193,9 @@ class _Proof:
         if set(factor_sizes(call, factors)[moved]) != {self.rows}:
             return None
         # A dimension of 1 that is stretched carries no factor; other carriers must be moved alike.
-        still = (
-            dims for name, dims in given if name not in self.kinds and not self._is_alike(name)
-        )
-        return None if any(moved in dims for dims in still) else moved
+        still = [(name, dims) for name, dims in given if name not in self.kinds and moved in dims]
+        alike = all(self._is_alike(name, dims.index(moved)) for name, dims in still)
+        return moved if alike else None
 
     def _carried(self, name: str, dims: Dims) -> str:
         kind = self.kinds[name]

@@ -15,9 +15,10 @@ Where the proof fails the graph stays as it was: correct, with the rows of all r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from weft.compiler.expert_ids import segments_known
+from weft.compiler.renamed import renamed
 from weft.compiler.sorted_rows import (
     ALIKE,
     INDEX,
@@ -26,33 +27,18 @@ from weft.compiler.sorted_rows import (
     is_plain_sort,
     moved_by,
 )
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Output, Ref, Update, Value, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 from weft.ops.call import Token
 from weft.ops.rules.experts import SEGMENTS
 
-_RESHAPE = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
-# Ops that keep each number: of their first operand.
-_SAME = frozenset(
-    (
-        *_RESHAPE,
-        *("aten.clone.default", "aten._to_copy.default", "aten.flatten.using_ints"),
-        *("aten.unsqueeze.default", "aten.squeeze.dim", "aten.expand.default", "aten.t.default"),
-        *("aten.transpose.int", "aten.slice.Tensor", INDEX, "aten.gather.default"),
-    )
-)
-_CHOICES: Mapping[str, tuple[int, int]] = {  # which result chooses, which argument names where
-    "aten.topk.default": (1, 2),
-    "aten.sort.default": (1, 1),
-    "aten.argmax.default": (0, 1),
-    "aten.max.dim": (1, 1),
-}
+_RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
 
 
 def unsorted(graph: LogicalGraph) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
     if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
         return graph
-    graph = _segments_known(graph)
+    graph = renamed(graph, segments_known(graph))
     done: set[str] = set()
     while (sort := _next_sort(graph, done)) is not None:
         done.update(value.name for value in sort.outputs if value)
@@ -69,65 +55,6 @@ def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:
     return None
 
 
-def _segments_known(graph: LogicalGraph) -> LogicalGraph:
-    """The graph with sorted experts in place of segments that are counted from them."""
-    known = {}
-    for node in graph.nodes:
-        if isinstance(node, Call) and node.op == SEGMENTS and node.outputs[0]:
-            ids = _sorted_ids(graph, node)
-            if ids is not None:
-                known[node.outputs[0].name] = ids
-    return _renamed(graph, known)
-
-
-def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
-    """The sorted experts whose numbers the ends of segments were counted from."""
-    offs, rows, first = segments.args
-    total = _maker(graph, offs, "aten._to_copy.default")
-    if total is None or total.op != "aten.cumsum.default" or first != 0:
-        return None
-    counts = _maker(graph, total.args[0], "aten._to_copy.default")
-    if counts is None or counts.op != "aten.histc.default":
-        return None
-    (experts,) = graph.values[_name(offs)].shape
-    counted, bins, low, high = (*counts.args, *(100, 0, 0)[len(counts.args) - 1 :])
-    if bins != experts or low != 0 or high not in (experts - 1, experts):
-        return None
-    ids = _behind_casts(graph, counted)
-    for sort in (graph.producers[ids], *graph.users[ids]):
-        if isinstance(sort, Call) and is_plain_sort(graph, sort) and sort.outputs[0]:
-            values, source = sort.outputs[0], _name(sort.args[0])
-            fits = ids in (values.name, source) and values.shape == (rows,)
-            if fits and _are_below(graph, source, experts):
-                return values.name
-    return None
-
-
-def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
-    """Whether all numbers are in [0, experts): they were chosen among so many."""
-    maker = graph.producers[name]
-    while isinstance(maker, Call) and maker.op in _SAME and isinstance(maker.args[0], Ref):
-        name = maker.args[0].name
-        maker = graph.producers[name]
-    if not isinstance(maker, Call):
-        return False
-    if maker.op == "aten.clamp.default":
-        low, high = (*maker.args[1:], None, None)[:2]
-        return isinstance(low, int) and isinstance(high, int) and low >= 0 and high < experts
-    if maker.op not in _CHOICES:
-        return False
-    result, place = _CHOICES[maker.op]
-    chosen = maker.outputs[result]
-    shape = graph.values[_name(maker.args[0])].shape
-    dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", -1)
-    return (
-        chosen is not None
-        and chosen.name == name
-        and isinstance(dim, int)
-        and shape[dim] <= experts
-    )
-
-
 def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     """The graph without one sort; None where something needs it."""
     kinds = moved_by(graph, sort)
@@ -139,7 +66,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     writer.renamed[values.name] = _name(sort.args[0])
     for node in graph.nodes:
         writer.write(node)
-    found = _needed(_renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
+    found = _needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
     # What is left of the permutation would be a range over the rows of all ranks.
     left = any(name in writer.ranges for node in found.nodes for name in node_uses(node))
     return None if left else found
@@ -174,6 +101,8 @@ class _Writer:
                 return floors and self._divided(node, i, k)
             case Call(op=op, args=(Ref() as x, (Ref(name=i),))) if op == INDEX:
                 return i in self.ranges and self._read(node, x, self.ranges[i])
+            case Call(op="aten.index_select.default", args=(Ref() as x, 0, Ref(name=i))):
+                return i in self.ranges and self._read(node, x, self.ranges[i])
             case Call(op=op, args=(Ref() as x, (Ref(name=i),), Ref() as rows, *more)) if op == PUT:
                 return i in self.ranges and self._put(node, x, self.ranges[i], rows, any(more))
             case Call(
@@ -203,7 +132,7 @@ class _Writer:
         layout = (("memory_format", Token("memory_format", "contiguous_format")),)
         copied = self._call(node, "aten.clone.default", (each,), wide, layout)
         args = (copied, made.shape)
-        self.nodes.append(replace(node, op=_RESHAPE[1], args=args, kwargs=(), outputs=(made,)))
+        self.nodes.append(replace(node, op=_RESHAPE[0], args=args, kwargs=(), outputs=(made,)))
         return True
 
     def _put(self, node: Call, x: Ref, k: int, rows: Ref, adds: bool) -> bool:
@@ -232,7 +161,7 @@ class _Writer:
     def _summed(self, node: Call, rows: Ref, k: int, made: Value) -> bool:
         """The sum of each k rows."""
         shape = (made.shape[0], k, *made.shape[1:])
-        apart = self._call(node, _RESHAPE[2], (rows, shape), shape, base=made)
+        apart = self._call(node, _RESHAPE[1], (rows, shape), shape, base=made)
         op, args = "aten.sum.dim_IntList", (apart, (1,))
         self.nodes.append(replace(node, op=op, args=args, kwargs=(), outputs=(made,)))
         return True
@@ -263,52 +192,6 @@ def _needed(graph: LogicalGraph) -> LogicalGraph:
             used.update(node_uses(node))
             kept.append(node)
     return replace(graph, nodes=tuple(reversed(kept)))
-
-
-def _renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
-    """The graph with other values in place of some."""
-    if not names:
-        return graph
-
-    def final(name: str) -> str:
-        while name in names:
-            name = names[name]
-        return name
-
-    def arg(value: Arg) -> Arg:
-        if isinstance(value, tuple):
-            return tuple(arg(part) for part in value)
-        return Ref(final(value.name)) if isinstance(value, Ref) else value
-
-    def node(one: Node) -> Node:
-        match one:
-            case Call(args=args, kwargs=kwargs):
-                named = tuple((key, arg(value)) for key, value in kwargs)
-                return replace(one, args=tuple(map(arg, args)), kwargs=named)
-            case Update(source=source):
-                return replace(one, source=Ref(final(source.name)))
-            case Output(value=value):
-                return replace(one, value=Ref(final(value.name)))
-        return one
-
-    return replace(graph, nodes=tuple(map(node, graph.nodes)))
-
-
-def _maker(graph: LogicalGraph, arg: Arg, through: str) -> Call | None:
-    """The call that made a value, behind calls of one op."""
-    maker = graph.producers[arg.name] if isinstance(arg, Ref) else None
-    while isinstance(maker, Call) and maker.op == through and isinstance(maker.args[0], Ref):
-        maker = graph.producers[maker.args[0].name]
-    return maker if isinstance(maker, Call) else None
-
-
-def _behind_casts(graph: LogicalGraph, arg: Arg) -> str:
-    name = _name(arg)
-    maker = graph.producers[name]
-    while isinstance(maker, Call) and maker.op == "aten._to_copy.default":
-        name = _name(maker.args[0])
-        maker = graph.producers[name]
-    return name
 
 
 def _name(arg: Arg) -> str:

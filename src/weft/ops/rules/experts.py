@@ -45,10 +45,10 @@ def _block(call: OpCall) -> str:
 def _product(call: OpCall) -> Factors:
     if len(call.operands[-1].shape) == 2:
         b = _block(call)
-        x, w, ids, made = (b, "r", "k"), (b, "k", "n"), (b, "r"), (b, "r", "n")
-        return Factors((x, w, ids), (made,), contracted=frozenset("k"))
-    x, w = ("s", "k"), ("e", "k", "n")
-    return Factors((x, w, ("s",)), (("s", "n"),), contracted=frozenset("ke"))
+        operands = ((b, "r", "k"), (b, "k", "n"), (b, "r"))
+        return Factors(operands, ((b, "r", "n"),), contracted=frozenset("k"))
+    rows = (("s", "k"), ("e", "k", "n"), ("s",))
+    return Factors(rows, (("s", "n"),), contracted=frozenset("ke"))
 
 
 def _adapt_product(local: OpCall, cut: Cut) -> OpCall:
@@ -60,10 +60,10 @@ def _adapt_product(local: OpCall, cut: Cut) -> OpCall:
 def _gradient(call: OpCall) -> Factors:
     if len(call.operands[-1].shape) == 2:
         b = _block(call)
-        x, g, ids = (b, "r", "k"), (b, "r", "n"), (b, "r")
-        return Factors((x, g, ids), ((b, "k", "n"),), contracted=frozenset("r"))
-    x, g = ("s", "k"), ("s", "n")
-    return Factors((x, g, ("s",)), (("e", "k", "n"),), contracted=frozenset("s"))
+        operands = ((b, "r", "k"), (b, "r", "n"), (b, "r"))
+        return Factors(operands, ((b, "k", "n"),), contracted=frozenset("r"))
+    rows = (("s", "k"), ("s", "n"), ("s",))
+    return Factors(rows, (("e", "k", "n"),), contracted=frozenset("s"))
 
 
 def _adapt_gradient(local: OpCall, cut: Cut) -> OpCall:
