@@ -86,17 +86,8 @@ def test_equals_one_device(case: str) -> None:
         assert_same_training(program, batches, expected)
 
 
-THRICE = "a tied weight is gathered for the embedding, for the head and for the head's backward"
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("shape", "level"),
-    [
-        *((LLAMA, level) for level in range(4)),
-        pytest.param(TIED, 3, marks=pytest.mark.xfail(strict=True, reason=THRICE)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "level"), [*((LLAMA, level) for level in range(4)), (TIED, 3)])
 def test_bytes_of_data_parallelism(shape: Shape, level: int) -> None:
     """2 (p - 1) / p of the parameters' bytes; at level 3 once more for what the backward reads (ZeRO, section 7)."""
     model, batches = made(shape), [texts(shape, seed) for seed in range(3)]
