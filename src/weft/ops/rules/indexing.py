@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from weft.layout import Split
@@ -56,6 +57,20 @@ def _read_bytes(call: OpCall) -> int:
     """Looking up reads only the rows that it returns."""
     result, *others = call.results[0], *call.operands[1:]
     return sum(tensor_bytes(spec) for spec in (result, result, *others) if spec)
+
+
+def _no_flops(call: OpCall) -> int:
+    """Looking up computes nothing, however large the table is."""
+    return 0
+
+
+def _added_rows(call: OpCall) -> int:
+    """One addition for each element of the rows that are added to a table."""
+    return prod(call.operands[0].shape)
+
+
+# A result that is looked up in the first operand.
+_LOOKUP = {"linear": FIRST, "traffic": _read_bytes, "flops": _no_flops}
 
 
 def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], Dims]:
@@ -204,28 +219,26 @@ def _scatter_add(call: OpCall) -> Factors:
 rule(
     aten("embedding"),
     "v+ e, ... -> ... e",
-    linear=FIRST,
     adapt=_adapt_embedding,
-    traffic=_read_bytes,
+    **_LOOKUP,
 )
-rule(
-    EMBEDDING_SHARD, "v+ e, ... -> ... e", linear=FIRST, adapt=_adapt_embedding, traffic=_read_bytes
-)
+rule(EMBEDDING_SHARD, "v+ e, ... -> ... e", adapt=_adapt_embedding, **_LOOKUP)
 rule(
     (*aten("embedding_dense_backward"), EMBEDDING_GRADIENT_SHARD),
     _embedding_backward,
     linear=FIRST,
     adapt=_adapt_embedding_backward,
+    flops=_added_rows,
 )
-rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, linear=FIRST, traffic=_read_bytes)
+rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, **_LOOKUP)
 rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),), added=(0,))
-rule(aten("index_select"), _index_select, linear=FIRST, traffic=_read_bytes)
+rule(aten("index_select"), _index_select, **_LOOKUP)
 rule(aten("index_add"), _index_add, linear=((0, 3),), added=(0,))
 rule(aten("index_fill.int_Scalar index_copy"), _index_write, linear=((0, 3),))
-rule(aten("take"), _take, linear=FIRST, traffic=_read_bytes)
+rule(aten("take"), _take, **_LOOKUP)
 rule(aten("bucketize.Tensor"), "..., 1 -> ...")
 rule(aten("searchsorted.Tensor"), _searchsorted)
-rule(aten("gather"), _gather, linear=FIRST, traffic=_read_bytes)
+rule(aten("gather"), _gather, **_LOOKUP)
 rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
 rule(aten("scatter_reduce.two"), _scatter_reduce, linear=_adding, added=(0,))
 rule(aten("index_reduce"), _index_write)
