@@ -8,9 +8,6 @@ from typing import Literal
 import weft
 from benchmarks.systems.system import Job, System
 
-# Rows that a rank may send to the experts of another, in shares of an even routing: `mixtral` sends up to 1.15
-# in its first 40 steps.
-CAPACITY = 1.25
 DATA = {"*": weft.split(0)}
 
 
@@ -58,7 +55,7 @@ def strategy(job: Job) -> weft.Strategy:
         return weft.Strategy(batch=DATA, parameters={**tables, "*": weft.broadcast})
     if job.strategy == "expert":
         # What is no expert is stored in shards too.
-        experts = weft.expert_parallel(job.work.experts, capacity=CAPACITY)
+        experts = weft.expert_parallel(job.work.experts, capacity=job.work.capacity)
         return replace(experts, zero=weft.Zero(level=1))
     return weft.data_parallel()
 
