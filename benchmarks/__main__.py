@@ -52,7 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
-    parser.add_argument("--minutes", type=float, default=30.0, help="fewer rounds when late; 30")
+    parser.add_argument("--minutes", type=float, default=45.0, help="fewer rounds when late; 45")
     parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
     parser.add_argument("--list", action="store_true", help="print the pairs and end")
     o = parser.parse_args()

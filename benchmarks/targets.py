@@ -10,6 +10,7 @@ Row = Mapping[str, Any]
 
 OWN = ("weft", "weft auto")
 TRANSFORMERS = ("gpt", "bert")
+LLAMAS = ("llama", "llama_tied")
 # Two stages, eight micro-batches, a backward in two parts: (p - 1) / (3 m + p - 1) (Qi et al., arXiv
 # 2401.10241, section 2); the target allows five points more.
 BUBBLE = 1 / 25 + 0.05
@@ -23,17 +24,25 @@ class Target:
         over_limit: the most that its time may be over the limit's.
         against_peer: the least of the best peer's time over its own.
         against: the same for peers by name.
+        memory: the most that its peak may be over that of peers by name.
     """
 
     over_limit: float | None = None
     against_peer: float | None = None
     against: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
 
 
+# Half of the experts on each of two ranks, and a tenth more.
+EXPERTS = Target(against={"ddp": 1.0}, memory={"ddp": 0.55})
 ON_HOST: dict[tuple[str, str], Target] = {
     **{(work, "data_parallel"): Target(1.04, 1.0) for work in TRANSFORMERS},
     **{(work, "zero3"): Target(1.12, 1.15) for work in TRANSFORMERS},
     **{(work, "tensor_parallel"): Target(1.20, 1.20) for work in TRANSFORMERS},
+    **{(work, "data_parallel"): Target(against_peer=1.0, against={"ddp": 1.1}) for work in LLAMAS},
+    **{(work, "zero3"): Target(against_peer=1.0, against={"fsdp2": 1.2}) for work in LLAMAS},
+    ("llama", "tensor_parallel"): Target(against_peer=1.2),
+    ("mixtral", "expert"): EXPERTS,
     ("gpt8", "pipeline"): Target(1 / (1 - BUBBLE), 1.05),
     **{(work, "split"): Target(against_peer=1.3) for work in ("wide_deep", "split_softmax")},
     **{
@@ -43,6 +52,11 @@ ON_HOST: dict[tuple[str, str], Target] = {
 }
 SINGLE = Target(against_peer=0.98)
 SLOW_LINK = Target(against_peer=1.2)
+ON_SLOW_LINK: dict[tuple[str, str], Target] = {
+    ("llama", "data_parallel"): Target(against_peer=1.1),
+    ("llama", "zero3"): Target(against_peer=1.3),
+    ("mixtral", "expert"): EXPERTS,
+}
 
 
 @dataclass(frozen=True)
@@ -91,14 +105,17 @@ def judge(work: str, strategy: str, link: str, rows: Sequence[Row]) -> Iterator[
     for name, least in target.against.items():
         found = ran[name]["seconds"] / own["seconds"] if name in ran else None
         yield verdict(place, f"speed against {name}", found, least=least)
-    if own["best_peer"] in ran:
+    for name, most in target.memory.items():
+        found = own["peak_bytes"] / ran[name]["peak_bytes"] if name in ran else None
+        yield verdict(place, f"memory over that of {name}", found, most=most)
+    if own["best_peer"] in ran and own["best_peer"] not in target.memory:
         found = own["peak_bytes"] / ran[own["best_peer"]]["peak_bytes"]
         yield verdict(place, f"memory over that of {own['best_peer']}", found, most=1.0)
 
 
 def target_of(work: str, strategy: str, link: str) -> Target:
     if link != "host":
-        return SLOW_LINK
+        return ON_SLOW_LINK.get((work, strategy), SLOW_LINK)
     return ON_HOST.get((work, strategy), SINGLE if strategy == "single" else Target())
 
 

@@ -82,25 +82,29 @@ def head_plan(model: nn.Module, features: Any) -> Plan:
 
 
 def sequence_plan(work: Work, model: nn.Module) -> Plan:
-    """Activations split by positions between the pairs, for a GPT or BERT of `benchmarks.works`."""
+    """Activations split by positions between the pairs, for a GPT, BERT or Llama of `benchmarks.works`."""
     split = SequenceParallel(use_local_output=True)
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    masked = PrepareModuleInput(
+    gathered_first = PrepareModuleInput(
         input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
     )
-    with_mask = hasattr(model, "transform")
+    # BERT's attention gets a mask as well, Llama's a rotation.
+    two_inputs = hasattr(model, "transform") or not hasattr(model, "position")
     embedding = (
         RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
         if "token.weight" in work.tables
         else Sliced(use_local_output=True)
     )
+    positions: Plan = {}
+    if hasattr(model, "position"):
+        positions["position"] = Sliced(sequence_dim=0, use_local_output=True)
     names = ("norm", "first_norm", "transform")
     return {
         "token": embedding,
-        "position": Sliced(sequence_dim=0, use_local_output=True),
         **{name: split for name in names if hasattr(model, name)},
+        **positions,
         **dict.fromkeys(("blocks.*.norm1", "blocks.*.norm2"), split),
-        "blocks.*.attention": masked if with_mask else gathered,
+        "blocks.*.attention": gathered_first if two_inputs else gathered,
         "blocks.*.feed": gathered,
         **dict.fromkeys(work.columns, ColwiseParallel()),
         **dict.fromkeys(work.rows, RowwiseParallel(output_layouts=Shard(1))),
@@ -150,8 +154,8 @@ def laid_out(job: Job, mesh: DeviceMesh, tune: bool) -> tuple[nn.Module, Batch, 
         model.backbone = data_parallel(model.backbone)
         batch = {**batch, "x": part["x"]}
     else:
-        positions = tune and hasattr(model, "position")
-        plan = sequence_plan(work, model) if positions else plain_plan(work, model)
+        between = tune and hasattr(model, "blocks")
+        plan = sequence_plan(work, model) if between else plain_plan(work, model)
     return parallelize_module(model, mesh, plan), batch, own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import weft
@@ -52,6 +53,10 @@ def strategy(job: Job) -> weft.Strategy:
     if job.strategy == "split":
         tables = {pattern: weft.split(0) for pattern in job.work.tables}
         return weft.Strategy(batch=DATA, parameters={**tables, "*": weft.broadcast})
+    if job.strategy == "expert":
+        # What is no expert is stored in shards too.
+        experts = weft.expert_parallel(job.work.experts, capacity=job.work.capacity)
+        return replace(experts, zero=weft.Zero(level=1))
     return weft.data_parallel()
 
 

@@ -19,8 +19,8 @@ class Job:
     Attributes:
         name: of the work.
         work: what to train.
-        strategy: how: "single", "data_parallel", "zero3", "tensor_parallel", "pipeline", or "split",
-            the rows of tables (vocabularies, classes) over ranks.
+        strategy: how: "single", "data_parallel", "zero3", "tensor_parallel", "pipeline", "split",
+            the rows of tables (vocabularies, classes) over ranks, or "expert", experts over ranks.
         rank: of this process.
         ranks: how many there are. With more than one, `torch.distributed` stands, over Gloo.
         micro_batches: of a pipeline.

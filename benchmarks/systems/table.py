@@ -59,4 +59,5 @@ SYSTEMS: dict[str, list[Entry]] = {
     "tensor_parallel": [LIMIT, *DTENSOR, *OWN],
     "pipeline": [LIMIT, *PIPELINING, *OWN],
     "split": [*DDP, *FSDP, *DTENSOR, *OWN],
+    "expert": [*DDP, *FSDP, *OWN],
 }

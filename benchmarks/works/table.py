@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from benchmarks.works.llama import Llama
 from benchmarks.works.models import Cells, Language, ResNet, Softmax, WideDeep, mlp
 from benchmarks.works.transformers import BERT, GPT
 from benchmarks.works.work import Batch, Work, sgd
 
 LABELLED = 0.15  # of the tokens of a text are predicted by BERT (Devlin et al., arXiv 1810.04805)
 IGNORED = -100
+SWIGLU = ("blocks.*.feed.gate", "blocks.*.feed.up")
 
 
 def class_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -85,6 +87,40 @@ def gpt_work(layers: int, width: int, length: int, count: int) -> Work:
     )
 
 
+def llama_work(
+    width: int, hidden: int, length: int, count: int, vocabulary: int, tied: bool = False
+) -> Work:
+    """Four layers; 8 heads of queries, 4 of keys and values."""
+    return Work(
+        make=partial(Llama, 4, width, 8, 4, hidden, vocabulary, tied),
+        make_batch=partial(texts, count, length, vocabulary),
+        loss_fn=token_loss,
+        blocks=lambda model: list(model.blocks.children()),
+        columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), *SWIGLU],
+        rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
+        tables=["token.weight"] if tied else ["token.weight", "head.weight"],
+    )
+
+
+def mixtral_work(
+    width: int,
+    hidden: int,
+    length: int,
+    count: int,
+    vocabulary: int,
+    capacity: float | None = None,
+) -> Work:
+    """The same with 8 experts in each layer, two for each token."""
+    return Work(
+        make=partial(Llama, 4, width, 8, 4, hidden, vocabulary, experts=8),
+        make_batch=partial(texts, count, length, vocabulary),
+        loss_fn=token_loss,
+        blocks=lambda model: list(model.blocks.children()),
+        capacity=capacity,
+        experts=["blocks.*.feed.gate_up", "blocks.*.feed.down"],
+    )
+
+
 def bert_work(layers: int, width: int, length: int, count: int, vocabulary: int) -> Work:
     return Work(
         make=partial(BERT, layers, width, width // 64 or 2, length, vocabulary),
@@ -143,6 +179,10 @@ WORKS: dict[str, Work] = {
     "gpt": gpt_work(layers=6, width=512, length=256, count=8),
     "gpt8": gpt_work(layers=8, width=512, length=128, count=16),  # into 2 or 4 equal parts
     "bert": bert_work(layers=6, width=512, length=128, count=8, vocabulary=8192),
+    "llama": llama_work(width=256, hidden=688, length=512, count=8, vocabulary=8192),
+    "llama_tied": llama_work(256, hidden=688, length=512, count=8, vocabulary=8192, tied=True),
+    # It sends up to 1.15 even shares in its first 40 steps.
+    "mixtral": mixtral_work(256, hidden=896, length=128, count=8, vocabulary=4096, capacity=1.25),
     "resnet50": resnet_work((3, 4, 6, 3), width=64, size=64, count=16),
     "lstm": lstm_work(vocabulary=1000, width=128, layers=2, length=32, count=16),
     "lstm_cells": lstm_work(1000, width=128, layers=2, length=32, count=16, fused=False),
@@ -156,6 +196,9 @@ TINY: dict[str, Work] = {
     "gpt": gpt_work(layers=2, width=32, length=16, count=8),
     "gpt8": gpt_work(layers=4, width=32, length=16, count=8),
     "bert": bert_work(layers=2, width=32, length=16, count=4, vocabulary=64),
+    "llama": llama_work(width=32, hidden=64, length=16, count=4, vocabulary=64),
+    "llama_tied": llama_work(32, hidden=64, length=16, count=4, vocabulary=64, tied=True),
+    "mixtral": mixtral_work(width=32, hidden=32, length=16, count=4, vocabulary=64),
     "resnet50": resnet_work((1, 1), width=4, size=16, count=4),
     "lstm": lstm_work(vocabulary=32, width=16, layers=1, length=8, count=4),
     "lstm_cells": lstm_work(32, width=16, layers=1, length=8, count=4, fused=False),

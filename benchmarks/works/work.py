@@ -37,6 +37,8 @@ class Work:
         columns: patterns of the linear layers whose outputs tensor parallelism splits.
         rows: of those whose inputs it splits.
         tables: patterns of the parameters whose rows (vocabulary, classes) are split.
+        experts: of those that hold all experts of a mixture in their first dimension.
+        capacity: rows that a rank may send to the experts of another, in shares of an even routing.
         own_statistics: whether ranks of DDP and FSDP train with other statistics than a single
             device (BatchNorm), so that their losses are those of another program.
     """
@@ -49,6 +51,8 @@ class Work:
     columns: Sequence[str] = ()
     rows: Sequence[str] = ()
     tables: Sequence[str] = ()
+    experts: Sequence[str] = ()
+    capacity: float | None = None
     own_statistics: bool = False
 
     def model(self) -> nn.Module:

@@ -67,6 +67,17 @@ def test_targets_of_links_and_of_overhead() -> None:
     assert [each.held for each in found] == [True, False, True]
 
 
+def test_targets_of_peers_by_name() -> None:
+    """Memory is bounded by what the target names, and not by the best peer besides."""
+    place = {"work": "mixtral", "strategy": "expert"}
+    peers = [row("ddp", 1.0, **place), row("fsdp2", 2.0, **place)]
+    own = weft(1.0, 1.0, 1.0, **place, peak_bytes=6 * 2**27)
+    assert verdicts([*peers, own]) == [
+        Verdict("mixtral/expert", "speed against ddp", "≥ 1.00", 1.0, True),
+        Verdict("mixtral/expert", "memory over that of ddp", "≤ 0.55", 0.75, False),
+    ]
+
+
 def test_a_pair_that_did_not_run_misses() -> None:
     error = {"work": "gpt", "strategy": "zero3", "link": "host", "system": "all", "error": "why"}
     assert verdicts([error]) == [Verdict("gpt/zero3", "runs", "yes", None, False)]

@@ -43,11 +43,12 @@ def _pairs(ids: Any, experts: int, offset: int) -> list[tuple[tuple[int, ...], i
 
 
 def routes(ids: Any, experts: int, groups: int, blocks: int, capacity: int) -> Any:
-    """`weft.routes`: rows of a group take the next free place of their block."""
+    """`weft.routes`: rows of a group take the places of their block in the order of their experts."""
     made, rows = torch.full_like(ids, -1), len(ids) // groups
     for group in range(groups):
         taken = [0] * blocks
-        for row in range(group * rows, (group + 1) * rows):
+        # Sorting is stable: the rows of an expert stay in order.
+        for row in sorted(range(group * rows, (group + 1) * rows), key=lambda row: int(ids[row])):
             if 0 <= ids[row] < experts:
                 block = int(ids[row]) // (experts // blocks)
                 made[row] = block * capacity + taken[block]

@@ -1,7 +1,8 @@
 """`weft.expert_mm` and what belongs to it (`weft.ops.rules.experts`) on local tensors.
 
-Rows come in any order: each expert's are taken out, multiplied, and put in their places. Experts
-without rows cost nothing, nor do rows without an expert, such as the padding of buffers.
+Rows come in any order. Where those of an expert stand together, as in the buffers that `weft.routes`
+fills, products read and write them in place; elsewhere each expert's are taken out, multiplied, and put
+in their places. Experts without rows cost nothing, nor do rows without an expert, such as padding.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
+
+# Up to so many runs of rows for each expert, products go run by run.
+RUNS = 8
 
 
 def segments(offs: Tensor, rows: int, first: int) -> Tensor:
@@ -26,9 +30,22 @@ def expert_mm(x: Tensor, w: Tensor, ids: Tensor, offset: int) -> Tensor:
     if ids.dim() == 2:
         flat = expert_mm(x.flatten(0, 1), w, _numbered(ids, w.shape[0]), 0)
         return flat.view(*ids.shape, w.shape[-1])
-    made = x.new_zeros(x.shape[0], w.shape[-1])
-    for expert, rows in _rows_of(ids - offset if offset else ids, w.shape[0]):
-        made.index_copy_(0, rows, x.index_select(0, rows) @ w[expert])
+    experts = w.shape[0]
+    keys = _keys(ids, experts, offset)
+    made = x.new_empty(x.shape[0], w.shape[-1])
+    runs = _runs_of(keys, experts)
+    if runs is not None:
+        for expert, part in runs:
+            if expert < experts:
+                torch.mm(x[part], w[expert], out=made[part])
+            else:
+                made[part] = 0
+        return made
+    for expert, rows in _rows_of(keys, experts + 1):
+        if expert < experts:
+            made.index_copy_(0, rows, x.index_select(0, rows) @ w[expert])
+        else:
+            made.index_fill_(0, rows, 0)
     return made
 
 
@@ -37,10 +54,44 @@ def expert_gradient(x: Tensor, g: Tensor, ids: Tensor, experts: int, offset: int
     if ids.dim() == 2:
         ids = _numbered(ids, experts)
         return expert_gradient(x.flatten(0, 1), g.flatten(0, 1), ids, experts, 0)
-    made = x.new_zeros(experts, x.shape[-1], g.shape[-1])
-    for expert, rows in _rows_of(ids - offset if offset else ids, experts):
-        torch.mm(x.index_select(0, rows).t(), g.index_select(0, rows), out=made[expert])
+    keys = _keys(ids, experts, offset)
+    made = x.new_empty(experts, x.shape[-1], g.shape[-1])
+    empty = set(range(experts))
+    runs = _runs_of(keys, experts)
+    for expert, rows in _rows_of(keys, experts) if runs is None else runs:
+        if expert == experts:
+            continue
+        parts = (x[rows], g[rows]) if isinstance(rows, slice) else _taken(x, g, rows)
+        if expert in empty:
+            torch.mm(parts[0].t(), parts[1], out=made[expert])
+        else:
+            made[expert].addmm_(parts[0].t(), parts[1])
+        empty.discard(expert)
+    for expert in empty:
+        made[expert] = 0
     return made
+
+
+def _taken(x: Tensor, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return x.index_select(0, rows), g.index_select(0, rows)
+
+
+def _keys(ids: Tensor, experts: int, offset: int) -> Tensor:
+    """The expert of each row, counted from the first of ours; `experts` for rows of others and of none."""
+    local = ids - offset if offset else ids
+    return local.masked_fill((local < 0) | (local >= experts), experts)
+
+
+def _runs_of(keys: Tensor, experts: int) -> list[tuple[int, slice]] | None:
+    """Rows with the same expert that stand together; None where they are too short to go one by one."""
+    starts = (keys[1:] != keys[:-1]).nonzero().squeeze(1).add_(1)
+    if starts.numel() + 1 > RUNS * experts:
+        return None
+    ends = [*starts.tolist(), keys.numel()]
+    firsts = keys.index_select(0, starts).tolist()
+    numbers = [*keys[:1].tolist(), *firsts]
+    found = zip(numbers, [0, *ends[:-1]], ends, strict=False)
+    return [(number, slice(start, end)) for number, start, end in found if end > start]
 
 
 def _numbered(ids: Tensor, experts: int) -> Tensor:
@@ -50,11 +101,10 @@ def _numbered(ids: Tensor, experts: int) -> Tensor:
     return (ids + first).masked_fill_((ids < 0) | (ids >= each), -1).flatten()
 
 
-def _rows_of(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
-    """Each expert that has rows, with their numbers in order."""
-    keys = ids.masked_fill((ids < 0) | (ids >= experts), experts)
+def _rows_of(keys: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
+    """Each of the first experts that has rows, with their numbers in order."""
     order = keys.argsort(dim=0, stable=True)
-    counts = torch.bincount(keys, minlength=experts + 1).tolist()
+    counts = torch.bincount(keys, minlength=experts).tolist()
     for expert, rows in enumerate(torch.split(order, counts)[:experts]):
         if rows.numel():
             yield expert, rows
@@ -66,9 +116,10 @@ def routes(ids: Tensor, experts: int, groups: int, blocks: int, capacity: int) -
     Raises:
         UserError: when a group has more rows for a block than `capacity`.
     """
-    block = ids.div(experts // blocks, rounding_mode="floor").view(groups, -1)
-    block = block.masked_fill_((ids < 0).view_as(block) | (block >= blocks), blocks)
-    order = block.argsort(dim=1, stable=True)
+    expert = _keys(ids, experts, 0).view(groups, -1)
+    # By expert, not by block alone: a product then finds the rows of each together.
+    order = expert.argsort(dim=1, stable=True)
+    block = expert.div(experts // blocks, rounding_mode="floor")
     counts = block.new_zeros(groups, blocks + 1)
     counts.scatter_add_(1, block, torch.ones_like(block))
     _check(counts[:, :blocks], capacity, block.shape[1])

@@ -13,7 +13,8 @@ experts and `offs` says where those of each end: what torch's grouped product me
 Dispatch and combine are those of GShard (Lepikhin et al. 2020, section 3): rows s of `groups` groups
 go to `blocks` blocks of experts, up to `capacity` of each group to each block. `weft.routes(ids[s],
 experts, groups, blocks, capacity) -> [s]` is the place of each row in its group's buffer
-[blocks · capacity], -1 for one without an expert; it raises where a group has more rows for a block.
+[blocks · capacity], in each block by expert, -1 for one without an expert; it raises where a group has
+more rows for a block.
 `weft.dispatch(x[s, …], routes[s], groups, blocks, capacity, around, first) -> [b, groups · capacity, …]`
 lays the rows there, `around` elsewhere; `weft.combine(z, routes[s], groups, capacity, first) -> [s, …]`
 takes them back, zeros for those that are not among the blocks from `first`. In between, an exchange
