@@ -86,7 +86,6 @@ def _gpt2(layers: int, tokens: int) -> nn.Module:
         return transformers.GPT2LMHeadModel(config)
 
 
-_BATCHED: dict[str, Any] = {"experts_implementation": "batched_mm"}
 _SPARSE: dict[str, Any] = {
     "columns": _QKV,
     "rows": ("*.o_proj",),
@@ -185,7 +184,7 @@ LANGUAGE = (
         "2401.04088, table 1",
         "Mixtral",
         32,
-        _sizes(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2, **_BATCHED),
+        _sizes(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
         chosen=(2, 8),
         **_SPARSE,
     ),
@@ -204,7 +203,6 @@ LANGUAGE = (
             moe_intermediate_size=768,
             num_experts=128,
             num_experts_per_tok=8,
-            **_BATCHED,
         ),
         chosen=(8, 128),
         tensor=4,
@@ -229,7 +227,6 @@ LANGUAGE = (
             "first_k_dense_replace": 1,
             "n_group": 1,
             "topk_group": 1,
-            **_BATCHED,
         },
         attention=_attention(16 * 160),
         chosen=(6, 64),

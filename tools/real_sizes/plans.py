@@ -76,7 +76,10 @@ KINDS: Mapping[str, Kind] = {
     "tensor + sequence": Kind(_tensor(1, False), textbook.sequence),
     "hybrid": Kind(_tensor(None, True), textbook.tensor),
     "hybrid + sequence": Kind(_tensor(1, True), textbook.sequence),
-    "experts": Kind(lambda family: weft.expert_parallel(family.experts), textbook.experts),
+    # The textbook's tokens spread evenly over the experts.
+    "experts": Kind(
+        lambda family: weft.expert_parallel(family.experts, capacity=1.0), textbook.experts
+    ),
     "tables": Kind(lambda family: weft.expert_parallel(family.lookups), textbook.tables),
     "pipeline": Kind(_pipeline(4, None), textbook.pipeline(MICRO_BATCHES), stages=True),
     "pipeline + ZeRO 1": Kind(

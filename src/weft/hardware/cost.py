@@ -55,6 +55,10 @@ class CostModel:
         return moved + self.bytes_per_collective * collectives
 
     def work(self, flops: Flops, traffic: Bytes) -> float:
-        """Cost of calls with `flops` and `traffic` (bytes read and written), both summed over all devices."""
-        dense = flops > traffic / 4
-        return self.bytes_per_flop * flops * dense + self.bytes_per_traffic * traffic
+        """Cost of calls with `flops` and `traffic` (bytes read and written), both summed over all devices.
+
+        What bounds a call is what it costs: a product reads and writes while it computes.
+        """
+        if flops > traffic / 4:
+            return self.bytes_per_flop * flops
+        return self.bytes_per_traffic * traffic
