@@ -112,7 +112,7 @@ def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "classes"),
     [
-        ("data", [0, 1]),
+        ("data", [0]),
         ("stages x data, zero 1", [0, 2]),
         ("stages x data, zero 3", [0, 4]),
         ("stages x data x tensor", [0, 1, 4, 5]),

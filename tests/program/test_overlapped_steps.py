@@ -42,6 +42,6 @@ def test_equal_to_a_single_device(
     model, batches = GPT(), [token_batch(8, seed=seed) for seed in range(2)]
     expected = plain_training(model, token_loss, batches)
     with compiled(model, token_loss, batches[0], grid, strategy) as program:
-        assert parts_exchanged(program) >= parts * 8
+        assert parts_exchanged(program) >= parts * 7
         assert f"the batch in {parts} parts" in program.explain()
         assert_same_training(program, batches, expected)

@@ -23,9 +23,11 @@ class Assignment:
         cost: what the deduction's cost model says of all work and boxing together, in bytes; of
             what it charges for departing from the intent of a strategy, the part along the last
             axis.
-        bound: the least that deduction knows any layouts to cost, along the last axis with the others
-            as they are.
+        bound: the least that deduction knows any layouts to cost, along the axis solved last with the
+            others as they are.
         proven: whether `cost` is the least there is, along each axis with the others as they are.
+        broken: how often a parameter is used otherwise than the user laid it out, because its op
+            admits nothing else.
     """
 
     values: Mapping[str, Layout]
@@ -34,3 +36,4 @@ class Assignment:
     cost: float = 0.0
     bound: float = 0.0
     proven: bool = True
+    broken: int = 0

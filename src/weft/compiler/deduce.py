@@ -1,8 +1,8 @@
 """Deduction: one layout for every value and operand, the cheapest in total under the user's hints.
 
 One signature per call, one SBP per input: a sum of costs of single choices (work) and of pairs of
-choices (boxing on an edge), minimised exactly by variable elimination, not op by op. A grid of
-several axes is solved axis by axis: each axis exactly while the others stand still, again and again
+choices (boxing on an edge), minimised by variable elimination, not op by op. A grid of
+several axes is solved axis by axis: each axis while the others stand still, again and again
 until nothing changes.
 """
 
@@ -84,7 +84,9 @@ def _assignment(
     }
     shared = {name: result(share, 0) for name, share in problem.share_of.items()}
     differing = {name: layout for name, layout in shared.items() if layout != values[name]}
-    return Assignment(values, readers, differing, choice.cost, choice.bound, choice.exact)
+    return Assignment(
+        values, readers, differing, choice.cost, choice.bound, choice.exact, choice.broken
+    )
 
 
 def _wanted(update: Update, name: str, values: Mapping[str, Layout]) -> Layout:

@@ -1,4 +1,4 @@
-"""The search for the cheapest layouts: every axis of the grid exactly, one after the other until nothing changes."""
+"""The search for the cheapest layouts: every axis of the grid, one after the other until nothing changes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ class Choice:
 
     Attributes:
         signatures: the choices.
-        cost: of all work and boxing, in bytes, with the charges along the last axis.
-        bound: the least that any choices along the last axis could cost, with the others as they
-            are.
+        cost: of all work and boxing, in bytes, with the charges along the axis solved last.
+        bound: the least that any choices along the axis solved last could cost, with the others as
+            they are.
         exact: whether the cost is proven least, along each axis with the others as they are.
+        broken: how often something that is forbidden could not be avoided, along the axis solved
+            last; neither `cost` nor `bound` count it.
     """
 
     signatures: tuple[PerAxis, ...]
     cost: float = 0.0
     bound: float = 0.0
     exact: bool = True
+    broken: int = 0
 
 
 def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> Choice:
@@ -58,7 +61,7 @@ def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> C
         solved = solved + 1 if choice.signatures == before else 1
         if solved == len(grid):
             break
-    return replace(choice, exact=all(proven))
+    return replace(choice, exact=solved == len(grid) and all(proven))
 
 
 def settle(
@@ -70,6 +73,8 @@ def settle(
 ) -> Choice:
     """Choose some variables anew while the others keep what they have.
 
+    Cost and bound stay those of `choice`: what is stored otherwise is no part of them.
+
     Args:
         problem: with the same variables as the one that `choice` is of.
         grid: as in `descend`.
@@ -77,11 +82,11 @@ def settle(
         choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
-    descent, exact = _Descent(problem, grid, cost_model), choice.exact
+    descent, settled, exact = _Descent(problem, grid, cost_model), choice, choice.exact
     for axis, variables in free.items():
-        choice = descent.solve(axis, choice, variables)
-        exact = exact and choice.exact
-    return replace(choice, exact=exact)
+        settled = descent.solve(axis, settled, variables)
+        exact = exact and settled.exact
+    return replace(choice, signatures=settled.signatures, exact=exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +122,15 @@ class _Descent:
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
         edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
-        found = minimize(*_joined(unary, edges), starts=_present(options, axis, chosen))
+        unary, pairwise, never = _joined(unary, edges)
+        found = minimize(unary, pairwise, starts=_present(options, axis, chosen))
+        broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
         signatures = tuple(
             (*every[:axis], one.signatures[number], *every[axis + 1 :])
             for every, one, number in zip(chosen, options, found.choices, strict=True)
         )
-        return Choice(signatures, found.cost, found.bound, found.exact)
+        cost, bound = found.cost - broken * never, found.bound - broken * never
+        return Choice(signatures, cost, bound, found.exact, broken)
 
     def _options(
         self, axis: int, chosen: Sequence[PerAxis], free: Collection[int] | None
@@ -212,8 +220,8 @@ class _Descent:
 
 def _joined(
     unary: list[Table], edges: Sequence[tuple[Edge, _Costs]]
-) -> tuple[list[Table], dict[tuple[int, int], Table]]:
-    """The tables of variables and of pairs; what is forbidden costs more than all else together.
+) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
+    """The tables of variables and of pairs, and what is charged for what is forbidden: more than all else together.
 
     Equal edges share a table.
     """
@@ -230,7 +238,14 @@ def _joined(
             unary[edge.source] = unary[edge.source] + np.diagonal(table)
         else:
             pairwise[ends] = pairwise[ends] + table if ends in pairwise else table
-    return unary, pairwise
+    return unary, pairwise, never
+
+
+def _breaks(edge: Edge, costs: _Costs, choices: Sequence[int]) -> int:
+    """1 where an edge does what is forbidden."""
+    if costs.forbidden is None:
+        return 0
+    return int(costs.forbidden[choices[edge.source], choices[edge.target]])
 
 
 def _present(

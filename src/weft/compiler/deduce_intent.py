@@ -48,7 +48,11 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
             for axis, sbp in enumerate(sbps[parameter])
         )
     for name, parameter in uses(graph, sbps).items():
-        found[name] = tuple(map(_of_use, sbps[parameter]))
+        stored = hints.stored.get(keys[parameter])
+        found[name] = tuple(
+            "" if axis == stored and isinstance(sbp, Split) else _of_use(sbp)
+            for axis, sbp in enumerate(sbps[parameter])
+        )
     return found
 
 

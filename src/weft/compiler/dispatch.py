@@ -44,7 +44,7 @@ def dispatch_rows(
         capacity: rows that a group may send to a block, in even shares; None for all.
     """
     found = mixtures(graph, hints, stages, capacity)
-    notes = expert_notes(graph, found)
+    notes = expert_notes(graph, found, hints, stages)
     for mixture in found:
         graph = _sent(graph, mixture)
     return Dispatched(graph, notes)

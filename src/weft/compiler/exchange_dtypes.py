@@ -113,6 +113,7 @@ class _Rewriter:
     def _box(self, node: Box) -> None:
         """The conversion of the parts, the boxing, and the conversion back."""
         value, dtype = self.graph.values[node.input.name], self.wanted[node.output.name]
+        value = self.kept.get(value.name, value)
         value = replace(value, name=self.names.get(value.name, value.name))
         narrows = not holds(dtype, value.dtype)
         op = "weft.cast_parts" if narrows else "aten._to_copy.default"

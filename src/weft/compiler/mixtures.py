@@ -65,15 +65,25 @@ def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
     return found
 
 
-def expert_notes(graph: LogicalGraph, found: Sequence[Mixture]) -> tuple[str, ...]:
-    """What buffers that hold all that there can be cost, and sorts that could not be taken out."""
+def expert_notes(
+    graph: LogicalGraph, found: Sequence[Mixture], hints: Mapping[int, Hints], stages: Stages
+) -> tuple[str, ...]:
+    """What buffers that hold all that there can be cost; rows that cannot be sent; sorts that stay."""
     said: dict[str, list[str]] = {}
+    sent = {mixture.ids.name for mixture in found}
+    for name, calls in _by_ids(graph).items():
+        if name not in sent and _splits_experts(graph, calls, hints, stages):
+            text = (
+                "experts are split, but not evenly over the ranks or not along one axis alike: rows are not "
+                "sent to them, every rank adds up what its own experts make of all rows"
+            )
+            said.setdefault(text, []).append(_module(calls[0]))
     for mixture in found:
         share = mixture.capacity * mixture.groups * mixture.blocks / mixture.ids.shape[0]
         if share > 1 and not mixture.bounded:
             text = (
                 f"buffers hold {share:.3g} times the rows of an even routing, all that there can be; "
-                "Strategy(expert_capacity=…) makes them smaller"
+                "weft.expert_parallel(capacity=…), Strategy(expert_capacity=…), makes them smaller"
             )
             said.setdefault(text, []).append(_module(mixture.calls[0]))
     for name, calls in _by_ids(graph).items():
@@ -82,6 +92,20 @@ def expert_notes(graph: LogicalGraph, found: Sequence[Mixture]) -> tuple[str, ..
             text = "rows are sorted by experts with those of all ranks: what follows depends on their order"
             said.setdefault(text, []).append(_module(calls[0]))
     return tuple(f"{_named(modules)}: {text}" for text, modules in said.items())
+
+
+def _splits_experts(
+    graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
+) -> bool:
+    """Whether the user splits the experts of some product over several ranks."""
+    grid = stages.placements[calls[0].phase.stage].shape
+    on_grid = hints.get(len(grid), Hints())
+    products = (call for call in calls if call.op == EXPERT_MM)
+    return any(
+        grid[axis] > 1
+        for call in products
+        for axis in _split_axes(graph, _name(call.args[1]), on_grid)
+    )
 
 
 def _named(modules: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Exact minimisation of a sum of unary and pairwise cost tables by variable elimination.
+"""Minimisation of a sum of unary and pairwise cost tables by variable elimination, exact where tables stay small.
 
 Each variable picks one of finitely many choices. Choices that another one dominates are left out
 first (`dominated.py`). A variable is then eliminated by adding up all tables that mention it and

@@ -33,8 +33,8 @@ ALIKE = frozenset(
         *("zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default"),
     )
 )
-# Ops that add up or count, whatever the order.
-_UNORDERED = ("aten.histc.default", "aten.bincount.default")
+# Ops that count, whatever the order.
+_UNORDERED = ("aten.histc.default",)
 # Ops whose arguments name sizes, which all ranks of a split have alike, but no positions.
 _SIZED = frozenset(
     f"aten.{name}"

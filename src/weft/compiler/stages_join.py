@@ -53,18 +53,22 @@ class Deduced:
     Attributes:
         stage: its number.
         cost: what they cost.
-        bound: the least that any could cost, along the last axis with the others as they are.
+        bound: the least that any could cost, along the axis solved last with the others as they are.
         proven: whether they are the cheapest, along each axis with the others as they are.
+        broken: how often a parameter is used otherwise than the user laid it out, because its op
+            admits nothing else.
     """
 
     stage: int
     cost: float
     bound: float
     proven: bool
+    broken: int = 0
 
     @staticmethod
     def of(stage: int, assignment: Assignment) -> Deduced:
-        return Deduced(stage, assignment.cost, assignment.bound, assignment.proven)
+        known = assignment.cost, assignment.bound, assignment.proven, assignment.broken
+        return Deduced(stage, *known)
 
 
 def lay_out(

@@ -17,6 +17,7 @@ from weft.ops.rule import aten, has_rule, rule_of
 _SIZES = frozenset(aten("view _unsafe_view reshape expand"))
 _POSITIONS = dict.fromkeys(aten("nll_loss_forward nll_loss_backward"), "c")
 _POSITIONS |= dict.fromkeys(aten("embedding embedding_dense_backward"), "v")
+_POSITIONS |= dict.fromkeys(("weft.expert_mm", "weft.expert_gradient"), "e")
 
 
 def rows_of(

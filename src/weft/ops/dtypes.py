@@ -5,10 +5,14 @@ from __future__ import annotations
 # Bits of precision, and of the exponent.
 _FLOATS = {"float16": (11, 5), "bfloat16": (8, 8), "float32": (24, 8), "float64": (53, 11)}
 _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_KNOWN = frozenset((*_FLOATS, *_PARTS, *_INTEGERS, "bool"))
 
 
 def holds(wide: str, narrow: str) -> bool:
     """Whether every value of the dtype `narrow` is one of `wide`."""
+    if {wide, narrow} - _KNOWN:
+        return wide == narrow
     if narrow in _PARTS:
         return wide in _PARTS and holds(_PARTS[wide], _PARTS[narrow])
     wide = _PARTS.get(wide, wide)

@@ -11,9 +11,18 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
     """Whether the layouts are proven cheapest, by the costs that deduction counts in."""
     for each in deduced:
         where = "layouts" if len(deduced) == 1 else f"layouts of stage {each.stage}"
-        if each.proven:
-            known = "proven cheapest, along each axis with the others as they are"
-        else:
-            over = (each.cost - each.bound) / abs(each.bound) if each.bound else 1.0
-            known = f"not proven cheapest; along the last axis at most {over:.2%} above the bound"
-        yield f"{where}: {known}"
+        yield f"{where}: {_known(each)}"
+        if each.broken:
+            yield (
+                f"{where}: {each.broken} uses of parameters depart from the strategy's layouts, because "
+                "their ops admit nothing else"
+            )
+
+
+def _known(deduced: Deduced) -> str:
+    if deduced.proven:
+        return "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
+    if deduced.bound <= 0:
+        return "not proven cheapest, and no bound is known"
+    over = deduced.cost / deduced.bound - 1
+    return f"not proven cheapest; along the axis solved last at most {over:.2%} above the bound"

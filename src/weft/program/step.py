@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import torch
@@ -147,9 +146,15 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def _check_same(before: _Facts, now: _Facts) -> None:
-    for old, new in zip_longest(before, now, fillvalue="nothing more"):
-        if old != new:
-            raise UserError(
-                f"the step was captured with another model or optimizer than there is now: {old!r} has become "
-                f"{new!r}; change it back, or make a new weft.Step"
-            )
+    if before == now:
+        return
+    old, new = (dict(fact.split(": ", 1) for fact in facts) for facts in (before, now))
+    name = next(
+        (name for name in {**old, **new} if old.get(name) != new.get(name)),
+        "the order of parameters",
+    )
+    raise UserError(
+        f"the step was captured with another model or optimizer than there is now: {name} was "
+        f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
+        "new weft.Step"
+    )

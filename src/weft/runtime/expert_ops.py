@@ -8,6 +8,7 @@ in their places. Experts without rows cost nothing, nor do rows without an exper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 from typing import Any
 
 import torch
@@ -140,8 +141,9 @@ def _check(counts: Tensor, capacity: int, rows: int) -> None:
     elif int(largest) > capacity:
         even = rows / counts.shape[1]
         raise UserError(
-            f"a rank has {int(largest)} rows for the experts of another, of its {rows}; the buffers hold {capacity}: "
-            f"weft.expert_parallel(capacity=…) of {int(largest) / even:.3g} or more would do, or None, which holds all"
+            f"a rank has {int(largest)} rows for the experts of one rank, of its {rows}; the buffers hold {capacity}: "
+            f"weft.expert_parallel(capacity={ceil(1000 * int(largest) / even) / 1000:g}) or more would do, or None, "
+            "which holds all"
         )
 
 
