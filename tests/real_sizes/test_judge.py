@@ -43,9 +43,15 @@ def test_what_is_more_than_2_percent_above_fails(quantity: str, found: Planned) 
     assert [name for name, verdict in verdicts(found).items() if verdict == "FAIL"] == [quantity]
 
 
-def test_less_is_better_and_no_failure() -> None:
+def test_less_is_better_only_where_that_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "EXPLAINED", ())
+    forgotten = replace(EQUAL, sent={}, work=0.0)
+    assert (verdicts(forgotten)["bytes"], verdicts(forgotten)["work"]) == ("FAIL", "FAIL")
+    why = Explained("an*", "data", "bytes", 0.8, 0.98, "it is known")
+    monkeypatch.setattr(judge, "EXPLAINED", (why,))
     assert verdicts(replace(EQUAL, sent={"all_reduce": 900.0}))["bytes"] == "better"
-    assert verdicts(replace(EQUAL, peak=10.0))["peak"] == "ok"
+    assert verdicts(replace(EQUAL, sent={"all_reduce": 700.0}))["bytes"] == "FAIL"
+    assert verdicts(replace(EQUAL, peak=10.0, exchanges=1))["peak"] == "ok"
 
 
 def test_the_peak_is_that_of_data_parallel_with_the_storage_changed() -> None:
