@@ -1,4 +1,7 @@
-"""The whole way from a captured graph to a plan, one pass a line (docs/design.md, section 2)."""
+"""The whole way from a captured graph to a plan, one pass a line (docs/design.md, section 2).
+
+`transform` needs no layouts, `lay` gives them, `lower` makes of them what ranks run.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,42 @@ class Compiled:
     peaks: tuple[Peak, ...] = ()
 
 
+@dataclass(frozen=True)
+class Laid:
+    """The graph with a layout for every value, and what was settled on the way.
+
+    Attributes:
+        graph: with boxing.
+        stages: where its stages run, and where its variables live.
+        deduced: how good the layouts of each stage are known to be.
+        stored: for the key of each parameter that lies in shards but is used whole, the axis.
+        notes: what a pass could not do as the strategy says.
+    """
+
+    graph: LogicalGraph
+    stages: Stages
+    deduced: tuple[Deduced, ...]
+    stored: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What ranks run.
+
+    Attributes:
+        communicators: all of them.
+        programs: of the ranks that were asked for, and of those that stand for others.
+        schedule: their plans.
+        cut: into how many parts the batch is cut for overlap.
+    """
+
+    communicators: tuple[Communicator, ...]
+    programs: tuple[LocalProgram, ...]
+    schedule: Scheduled
+    cut: Cut
+
+
 def compile_graph(
     graph: LogicalGraph,
     hints: Hints | GridHints,
@@ -92,48 +131,91 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(join_products(unsorted(verify(graph)))))
+    graph, stages = transform(graph, placement, options, homes)
+    laid = lay(graph, hints, placement, stages, options)
+    lowered = lower(laid, placement, ranks, options)
+    return _compiled(laid, lowered, ranks, options)
+
+
+def transform(
+    graph: LogicalGraph, placement: Placement, options: Options, homes: Mapping[str, int] | None
+) -> tuple[LogicalGraph, Stages]:
+    """What does not depend on layouts: where calls run, how often, in which dtypes."""
+    graph = verify(graph)
+    graph = verify(unsorted(graph))
+    graph = verify(join_products(graph))
+    graph = verify(scale_loss(graph))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
+    return graph, stages
+
+
+def lay(
+    graph: LogicalGraph,
+    hints: Hints | GridHints,
+    placement: Placement,
+    stages: Stages,
+    options: Options,
+) -> Laid:
+    """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges."""
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     graph = verify(time_first(graph, on_grids, stages))
     sent = dispatch_rows(graph, on_grids, stages, options.expert_capacity)
     sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
-    graph = verify(clip_norm(unscale(sharded.graph), options.clip_norm))
-    laid, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
-    laid = lay_exchanges(verify(laid, with_layouts=True), options.precision)
-    boxed = check_kept(check_signatures(verify(laid, with_layouts=True)))
-    groups = communicators(boxed)
-    # Micro-batches and stages are scheduled for all ranks together, by every rank: one for its equals.
-    together = boxed.micro_batches > 1 or len(stages.placements) > 1
-    classes = rank_classes(boxed, groups, placement.ranks) if together else {}
+    graph = verify(unscale(sharded.graph))
+    graph = verify(clip_norm(graph, options.clip_norm))
+    graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
+    graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
+    graph = check_kept(check_signatures(verify(graph, with_layouts=True)))
+    return Laid(graph, stages, deduced, sharded.stored, (*sharded.notes, *sent.notes))
+
+
+def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Options) -> Lowered:
+    """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all."""
+    graph, stages = laid.graph, laid.stages
+    groups = communicators(graph)
+    together = graph.micro_batches > 1 or len(stages.placements) > 1
+    classes = rank_classes(graph, groups, placement.ranks) if together else {}
     every = sorted({*classes.values(), *ranks})
-    local = {rank: localize(boxed, rank, groups, stages.homes) for rank in every}
-    cut = _cut(boxed, local, groups, placement, stages, options)
-    parts = (overlap(each, cut.parts) for each in local.values())
+    local = {rank: localize(graph, rank, groups, stages.homes) for rank in every}
+    cut = _cut(graph, local, groups, placement, stages, options)
+    parts = [overlap(each, cut.parts) for each in local.values()]
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
-        parts = (join_losses(each) for each in parts)
-    programs = tuple(offload(copy_escaping_views(each), boxed, options.offload) for each in parts)
+        parts = [join_losses(each) for each in parts]
+    programs = tuple(offload(copy_escaping_views(each), graph, options.offload) for each in parts)
     if together:
         schedule = plan_together(programs, groups, stages, options, classes)
     else:
         schedule = plan_alone(programs, groups, stages, options)
+    return Lowered(groups, programs, schedule, cut)
+
+
+def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:
+    """What was asked for of it; raises where it takes more memory than there may be."""
+    graph, schedule = laid.graph, lowered.schedule
     plans = {plan.rank: plan for plan in schedule.plans}
-    own = tuple(program for program in programs if program.rank in ranks)
-    plan = Plan(graph.name, groups, tuple(plans[program.rank] for program in own))
+    own = tuple(program for program in lowered.programs if program.rank in ranks)
+    plan = Plan(graph.name, lowered.communicators, tuple(plans[each.rank] for each in own))
     # Under a limit every rank looks at all that it knows, so that all give up alike.
     looked_at = plan.ranks if options.memory_limit is None else schedule.plans
-    peaks = (memory(each, schedule.moments(each.rank)) for each in looked_at)
-    held = check_limit(tuple(peaks), boxed, options)
-    held = tuple(peak for peak in held if peak.rank in ranks)
-    fingerprint = hashlib.sha256(f"{boxed}{groups}{options}{cut}".encode()).hexdigest()
-    notes = (*sharded.notes, *sent.notes, *cut.notes)
+    peaks = tuple(memory(each, schedule.moments(each.rank)) for each in looked_at)
+    held = check_limit(peaks, graph, options)
+    said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
-        boxed, stages, own, plan, fingerprint, schedule, deduced, sharded.stored, notes, held
+        graph,
+        laid.stages,
+        own,
+        plan,
+        hashlib.sha256(said.encode()).hexdigest(),
+        schedule,
+        laid.deduced,
+        laid.stored,
+        (*laid.notes, *lowered.cut.notes),
+        tuple(peak for peak in held if peak.rank in ranks),
     )
 
 
