@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.compiler.activations import lay_activations
 from weft.compiler.aliases import copy_escaping_views
+from weft.compiler.causal_masks import causal_masks
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints
@@ -92,7 +93,7 @@ def compile_graph(
         homes: stages of parameters and buffers, where another program has decided them.
     """
     options = options or Options()
-    graph = verify(scale_loss(join_products(unsorted(verify(graph)))))
+    graph = verify(scale_loss(join_products(unsorted(causal_masks(verify(graph))))))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations))
     graph = verify(recompute(graph, options.recompute))
