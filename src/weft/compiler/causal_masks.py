@@ -52,6 +52,9 @@ def causal_masks(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _mask(call: Call) -> Ref | None:
+    """The mask of an attention; None where it has none, or names arguments that stand by position here."""
+    if not {name for name, _ in call.kwargs} <= {"attn_mask", "scale"}:
+        return None
     position = _FORMS[call.op].mask
     found: Arg = dict(call.kwargs).get("attn_mask") if position is None else call.args[position]
     return found if isinstance(found, Ref) else None
@@ -78,8 +81,7 @@ def _told(node: Node, graph: LogicalGraph, known: Mapping[str, Known]) -> Node:
 
 def _without_mask(call: Call, form: _Form, causal: bool) -> Call:
     args = list(call.args)
-    if len(args) == form.query + 3:  # the forward op may lack its dropout and its flag
-        args.append(0.0)
+    args += [0.0] * (form.causal - len(args))  # forward ops may lack their dropout, and their flag
     args[form.causal : form.causal + 1] = [causal]
     if form.mask is not None:
         args[form.mask] = None

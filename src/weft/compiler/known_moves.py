@@ -31,11 +31,13 @@ def _after(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def expanded(step: Step) -> Known | None:
+    """The same elements, repeated along dimensions of size 1 and new ones."""
     x, shape, made = step.operand(), step.shape(), step.made.shape
     return x if not isinstance(x, Band) or made[-2:] == shape[-2:] else None
 
 
 def sliced(step: Step) -> Known | None:
+    """A range of a dimension; of the queries and keys of a band only the whole."""
     x, shape = step.operand(), step.shape()
     dim = step.dim(1, shape, 0)
     if step.made.shape == shape and step.number(4, 1) == 1:
@@ -51,6 +53,7 @@ def sliced(step: Step) -> Known | None:
 
 
 def selected(step: Step) -> Known | None:
+    """One position of a dimension, which goes."""
     x, index = step.operand(), step.number(2)
     dim = step.dim(1, step.shape())
     if x is None or dim is None or index is None:
@@ -63,6 +66,7 @@ def selected(step: Step) -> Known | None:
 
 
 def concatenated(step: Step) -> Known | None:
+    """Tensors one after the other, along the dimension in which they vary."""
     refs, dim = step.arg(0), step.dim(1, step.made.shape, 0)
     parts = []
     for ref in refs if isinstance(refs, tuple) else ():
