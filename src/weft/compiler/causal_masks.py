@@ -17,7 +17,7 @@ import numpy as np
 from weft.compiler.known_calls import known_values
 from weft.compiler.known_values import Along, Known, Scalar, kept_keys, value_of
 from weft.compiler.needed import needed
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref
+from weft.ir.logical import Call, LogicalGraph, Node, Ref
 
 # What is added to a score drops its key from here on: -inf, and the least numbers of float32 and
 # bfloat16, which no score outweighs.
@@ -26,18 +26,15 @@ _DROPPED = -3.3e38
 
 @dataclass(frozen=True)
 class _Form:
-    """Where an op has its arguments: position of the query, of the flag, and of the mask if not by name."""
+    """At which positions an op has its query and its flag; masks stand by name."""
 
     query: int
     causal: int
-    mask: int | None = None
 
 
 _FORMS = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _Form(0, 4),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _Form(1, 7),
-    "aten._scaled_dot_product_efficient_attention.default": _Form(0, 6, 3),
-    "aten._scaled_dot_product_efficient_attention_backward.default": _Form(1, 11, 4),
 }
 
 
@@ -55,8 +52,7 @@ def _mask(call: Call) -> Ref | None:
     """The mask of an attention; None where it has none, or names arguments that stand by position here."""
     if not {name for name, _ in call.kwargs} <= {"attn_mask", "scale"}:
         return None
-    position = _FORMS[call.op].mask
-    found: Arg = dict(call.kwargs).get("attn_mask") if position is None else call.args[position]
+    found = dict(call.kwargs).get("attn_mask")
     return found if isinstance(found, Ref) else None
 
 
@@ -83,8 +79,6 @@ def _without_mask(call: Call, form: _Form, causal: bool) -> Call:
     args = list(call.args)
     args += [0.0] * (form.causal - len(args))  # forward ops may lack their dropout, and their flag
     args[form.causal : form.causal + 1] = [causal]
-    if form.mask is not None:
-        args[form.mask] = None
     kwargs = tuple((name, value) for name, value in call.kwargs if name != "attn_mask")
     return replace(call, args=tuple(args), kwargs=kwargs)
 
