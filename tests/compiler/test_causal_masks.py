@@ -35,10 +35,13 @@ graph "step"
 %zero = call aten.scalar_tensor.default(0.0, dtype=!dtype:float32) : float32[]
 %inf = call aten.scalar_tensor.default(-Infinity, dtype=!dtype:float32) : float32[]
 %m = call aten.where.self(%le, %zero, %inf) : float32[4, 4]
-%o, %s = call aten._scaled_dot_product_flash_attention_for_cpu.default(%q, %x, %x, attn_mask=%m, scale=0.5) : float32[2, 1, 4, 3], float32[2, 1, 4]
+%o, %s = call aten._scaled_dot_product_flash_attention_for_cpu.default(%q, %x, %x, \
+attn_mask=%m, scale=0.5) : float32[2, 1, 4, 3], float32[2, 1, 4]
 %loss = call aten.sum.default(%o) : float32[]
 %ones = call aten.full.default([2, 1, 4, 3], 1, dtype=!dtype:float32) : float32[2, 1, 4, 3]
-%gq, %gk, %gv = call aten._scaled_dot_product_flash_attention_for_cpu_backward.default(%ones, %q, %x, %x, %o, %s, 0.0, False, attn_mask=%m, scale=0.5) : float32[2, 1, 4, 3], float32[2, 1, 4, 3], float32[2, 1, 4, 3]
+%gq, %gk, %gv = call aten._scaled_dot_product_flash_attention_for_cpu_backward.default(\
+%ones, %q, %x, %x, %o, %s, 0.0, False, \
+attn_mask=%m, scale=0.5) : float32[2, 1, 4, 3], float32[2, 1, 4, 3], float32[2, 1, 4, 3]
 %gw = call aten.mul.Tensor(%gq, %x) : float32[2, 1, 4, 3]
 update "SGD" group 0 %w from %gw
 output "loss" %loss
