@@ -167,6 +167,10 @@ def upper(x: Tensor) -> Tensor:
     return positions(x) >= positions(x)[:, None]
 
 
+def turned_around(x: Tensor) -> Tensor:
+    return positions(x) * -1 + TIME <= positions(x)[:, None]
+
+
 def weighed(x: Tensor) -> Tensor:
     return torch.triu(torch.full((TIME, TIME), -1e4, device=x.device), diagonal=1).to(x.dtype)
 
@@ -187,7 +191,7 @@ CAUSAL = [
 KEEPS_ALL = [everything, zeros]
 OTHERS = [
     *(of_the_batch, packed_in_the_batch, packed_here, narrow_window, prefix, strictly_lower),
-    *(one_ahead, upper, weighed, distances, of_chance),
+    *(one_ahead, upper, turned_around, weighed, distances, of_chance),
 ]
 
 
