@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.expert_ids import segments_known
+from weft.compiler.needed import needed
 from weft.compiler.renamed import renamed
 from weft.compiler.sorted_rows import (
     ALIKE,
@@ -66,7 +67,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     writer.renamed[values.name] = _name(sort.args[0])
     for node in graph.nodes:
         writer.write(node)
-    found = _needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
+    found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
     # What is left of the permutation would be a range over the rows of all ranks.
     left = any(name in writer.ranges for node in found.nodes for name in node_uses(node))
     return None if left else found
@@ -180,18 +181,6 @@ class _Writer:
         made = Value(f"{base.name}.{op.split('.')[1]}", shape, base.dtype)
         self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
         return Ref(made.name)
-
-
-def _needed(graph: LogicalGraph) -> LogicalGraph:
-    """The graph without calls whose results nobody reads."""
-    used: set[str] = set()
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        made = [value.name for value in node.outputs if value] if isinstance(node, Call) else []
-        if not isinstance(node, Call) or any(name in used for name in made):
-            used.update(node_uses(node))
-            kept.append(node)
-    return replace(graph, nodes=tuple(reversed(kept)))
 
 
 def _name(arg: Arg) -> str:
