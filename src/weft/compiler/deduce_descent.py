@@ -47,6 +47,14 @@ def descend(problem: Problem, known: Known) -> Choice:
     Raises:
         RuleError: when an op has no rule.
     """
+    form = _form(problem)
+    if form not in known.solved:
+        known.solved[form] = _descend(problem, known)
+    return known.solved[form]
+
+
+def _descend(problem: Problem, known: Known) -> Choice:
+    """Axis after axis, until nothing changes."""
     descent, grid = _Descent(problem, known), known.grid
     choice = Choice(tuple(start(variable, len(grid)) for variable in problem.variables))
     proven = [False] * len(grid)
@@ -75,11 +83,35 @@ def settle(
         choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
+    key = _form(problem), choice, tuple((axis, frozenset(each)) for axis, each in free.items())
+    if key not in known.solved:
+        known.solved[key] = _settle(problem, known, choice, free)
+    return known.solved[key]
+
+
+def _settle(
+    problem: Problem, known: Known, choice: Choice, free: Mapping[int, Collection[int]]
+) -> Choice:
+    """The axes of `free` in turn."""
     descent, exact = _Descent(problem, known), choice.exact
     for axis, variables in free.items():
         choice = descent.solve(axis, choice, variables)
         exact = exact and choice.exact
     return replace(choice, exact=exact)
+
+
+def _form(problem: Problem) -> tuple[object, ...]:
+    """All that a solution depends on, without names: what is equal for equal stages."""
+    variables: list[object] = []
+    for variable in problem.variables:
+        match variable:
+            case Work(call=call, thin=thin, times=times):
+                variables.append((Work, call, thin, times))
+            case Share(spec=spec, thin=thin):
+                variables.append((Share, spec, thin))
+            case _:
+                variables.append(variable)
+    return tuple(variables), tuple(problem.edges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +126,8 @@ class _Costs:
 class Known:
     """What deductions on grids of one shape remember: nothing in it depends on the problem.
 
-    Options by op call and axis, tables by tensor and options. Stages on equal grids share it.
+    Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
+    Stages on equal grids share it, so that equal ones are solved once.
     """
 
     grid: tuple[int, ...]
@@ -102,6 +135,7 @@ class Known:
     tables: dict[tuple[object, ...], _Costs] = field(default_factory=dict)
     kept: dict[Signature, Options] = field(default_factory=dict)
     repeated: dict[tuple[Options, int], Table] = field(default_factory=dict)
+    solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.work = WorkOptions(self.grid, self.cost_model)
