@@ -405,6 +405,14 @@ def test_what_other_deductions_know_changes_nothing(where: Placement) -> None:
     known = Known(where.shape, CostModel())
     hints = [Hints({"x": (S0, None)[: where.axes]}), Hints({"w0": (S1, B)[: where.axes]})]
     graphs = [mlp(8, 16, 32, 8), mlp(64, 16, 32, 8), named(mlp(8, 16, 32, 8), "b")]
+    # The same tensors and edges, but another op.
+    others = [
+        replace(node, op="aten._softmax.default", args=(*node.args, 1, False))
+        if isinstance(node, Call) and node.op == "aten.relu.default"
+        else node
+        for node in graphs[0].nodes
+    ]
+    graphs.append(replace(graphs[0], nodes=tuple(others)))
     for graph, hint in product(graphs, hints):
         assert deduce(graph, hint, where, known=known) == deduce(graph, hint, where)
 
