@@ -10,8 +10,20 @@ import pytest
 
 from weft.boxing import Step, gradient_layout, local_transfer, steps, transfer_ranks
 from weft.boxing.path import move_weight, moves
+from weft.boxing.transfer import missing_elements, regions_of
 from weft.errors import LayoutError
-from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, placement, region_size
+from weft.layout import (
+    SBP,
+    Broadcast,
+    Layout,
+    Partial,
+    Placement,
+    Split,
+    overlap,
+    placement,
+    region_size,
+    shard_region,
+)
 
 B, S0, S1, P, PMAX = Broadcast(), Split(0), Split(1), Partial(), Partial("max")
 EVERY: tuple[SBP, ...] = (B, S0, S1, P, PMAX)
@@ -157,6 +169,31 @@ def test_peers_agree_on_every_piece(shape: tuple[int, ...], before: tuple[SBP, .
         region_size(region) for p in parts for peer, region in p.receives if peer != p.index
     )
     assert crossing == transfer_elements(source, target, shape)
+
+
+@pytest.mark.parametrize("grid", [(4,), (2, 3), (3, 2), (2, 2, 2), (1, 5)])
+@pytest.mark.parametrize("shape", [(), (7,), (5, 3), (12, 8), (0, 4)])
+def test_regions_of_many_ranks_at_once_are_those_of_each(
+    grid: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    whole = [B, *map(Split, range(len(shape)))]
+    states = tuple(product(whole, repeat=len(grid)))
+    positions = list(product(*map(range, grid)))
+    starts, ends = regions_of(states, grid, shape)
+    regions = [[shard_region(shape, state, grid, at) for at in positions] for state in states]
+    assert [
+        [
+            tuple((at, end - at) for at, end in zip(*pair, strict=True))
+            for pair in zip(*each, strict=True)
+        ]
+        for each in zip(starts.tolist(), ends.tolist(), strict=True)
+    ] == regions
+    for (one, held), (other, wanted) in product(zip(states, regions, strict=True), repeat=2):
+        missing = sum(
+            region_size(need) - region_size(overlap(have, need))
+            for have, need in zip(held, wanted, strict=True)
+        )
+        assert missing_elements(one, other, grid, shape) == missing
 
 
 def test_senders_share_the_load() -> None:

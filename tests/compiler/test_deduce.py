@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -13,9 +13,11 @@ import pytest
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler import deduce_descent
 from weft.compiler.assignment import Assignment
+from weft.compiler.box import renamed
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
+from weft.compiler.deduce_descent import Known
 from weft.compiler.deduce_options import WorkOptions
 from weft.compiler.deduce_problem import Work
 from weft.errors import LayoutError, RuleError
@@ -375,6 +377,58 @@ def test_boxing_that_makes_a_tensor_whole_is_dearer() -> None:
         [6.0 * size, 0.0, 3.0 * size],
         [(3.0 + 1.5) * size, 1.5 * size, 0.0],
     ]
+
+
+# ---------------------------------------------------------------- several deductions that know each other's
+
+
+def named(graph: LogicalGraph, prefix: str) -> LogicalGraph:
+    """The same graph with other names of values."""
+    names = {name: f"{prefix}{name}" for name in graph.values}
+
+    def node(each: Node) -> Node:
+        if isinstance(each, Input):
+            return replace(each, value=replace(each.value, name=names[each.value.name]))
+        each = renamed(each, names)
+        if isinstance(each, Update):
+            return replace(each, target=Ref(names[each.target.name]))
+        if isinstance(each, Call):
+            made = tuple(v and replace(v, name=names[v.name]) for v in each.outputs)
+            return replace(each, outputs=made)
+        return each
+
+    return replace(graph, nodes=tuple(map(node, graph.nodes)))
+
+
+@pytest.mark.parametrize("where", [PAIR, SQUARE])
+def test_what_other_deductions_know_changes_nothing(where: Placement) -> None:
+    known = Known(where.shape, CostModel())
+    hints = [Hints({"x": (S0, None)[: where.axes]}), Hints({"w0": (S1, B)[: where.axes]})]
+    graphs = [mlp(8, 16, 32, 8), mlp(64, 16, 32, 8), named(mlp(8, 16, 32, 8), "b")]
+    # The same tensors and edges, but another op.
+    others = [
+        replace(node, op="aten._softmax.default", args=(*node.args, 1, False))
+        if isinstance(node, Call) and node.op == "aten.relu.default"
+        else node
+        for node in graphs[0].nodes
+    ]
+    graphs.append(replace(graphs[0], nodes=tuple(others)))
+    for graph, hint in product(graphs, hints):
+        assert deduce(graph, hint, where, known=known) == deduce(graph, hint, where)
+
+
+def test_equal_problems_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, solved = Known((2,), CostModel()), list[int]()
+    solve = deduce_descent._Descent.solve
+    monkeypatch.setattr(deduce_descent._Descent, "solve", lambda *a: solved.append(1) or solve(*a))
+    first = deduce(mlp(8, 16, 8), Hints({"x": (S0,)}), PAIR, known=known)
+    count = len(solved)
+    again = deduce(named(mlp(8, 16, 8), "other"), Hints({"x": (S0,)}), PAIR, known=known)
+    assert len(solved) == count
+    assert again.values == {f"other{name}": layout for name, layout in first.values.items()}
+    deduce(mlp(16, 16, 8), Hints({"x": (S0,)}), PAIR, known=known)
+    deduce(mlp(8, 16, 8), Hints({"x": (B,)}), PAIR, known=known)
+    assert len(solved) >= count + 2
 
 
 # ---------------------------------------------------------------- inputs, states, updates, hints in code

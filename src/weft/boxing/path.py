@@ -13,7 +13,7 @@ from typing import TypeAlias
 from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
 from weft.boxing.transfer import crossing, missing_elements
 from weft.errors import InternalError, LayoutError
-from weft.layout import SBP, Broadcast, Layout, Partial, Region, Split, shard_region
+from weft.layout import SBP, Broadcast, Layout, Partial, Split
 from weft.units import Bytes
 
 # What one more collective weighs, in bytes: a small stand-in for its latency, so that small
@@ -189,8 +189,7 @@ def _moved(
     if kind not in COLLECTIVES:
         return Bytes(0)
     if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
-        missing = missing_elements(_regions(state, grid, shape), _regions(after, grid, shape))
-        return Bytes(missing * itemsize)
+        return Bytes(missing_elements(state, after, grid, shape) * itemsize)
     return step_bytes(kind, grid[axis], _bytes_of_groups(state, axis, grid, shape, itemsize))
 
 
@@ -198,13 +197,6 @@ def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
     """Whether two splits divide evenly, however they are cut."""
     splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
     return all(shape[split.dim] % ranks == 0 for split in splits)
-
-
-@lru_cache(maxsize=4096)
-def _regions(state: State, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Region, ...]:
-    """What lies at each position of a grid."""
-    positions = product(*map(range, grid))
-    return tuple(shard_region(shape, state, grid, position) for position in positions)
 
 
 def _bytes_of_groups(

@@ -7,17 +7,16 @@ that hold it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.boxing.step import Step
-from weft.layout import SBP, Layout, Placement, Region, overlap, region_size, shard_region, within
+from weft.layout import SBP, Layout, Placement, Region, Split, overlap, region_size, within
 
 # (place of a peer in the group, region of the local tensor)
 Piece: TypeAlias = tuple[int, Region]
@@ -90,9 +89,19 @@ def crossing(
     columns = [place for place, rank in enumerate(placement.ranks) if rank in places]
     rows = [places[placement.ranks[place]] for place in columns]
     common = _overlaps(starts[:, columns], ends[:, columns], own_starts[:, rows], own_ends[:, rows])
-    needed = (ends - starts).prod(axis=-1).sum(axis=-1)
-    found: list[int] = (needed - common).tolist()
+    found: list[int] = (_sizes(starts, ends) - common).tolist()
     return found
+
+
+def missing_elements(
+    before: State, after: State, grid: tuple[int, ...], shape: tuple[int, ...]
+) -> int:
+    """Elements that the ranks of a grid must receive, all together, to go from one state to another.
+
+    The states have no Partial.
+    """
+    held, wanted = (regions_of((state,), grid, shape) for state in (before, after))
+    return int((_sizes(*wanted) - _overlaps(*wanted, *held))[0])
 
 
 @lru_cache(maxsize=4096)
@@ -100,26 +109,38 @@ def regions_of(
     states: tuple[State, ...], grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[Indices, Indices]:
     """Where the regions of each state start and end: arrays [states, ranks, dimensions]."""
-    positions = tuple(product(*map(range, grid)))
-    found = [[shard_region(shape, state, grid, at) for at in positions] for state in states]
-    table = np.array(found, dtype=np.int64).reshape(len(states), len(positions), len(shape), 2)
-    starts = table[..., 0]
-    return starts, starts + table[..., 1]
+    found = [_state_regions(state, grid, shape) for state in states]
+    table = np.array(found, dtype=np.int64).reshape(len(states), 2, math.prod(grid), len(shape))
+    return table[:, 0], table[:, 1]
+
+
+@lru_cache(maxsize=4096)
+def _state_regions(state: State, grid: tuple[int, ...], shape: tuple[int, ...]) -> Indices:
+    """Starts and ends of the regions of one state, as `shard_region` has them: an array [2, ranks, dimensions].
+
+    All positions at once, with the arithmetic of `shard_range`.
+    """
+    positions = np.indices(grid, dtype=np.int64).reshape(len(grid), -1)
+    starts = np.zeros((positions.shape[1], len(shape)), dtype=np.int64)
+    lengths = starts + np.array(shape, dtype=np.int64)
+    for sbp, parts, index in zip(state, grid, positions, strict=True):
+        if isinstance(sbp, Split):
+            base, extra = np.divmod(lengths[:, sbp.dim], parts)
+            starts[:, sbp.dim] += index * base + np.minimum(index, extra)
+            lengths[:, sbp.dim] = base + (index < extra)
+    return np.stack((starts, starts + lengths))
+
+
+def _sizes(starts: Indices, ends: Indices) -> Indices:
+    """For each state, the elements of the regions of all ranks together."""
+    found: Indices = (ends - starts).prod(axis=-1).sum(axis=-1)
+    return found
 
 
 def _overlaps(starts: Indices, ends: Indices, own_starts: Indices, own_ends: Indices) -> Indices:
     """For each state, the elements that ranks need and hold already."""
-    lengths = np.minimum(ends, own_ends) - np.maximum(starts, own_starts)
-    found: Indices = lengths.clip(0).prod(axis=-1).sum(axis=-1)
-    return found
-
-
-def missing_elements(before: Sequence[Region], after: Sequence[Region]) -> int:
-    """Elements that ranks must receive, given the regions that each of them holds and needs."""
-    return sum(
-        region_size(needed) - region_size(overlap(held, needed))
-        for held, needed in zip(before, after, strict=True)
-    )
+    common = np.maximum(starts, own_starts)
+    return _sizes(common, np.maximum(np.minimum(ends, own_ends), common))
 
 
 @lru_cache(maxsize=4096)

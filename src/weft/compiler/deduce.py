@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.deduce_descent import Choice, descend, settle
+from weft.compiler.deduce_descent import Choice, Known, descend, settle
 from weft.compiler.deduce_hints import Hints as Hints
 from weft.compiler.deduce_hints import check_hints
 from weft.compiler.deduce_problem import Problem, build
@@ -28,6 +28,7 @@ def deduce(
     placement: Placement,
     cost_model: CostModel = CostModel(),  # noqa: B008 (frozen)
     coming: Mapping[str, bool] = MappingProxyType({}),
+    known: Known | None = None,
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
@@ -43,19 +44,21 @@ def deduce(
         placement: where it runs.
         cost_model: what is minimised.
         coming: inputs that come from other stages; whether they come once per micro-batch.
+        known: what other deductions on grids of this shape, with this cost model, remember.
 
     Raises:
         LayoutError: when a hint cannot hold.
         RuleError: when an op has no rule.
     """
     check_hints(graph, hints, placement)
+    known = known or Known(placement.shape, cost_model)
     problem = build(*as_whole(graph, hints), placement, coming)
-    choice = descend(problem, placement.shape, cost_model)
+    choice = descend(problem, known)
     if hints.stored:
         problem = build(graph, hints, placement, coming)
         axes = sorted(set(hints.stored.values()))
         free = {axis: problem.of(storage(graph, hints.stored, axis)) for axis in axes}
-        choice = settle(problem, placement.shape, cost_model, choice, free)
+        choice = settle(problem, known, choice, free)
     return _assignment(graph, placement, problem, choice)
 
 

@@ -42,15 +42,23 @@ class Choice:
     broken: int = 0
 
 
-def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> Choice:
-    """Choose a signature on each axis of `grid` for every variable of `problem`.
+def descend(problem: Problem, known: Known) -> Choice:
+    """Choose a signature on each axis of the grid for every variable of `problem`.
 
     Starts with Broadcast everywhere. What an axis has is always among its options.
 
     Raises:
         RuleError: when an op has no rule.
     """
-    descent = _Descent(problem, grid, cost_model)
+    form = _form(problem)
+    if form not in known.solved:
+        known.solved[form] = _descend(problem, known)
+    return known.solved[form]
+
+
+def _descend(problem: Problem, known: Known) -> Choice:
+    """Axis after axis, until nothing changes."""
+    descent, grid = _Descent(problem, known), known.grid
     choice = Choice(tuple(start(variable, len(grid)) for variable in problem.variables))
     proven = [False] * len(grid)
     solved = 0  # axes that have been solved since something last changed
@@ -66,8 +74,7 @@ def descend(problem: Problem, grid: tuple[int, ...], cost_model: CostModel) -> C
 
 def settle(
     problem: Problem,
-    grid: tuple[int, ...],
-    cost_model: CostModel,
+    known: Known,
     choice: Choice,
     free: Mapping[int, Collection[int]],
 ) -> Choice:
@@ -77,16 +84,39 @@ def settle(
 
     Args:
         problem: with the same variables as the one that `choice` is of.
-        grid: as in `descend`.
-        cost_model: as in `descend`.
+        known: as in `descend`.
         choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
-    descent, settled, exact = _Descent(problem, grid, cost_model), choice, choice.exact
+    key = _form(problem), choice, tuple((axis, frozenset(each)) for axis, each in free.items())
+    if key not in known.solved:
+        known.solved[key] = _settle(problem, known, choice, free)
+    return known.solved[key]
+
+
+def _settle(
+    problem: Problem, known: Known, choice: Choice, free: Mapping[int, Collection[int]]
+) -> Choice:
+    """The axes of `free` in turn."""
+    descent, settled, exact = _Descent(problem, known), choice, choice.exact
     for axis, variables in free.items():
         settled = descent.solve(axis, settled, variables)
         exact = exact and settled.exact
     return replace(choice, signatures=settled.signatures, exact=exact)
+
+
+def _form(problem: Problem) -> tuple[object, ...]:
+    """All that a solution depends on, without names: what is equal for equal stages."""
+    variables: list[object] = []
+    for variable in problem.variables:
+        match variable:
+            case Work(call=call, thin=thin, times=times):
+                variables.append((Work, call, thin, times))
+            case Share(spec=spec, thin=thin):
+                variables.append((Share, spec, thin))
+            case _:
+                variables.append(variable)
+    return tuple(variables), tuple(problem.edges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,27 +128,50 @@ class _Costs:
 
 
 @dataclass
-class _Descent:
-    """What the steps of one descent remember: options by op call and axis, tables by tensor and options."""
+class Known:
+    """What deductions on grids of one shape remember: nothing in it depends on the problem.
 
-    problem: Problem
+    Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
+    Stages on equal grids share it, so that equal ones are solved once.
+    """
+
     grid: tuple[int, ...]
     cost_model: CostModel
     tables: dict[tuple[object, ...], _Costs] = field(default_factory=dict)
     kept: dict[Signature, Options] = field(default_factory=dict)
     repeated: dict[tuple[Options, int], Table] = field(default_factory=dict)
+    solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.work = WorkOptions(self.grid, self.cost_model)
         self.given = GivenOptions(self.grid, self.cost_model)
         self.boxing = BoxingCosts(self.grid, self.cost_model)
 
+    def times(self, options: Options, times: int) -> Table:
+        """What options cost that run several times a step; one table for equal ones."""
+        key = options, times
+        if times > 1 and key not in self.repeated:
+            self.repeated[key] = options.costs * times
+        return self.repeated[key] if times > 1 else options.costs
+
+    def as_it_is(self, signature: Signature) -> Options:
+        """The one option of a variable that keeps its signature."""
+        return self.kept.setdefault(signature, Options((signature,), np.zeros(1)))
+
+
+@dataclass(frozen=True)
+class _Descent:
+    """The steps of one descent."""
+
+    problem: Problem
+    known: Known
+
     def solve(self, axis: int, choice: Choice, free: Collection[int] | None = None) -> Choice:
         """Choose all signatures along `axis` anew, or only those of some variables."""
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
         unary = [
-            self._repeated(one, variable.times) if isinstance(variable, Work) else one.costs
+            self.known.times(one, variable.times) if isinstance(variable, Work) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
         edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
@@ -140,34 +193,23 @@ class _Descent:
         found: list[Options] = []
         for number, (variable, signatures) in enumerate(zip(variables, chosen, strict=True)):
             if free is not None and number not in free:
-                found.append(self._as_it_is(signatures[axis]))
+                found.append(self.known.as_it_is(signatures[axis]))
             elif isinstance(variable, Work):
                 found.append(self._work(variable, axis, signatures))
             elif isinstance(variable, Share):
                 found.append(Options((), np.zeros(0)))
             else:
-                found.append(self.given.of(variable, axis, signatures))
+                found.append(self.known.given.of(variable, axis, signatures))
         seen = self._seen(found)
         for number, variable in enumerate(variables):
             if isinstance(variable, Share) and not found[number].signatures:
                 sbps = frozenset(seen[number])
-                found[number] = self.given.shared(variable, sbps, axis, chosen[number])
+                found[number] = self.known.given.shared(variable, sbps, axis, chosen[number])
         return found
-
-    def _repeated(self, options: Options, times: int) -> Table:
-        """What options cost that run several times a step; one table for equal ones."""
-        key = options, times
-        if times > 1 and key not in self.repeated:
-            self.repeated[key] = options.costs * times
-        return self.repeated[key] if times > 1 else options.costs
-
-    def _as_it_is(self, signature: Signature) -> Options:
-        """The one option of a variable that keeps its signature."""
-        return self.kept.setdefault(signature, Options((signature,), np.zeros(1)))
 
     def _work(self, work: Work, axis: int, signatures: PerAxis) -> Options:
         try:
-            return self.work.of(work, axis, signatures)
+            return self.known.work.of(work, axis, signatures)
         except RuleError as error:
             raise RuleError(f"{work.node.op} at {work.node.location}: {error}") from error
 
@@ -196,7 +238,7 @@ class _Descent:
         self, edge: Edge, axis: int, chosen: Sequence[PerAxis], options: Sequence[Options]
     ) -> _Costs:
         """Cost of boxing on an edge for each option of its source and each of its target."""
-        others = [other for other in range(len(self.grid)) if other != axis]
+        others = [other for other in range(len(self.known.grid)) if other != axis]
         before = tuple(chosen[edge.source][other].results[edge.result] for other in others)
         after = tuple(chosen[edge.target][other].operands[edge.operand] for other in others)
         source, target = options[edge.source], options[edge.target]
@@ -204,18 +246,18 @@ class _Descent:
         intent: Intent = edge.intents[axis] if edge.intents else ""
         early = isinstance(self.problem.variables[edge.target], Work)
         key = (edge.spec, axis, before, after, ports, intent, early, edge.times)
-        if key not in self.tables:
+        if key not in self.known.tables:
             made = tuple(one.results[edge.result] for one in source.signatures)
             wanted = tuple(one.operands[edge.operand] for one in target.signatures)
-            table = self.boxing.table(edge.spec, axis, (before, after), (made, wanted))
+            table = self.known.boxing.table(edge.spec, axis, (before, after), (made, wanted))
             if early:
-                table = table + self.cost_model.early_reduction * reductions(made, wanted)
+                table = table + self.known.cost_model.early_reduction * reductions(made, wanted)
             if intent:
-                idle = idle_bytes(edge.spec, axis, before, self.grid)
-                table = table + idle * charges(intent, made, wanted, self.cost_model)
-            ban = forbidden(intent, made, wanted, self.cost_model)
-            self.tables[key] = _Costs(table * edge.times, ban)
-        return self.tables[key]
+                idle = idle_bytes(edge.spec, axis, before, self.known.grid)
+                table = table + idle * charges(intent, made, wanted, self.known.cost_model)
+            ban = forbidden(intent, made, wanted, self.known.cost_model)
+            self.known.tables[key] = _Costs(table * edge.times, ban)
+        return self.known.tables[key]
 
 
 def _joined(

@@ -41,6 +41,8 @@ class _Pruning:
         left: for each variable the choices that are left.
         worst: by table and choices on both sides: how much dearer each choice is than each other
             in the worst case; layers share tables, so most are there already.
+        kept: the places of the choices that stay, by everything they depend on: the variable's own
+            table and choices, and each neighbour's table and choices.
     """
 
     unary: Sequence[Table]
@@ -48,6 +50,7 @@ class _Pruning:
     around: list[list[tuple[int, Table, tuple[int, bool]]]] = field(default_factory=list)
     left: list[Choices] = field(default_factory=list)
     worst: dict[tuple[object, ...], Table] = field(default_factory=dict)
+    kept: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
 
     def run(self) -> list[Choices]:
         self.left = [np.arange(len(table)) for table in self.unary]
@@ -66,13 +69,24 @@ class _Pruning:
         mine = self.left[variable]
         if len(mine) == 1:
             return False
+        around = self.around[variable]
+        sides = tuple((name, self.left[other].tobytes()) for other, _, name in around)
+        key = (id(self.unary[variable]), mine.tobytes(), sides)
+        kept = self.kept.get(key)
+        if kept is None:
+            kept = self.kept[key] = self._stay(variable, mine)
+        if len(kept) == len(mine):
+            return False
+        self.left[variable] = mine[kept]
+        return True
+
+    def _stay(self, variable: int, mine: Choices) -> list[int]:
+        """The places in `mine` of the choices of a variable that none of them dominates."""
         own = self.unary[variable][mine]
         dearer = own[:, None] - own[None, :]
         for neighbour in self.around[variable]:
             dearer = dearer + self._worst(mine, *neighbour)
-        kept = _undominated(dearer)
-        self.left[variable] = mine[kept]
-        return len(kept) < len(mine)
+        return _undominated(dearer)
 
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
         """How much dearer each choice is at most than each other one, on one table."""

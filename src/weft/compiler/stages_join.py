@@ -21,6 +21,7 @@ from weft.compiler.batch_norm import split_batch_norms
 from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
+from weft.compiler.deduce_descent import Known
 from weft.compiler.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
@@ -93,11 +94,13 @@ def lay_out(
     loop = loop_values(graph)
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
+    known: dict[tuple[int, ...], Known] = {}
     for part in cut_stages(graph, stages):
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
         coming = {here: there in loop for here, there in part.crossing.items()}
-        assignment = deduce(part.graph, own, placement, cost_model, coming)
+        shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
+        assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
         boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
         deduced.append(Deduced.of(part.stage, assignment))
