@@ -46,6 +46,7 @@ def test_embedding_rows_nest_over_two_axes() -> None:
         for second in range(2):
             inner = localize(outer, signature(outer, 2, Split(0), Broadcast()), 2, second)
             assert inner.op == "weft.embedding_shard"
+            assert inner.args[3] == 10  # of the whole table
             offsets.append((inner.args[2], inner.operands[0].shape[0]))
     assert offsets == [(0, 3), (3, 2), (5, 3), (8, 2)]
 

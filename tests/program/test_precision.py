@@ -31,7 +31,7 @@ TENSOR = weft.tensor_parallel(
 )
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
-    # Fused, as weft runs them on the shards: the single-tensor loops round otherwise.
+    # Fused, as weft runs them on float32 shards: the single-tensor loops round otherwise.
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, eps=1e-4, fused=True),
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, fused=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, fused=True),
@@ -481,3 +481,67 @@ def test_two_processes_are_two_threads(tmp_path: Path) -> None:
     assert first["losses"] == losses
     found = {name: torch.tensor(value) for name, value in first["masters"].items()}
     assert apart(found, masters) == 0.0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize(
+    "precision", [P(activations="fp32"), P(activations="fp32", accumulate=None)]
+)
+def test_wide_sums_beside_shards_and_micro_batches(precision: weft.Precision, level: Any) -> None:
+    """A bias of split columns is widened for its exchange and for its sum; parts are boxed twice."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).bfloat16()
+    x, reference = torch.randn(4, 6, 8).bfloat16(), copy.deepcopy(model)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    expected = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = mean_square(reference, x)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    strategy = weft.Strategy(
+        batch={"*": (S(0), B)},
+        parameters={"1.weight": (B, S(0)), "1.bias": (B, S(0))},
+        zero=weft.Zero(level),
+        micro_batches=2,
+        precision=precision,
+    )
+    with weft.local_world(4):
+        program = weft.compile(
+            model,
+            mean_square,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            x,
+            placement=weft.placement("cpu", [[0, 1], [2, 3]]),
+            strategy=strategy,
+        )
+        assert [program.step(x).item() for _ in range(3)] == pytest.approx(expected, rel=3e-2)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_16_bits_is_updated_as_by_plain_sgd(dtype: torch.dtype) -> None:
+    """torch's fused SGD leaves vectors of 16-bit numbers as they are on CPUs."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(32, 32).to(dtype), torch.randn(8, 32).to(dtype)
+    reference = copy.deepcopy(model)
+    mean_square(reference, x).backward()
+    torch.optim.SGD(reference.parameters(), lr=1.0, foreach=False).step()
+    with weft.local_world(1):
+        program = weft.compile(
+            model,
+            mean_square,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            x,
+            placement=weft.placement("cpu", [0]),
+        )
+        program.step(x)
+        found = program.full_state_dict()
+    for name, parameter in reference.named_parameters():
+        assert torch.equal(found[name], parameter), name
+
+
+def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()

@@ -34,6 +34,12 @@ def test_embedding_shards_add_up(parts):
     assert torch.equal(total, weight[indices])
 
 
+@pytest.mark.parametrize("index", [-1, 7])
+def test_an_index_that_is_no_row_of_a_split_table_raises(index):
+    with pytest.raises(IndexError, match="an embedding of 7 rows is read at"):
+        LOCAL_OPS["weft.embedding_shard"](torch.zeros(3, 2), torch.tensor([0, index]), 0, 7)
+
+
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("padding", [-1, 2])
 @pytest.mark.parametrize("parts", [1, 3, 8])

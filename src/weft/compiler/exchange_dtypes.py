@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.calls import operand_names
-from weft.compiler.gradient_sums import CASTS, cast_call
+from weft.compiler.gradient_sums import CAST, CASTS, cast_call
 from weft.compiler.gradients import passed_to_gradients
 from weft.compiler.precision import Precision, dtype_of
 from weft.ir.logical import (
@@ -121,14 +121,14 @@ class _Rewriter:
         before = cast_call(value, dtype, f"{node.output.name}.parts", maker, op)
         sent = replace(node.output, name=f"{node.output.name}.sum", dtype=dtype)
         boxed = replace(node, input=Ref(_result(before)), output=sent)
-        back = cast_call(sent, node.output.dtype, node.output.name, maker)
+        back = cast_call(sent, node.output.dtype, node.output.name, maker, _narrowing(sent))
         self.nodes += [before, boxed, back]
         if not narrows:
             self.kept[node.output.name] = sent
 
     def _view(self, node: Call, made: Value, source: Value) -> None:
         """A view of what travelled, beside that of what it was rounded to."""
-        wide = replace(made, name=f"{made.name}.wide", dtype=source.dtype)
+        wide = replace(made, name=f"{made.name}.travelled", dtype=source.dtype)
         (old,) = operand_names(node)
         view = renamed(replace(node, outputs=(wide,)), {old: source.name})
         self.nodes.append(view)
@@ -147,6 +147,12 @@ class _Rewriter:
         while isinstance(node, Box):
             node = self.graph.producers[node.input.name]
         return node if isinstance(node, Call) else Call("", (), (), (), None, FORWARD)
+
+
+def _narrowing(sent: Value) -> str:
+    """The conversion back: parts are rounded where another boxing is still to add them up."""
+    parts = sent.layout is not None and any(isinstance(sbp, Partial) for sbp in sent.layout.sbp)
+    return "weft.cast_parts" if parts else CAST
 
 
 def _result(call: Call) -> str:

@@ -394,7 +394,9 @@ def _uniform(size: Any, offset: Any, length: Any, salt: int, **options: Any) -> 
     return whole[tuple(slice(o, o + n) for o, n in zip(offset, length, strict=True))]
 
 
-def _embedding_shard(weight: Any, indices: Any, offset: int) -> torch.Tensor:
+def _embedding_shard(
+    weight: Any, indices: Any, offset: int, table_rows: int | None = None
+) -> torch.Tensor:
     inside = (indices >= offset) & (indices < offset + weight.shape[0])
     rows = weight[torch.where(inside, indices - offset, 0)]
     return torch.where(inside.unsqueeze(-1), rows, 0)

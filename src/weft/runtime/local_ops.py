@@ -80,17 +80,35 @@ def blank(like: Sequence[Tensor], made: Sequence[Any]) -> Any:
     return results if len(results) > 1 else results[0]
 
 
-def embedding_shard(weight: Tensor, indices: Tensor, offset: int) -> Tensor:
+def _check_rows(indices: Tensor, rows: int) -> None:
+    least, largest = torch.aminmax(indices)
+    if indices.device.type != "cpu":  # without waiting for the device
+        torch._assert_async((least >= 0) & (largest < rows))
+    elif int(least) < 0 or int(largest) >= rows:
+        raise IndexError(
+            f"index out of range: an embedding of {rows} rows is read at {int(least)} to {int(largest)}"
+        )
+
+
+def embedding_shard(
+    weight: Tensor, indices: Tensor, offset: int, table_rows: int | None = None
+) -> Tensor:
     """`weft.embedding_shard`: rows of a row-split embedding; zeros for indices outside the shard.
 
     Args:
         weight: rows `[offset, offset + len(weight))` of the whole table.
         indices: whole row numbers, any shape.
         offset: number of the shard's first row.
+        table_rows: rows of the whole table; None where indices are not checked.
 
     Returns:
         Shape `[*indices.shape, weight.shape[1]]`.
+
+    Raises:
+        IndexError: an index is no row of the table (on CUDA: an assertion of the device).
     """
+    if table_rows is not None and indices.numel():
+        _check_rows(indices, table_rows)
     rows, width = weight.shape
     if not rows:
         return weight.new_zeros((*indices.shape, width))

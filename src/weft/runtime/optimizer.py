@@ -286,8 +286,16 @@ def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
 
 
 def _fusible(shards: Sequence[Tensor]) -> bool:
+    """Whether torch's fused kernels do what its loops do.
+
+    On CPUs they take 16-bit parameters, too, but round otherwise, and that of SGD leaves whole
+    vectors of them as they are (seen with torch 2.13).
+    """
     devices = _get_fused_kernels_supported_devices()
     return all(
-        shard.is_floating_point() and shard.device.type in devices and shard.is_contiguous()
+        shard.is_floating_point()
+        and shard.device.type in devices
+        and shard.is_contiguous()
+        and (shard.device.type != "cpu" or shard.itemsize >= 4)
         for shard in shards
     )

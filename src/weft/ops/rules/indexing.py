@@ -21,8 +21,11 @@ def _adapt_embedding(local: OpCall, cut: Cut) -> OpCall:
     """A row-split table looks up its own rows only: the result is Partial."""
     if cut.signature.operands[0] != Split(0):
         return local
-    before = argument(cut.whole, 2, "offset", 0) if cut.whole.op == EMBEDDING_SHARD else 0
-    args = (*local.args[:2], before + cut.operand_range(0, 0)[0])
+    before, rows = 0, cut.whole.operands[0].shape[0]
+    if cut.whole.op == EMBEDDING_SHARD:
+        before = argument(cut.whole, 2, "offset", 0)
+        rows = argument(cut.whole, 3, "rows", None)
+    args = (*local.args[:2], before + cut.operand_range(0, 0)[0], rows)
     return OpCall(EMBEDDING_SHARD, args, (), local.operands, local.results)
 
 
