@@ -8,8 +8,8 @@ def test_boxing_adds_bytes_and_collectives() -> None:
     assert CostModel(bytes_per_collective=10.0).boxing(Bytes(100), 2) == 120.0
 
 
-def test_work_adds_flops_and_traffic() -> None:
-    assert CostModel(bytes_per_flop=2.0, bytes_per_traffic=0.5).work(Flops(10), Bytes(4)) == 22.0
+def test_dense_work_is_flops() -> None:
+    assert CostModel(bytes_per_flop=2.0, bytes_per_traffic=0.5).work(Flops(10), Bytes(4)) == 20.0
 
 
 def test_elementwise_work_is_traffic() -> None:

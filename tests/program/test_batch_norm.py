@@ -85,7 +85,7 @@ def ops(program: weft.Program) -> Counter[str]:
 @pytest.mark.timeout(60)
 def test_a_whole_batch_is_normalized_by_the_fused_ops() -> None:
     model, batch = around(nn.BatchNorm2d(6)), batch_of(4, 3, 4, 4)
-    channels = weft.Strategy(batch={"*": B}, parameters={"0.weight": S(0)})
+    channels = weft.Strategy(batch={"*": B}, parameters={"0.weight": S(0), "1.*": S(0)})
     for grid, strategy in (([0], DATA), (PAIR, channels)):
         with compiled(model, classification_loss, batch, grid, strategy) as program:
             assert ops(program) == {

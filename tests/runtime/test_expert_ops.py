@@ -44,7 +44,9 @@ def test_what_goes_comes_back() -> None:
 def test_full_buffers_raise() -> None:
     ids = torch.tensor([0, 0, 1, 0, 2, 3, 2, 3])
     assert routes(ids, 4, 2, 2, 4).tolist() == [0, 1, 3, 2, 4, 6, 5, 7]
-    with pytest.raises(UserError, match=r"4 rows .*, of its 4; the buffers hold 3.*of 2 or more"):
+    with pytest.raises(
+        UserError, match=r"4 rows .*, of its 4; the buffers hold 3.*capacity=2\) or more"
+    ):
         routes(ids, 4, 2, 2, 3)
 
 
