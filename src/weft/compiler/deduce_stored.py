@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from weft.compiler.calls import operand_names
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.deduce_intent import gradients, measures, passed_on
+from weft.compiler.gathers import HINT, TAKE
 from weft.ir.logical import Call, Input, LogicalGraph, Node
 from weft.ir.nodes import node_outputs
 from weft.layout import Broadcast
-
-HINT, TAKE = "weft.hint", "weft.take"
 
 
 def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:

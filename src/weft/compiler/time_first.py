@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
+from weft.compiler import box
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, is_hint
 from weft.compiler.stages import Stages
@@ -35,7 +35,7 @@ from weft.ir.logical import (
 )
 from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
-from weft.ops.call import Token, map_argument
+from weft.ops.call import Token
 from weft.ops.rule import aten
 
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
@@ -203,7 +203,9 @@ class _Writer:
             elif value is not None:
                 self.plain.add(value.name)
             outputs.append(value)
-        self.nodes.append(replace(_renamed(node, renamed), outputs=tuple(outputs)))
+        call = box.renamed(node, renamed)
+        assert isinstance(call, Call)  # as it was
+        self.nodes.append(replace(call, outputs=tuple(outputs)))
 
     def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
         """The dimension of the rows in each operand and result; None when rows must stand as they were."""
@@ -290,11 +292,3 @@ def _first(node: Call) -> str:
     first = node.args[0]
     assert isinstance(first, Ref)  # a view's operand
     return first.name
-
-
-def _renamed(node: Call, names: Mapping[str, str]) -> Call:
-    def leaf(arg: Any) -> Any:
-        return Ref(names.get(arg.name, arg.name)) if isinstance(arg, Ref) else arg
-
-    kwargs = tuple((key, map_argument(leaf, arg)) for key, arg in node.kwargs)
-    return replace(node, args=map_argument(leaf, node.args), kwargs=kwargs)
