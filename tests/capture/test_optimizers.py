@@ -89,16 +89,13 @@ def test_tied_weights_are_updated_once() -> None:
     assert "head.weight" not in targets
 
 
-def test_schedules_hooks_and_states_of_the_user_stay_untouched() -> None:
+def test_schedules_and_states_of_the_user_stay_untouched() -> None:
     model = models.MLP()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(lambda *args: seen.append(args))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
     before = repr(optimizer.state_dict()), repr(schedule.state_dict())
     found, _ = updates(model, optimizer)
     assert len(found) == 4
-    assert seen == []
     assert (repr(optimizer.state_dict()), repr(schedule.state_dict())) == before
     assert all(parameter.grad is None for parameter in model.parameters())
 

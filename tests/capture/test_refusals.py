@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import models
 from weft.capture import capture
@@ -157,14 +156,23 @@ def test_random_ops_without_a_global_position(loss_fn: Callable[..., Any], text:
     assert "random" in message
 
 
-def test_random_ops_in_recomputed_parts() -> None:
-    def recomputed(model: nn.Module, batch: Any) -> Any:
-        return F.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
 
-    message = refused(recomputed, models.MLP(dropout=0.5).double())
-    assert "checkpoint" in message
-    assert "Strategy(recompute=[...])" in message
-    capture(models.MLP(), recomputed, None, models.vector_batch(dtype=torch.float32))
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * torch.rand_like(gradients[0])
+
+
+def test_random_ops_in_the_backward() -> None:
+    def noisy(model: nn.Module, batch: Any) -> Any:
+        return F.cross_entropy(Noisy.apply(model(batch["x"])), batch["y"])  # type: ignore[no-untyped-call]
+
+    message = refused(noisy)
+    assert message.startswith(line_of(Noisy.forward, "x.clone"))
+    assert "draw them in the forward" in message
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,12 @@ def _own_notes() -> Iterator[None]:
             meta["custom"] = before
 
 
+def notes_now() -> Mapping[str, Any]:
+    """The notes that nodes are recorded with."""
+    notes: Mapping[str, Any] = torch.fx.traceback.current_meta.get("custom", {})
+    return notes
+
+
 def notes_of(node: torch.fx.Node) -> Mapping[str, Any]:
     """The notes on a node."""
     notes: Mapping[str, Any] = node.meta.get("custom", {})

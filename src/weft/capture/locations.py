@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.checkpoints import checkpoint_of
 from weft.capture.fx import (
     backward_sequence_of,
     note,
@@ -125,7 +126,8 @@ def _forward_location(node: torch.fx.Node) -> Location | None:
     file, line = frame
     notes = notes_of(node)
     module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
-    return Location(file, line, module, stage=stage, sequence=sequence_of(node))
+    region = checkpoint_of(notes)
+    return Location(file, line, module, stage=stage, checkpoint=region, sequence=sequence_of(node))
 
 
 def _backward_location(
@@ -142,7 +144,7 @@ def _backward_location(
         operands = [found.get(operand) for operand in node.all_input_nodes]
         places = operands or list(forward.values())[-1:]
         origin = next((place for place in places if place is not None), None)
-    return origin and replace(origin, backward=True, sequence=sequence)
+    return origin and replace(origin, backward=True, checkpoint=None, sequence=sequence)
 
 
 def _user_frame() -> tuple[str, int] | None:

@@ -9,15 +9,17 @@ element-wise.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from weft.capture.batch import dtype_name
 from weft.capture.fx import DispatchMode
+from weft.capture.optimizer_checks import check_apart, check_optimizer
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER
 
@@ -106,7 +108,9 @@ def update_rules(
             "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
             "out: parameters that are float32 are their own masters"
         )
+    check_optimizer(optimizer)
     tried: dict[Any, UpdateRule] = {}
+    apart: set[tuple[int, int]] = set()
     rules = {}
     for name, group in groups.items():
         parameter = parameters[name]
@@ -114,6 +118,9 @@ def update_rules(
         if kind not in tried:
             master = masters and _is_half(parameter)
             tried[kind] = _try(optimizer, group, parameter, name, master)
+        if (group, parameter.dim()) not in apart:
+            apart.add((group, parameter.dim()))
+            check_apart(optimizer, partial(_copy_for, optimizer, group), name, parameter.dim())
         rules[name] = tried[kind]
     return rules
 
@@ -157,14 +164,12 @@ def _is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
-def _copy_for(optimizer: torch.optim.Optimizer, group: int, probe: torch.nn.Parameter) -> Any:
-    """A copy of the optimizer that holds only `probe` and shares nothing that a step writes."""
+def _copy_for(optimizer: torch.optim.Optimizer, group: int, *probes: torch.nn.Parameter) -> Any:
+    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes."""
     copy = object.__new__(type(optimizer))
-    # Schedulers put their own `step` on the instance; hooks are the user's and see only real steps.
+    # Schedulers put their own `step` on the instance.
     copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    copy.__dict__["_optimizer_step_pre_hooks"] = OrderedDict()
-    copy.__dict__["_optimizer_step_post_hooks"] = OrderedDict()
-    options = {**optimizer.param_groups[group], "params": [probe]}
+    options = {**optimizer.param_groups[group], "params": list(probes)}
     # Other implementations of the same update; they ask for devices that tensors without data are
     # not on.
     options.update({name: False for name in ("fused", "foreach", "capturable") if name in options})

@@ -28,8 +28,8 @@ _RANDOM = (
     "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
 )
 _RANDOM_BACKWARD = (
-    "runs in the backward pass, where torch.utils.checkpoint would have to repeat the numbers of the forward; "
-    "take the checkpoint away and name the modules in Strategy(recompute=[...]), which draws the same numbers again"
+    "runs in the backward pass, of an autograd.Function or a hook, where random numbers have no number of their own; "
+    "draw them in the forward and save them for the backward"
 )
 _VALUE = (
     "the step would depend on the values in a tensor ({what}), but the graph is captured once, before any values "

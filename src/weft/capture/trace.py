@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.decompositions import decompositions, overwrites
 from weft.capture.fallback import fallback, strided
 from weft.capture.fx import (
@@ -23,6 +23,8 @@ from weft.capture.fx import (
     trace,
 )
 from weft.capture.hint import hints_recorded
+from weft.capture.hooks import gradient_hooks
+from weft.capture.lending import lent, restored, write_replaced
 from weft.capture.locations import (
     LinesNoted,
     backward_noted,
@@ -99,11 +101,13 @@ def trace_step(
     inputs = _fakes(variables, example, mode, device, training)
     with (
         hints_recorded(),
+        restored(model, loss_fn),
         module_paths_noted(model),
-        _eval_unless(training, model),
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(training),
     ):
+        if not training:
+            model.eval()
         try:
             module = trace(step, inputs, mode, {**fallback(), **decompositions()})
         except WeftError:
@@ -144,18 +148,6 @@ def _fakes(
     )
 
 
-class _Owner(torch.nn.Module):
-    """Holds the user's model, so that `functional_call` lends it other tensors while the user's function runs."""
-
-    def __init__(self, model: torch.nn.Module, loss_fn: LossFunction) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-
-    def forward(self, batch: Any) -> Any:
-        return self.loss_fn(self.model, batch)
-
-
 class _Step:
     """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
 
@@ -169,10 +161,12 @@ class _Step:
         casts: Casts,
         apart: Collection[str] = (),
     ) -> None:
-        self.owner = _Owner(model, loss_fn)
+        self.model = model
+        self.loss_fn = loss_fn
         self.variables = variables
         self.batch = batch
         self.training = training
+        self.hooks = gradient_hooks(variables.parameters)
         self.casts = casts
         self.apart = apart
         self.outputs: OutputSpec | None = None
@@ -182,32 +176,35 @@ class _Step:
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
         parameters, buffers, batch = inputs
-        cast = map(self.casts.parameter, parameters)
-        lent = {
-            f"model.{name}": tensor
-            for names, tensors in (
-                (self.variables.parameters, cast),
-                (self.variables.buffers, buffers),
-            )
-            for name, tensor in zip(names, tensors, strict=True)
-        }
-        # The last mode sees calls first: frames of the other one would hide the user's.
-        layers = LayersKept([lent[f"model.{name}"] for name in self.apart])
-        with _AttentionWithDropout(), layers, LinesNoted(), self.casts.around(self.owner.model):
-            result = torch.func.functional_call(self.owner, lent, (self._batch(batch),))
-        names = zip(self.variables.parameters, parameters, strict=True)
-        self.recurrent = frozenset(name for name, tensor in names if id(tensor) in layers.seen)
-        loss = self._described(find_loss, result) if self.training else None
-        self.outputs, tensors = self._described(describe_outputs, result, loss)
-        self.output_keys = tuple(tensors)
-        gradients = [] if loss is None else self._gradients(loss, parameters)
+        own = {**self.variables.parameters, **self.variables.buffers}
+        cast = [self.casts.parameter(parameter) for parameter in parameters]
+        stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
+        # A backward may read the model too, as that of a checkpoint does.
+        with lent(self.model, stand_ins) as slots:
+            result = self._forward(batch, cast)
+            write_replaced(slots)
+            loss = self._described(find_loss, result) if self.training else None
+            self.outputs, tensors = self._described(describe_outputs, result, loss)
+            self.output_keys = tuple(tensors)
+            gradients = [] if loss is None else self._gradients(loss, parameters)
         return [*tensors.values(), *gradients]
+
+    def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
+        """What the user's function returns."""
+        by_name = dict(zip(self.variables.parameters, parameters, strict=True))
+        # The last mode sees calls first: frames of the other one would hide the user's.
+        layers = LayersKept([by_name[name] for name in self.apart])
+        casts = self.casts.around(self.model)
+        with _AttentionWithDropout(), layers, LinesNoted(), checkpoints_noted(), casts:
+            result = self.loss_fn(self.model, self._batch(batch))
+        self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
+        return result
 
     def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
         try:
             return describe(*args)
         except CaptureError as error:
-            raise in_function(self.owner.loss_fn, error) from None
+            raise in_function(self.loss_fn, error) from None
 
     def _batch(self, tensors: list[torch.Tensor]) -> Any:
         waiting = iter(tensors)
@@ -223,6 +220,9 @@ class _Step:
             for name, parameter in zip(self.variables.parameters, parameters, strict=True)
             if parameter.requires_grad
         }
+        for name, parameter in wanted.items():
+            for hook in self.hooks[name]:
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         mark_backward(loss)
         with backward_noted():
             seed = loss_seed(loss) if self.casts.scaled else None
@@ -230,19 +230,6 @@ class _Step:
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())
-
-
-@contextmanager
-def _eval_unless(training: bool, model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode while this lasts, unless `training`; every module's own flag comes back."""
-    flags = [(module, module.training) for module in model.modules()]
-    if not training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 class _AttentionWithDropout(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""Regions: the parts of the forward that run again, from patterns of modules and ops."""
+"""Regions: the parts of the forward that run again, from patterns of modules and ops, and from checkpoints."""
 
 from __future__ import annotations
 
@@ -61,10 +61,12 @@ def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
 
 
 def _region(call: Call, patterns: Sequence[str]) -> str | None:
-    """The outermost module around a call that a pattern names; `OPS` when one names its op."""
+    """The outermost module around a call that a pattern names, or its checkpoint; `OPS` when one names its op."""
     for path in _around(_module(call)):
         if any(_names(pattern, path) for pattern in patterns):
             return path
+    if call.location is not None and call.location.checkpoint is not None:
+        return f"checkpoint {call.location.checkpoint}"
     return OPS if any(fnmatchcase(call.op, pattern) for pattern in patterns) else None
 
 

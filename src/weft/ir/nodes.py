@@ -64,6 +64,8 @@ class Location:
             model.
         backward: whether the node belongs to the backward pass of that line.
         stage: what `with weft.stage(i)` around the line says; None outside of one.
+        checkpoint: number of the `torch.utils.checkpoint` around the line, which the backward makes
+            again; None outside of one.
         sequence: number of the autograd node that a forward node made, and in whose backward a
             backward node ran; None where there is none. Neither printed nor compared.
     """
@@ -73,6 +75,7 @@ class Location:
     module: str = ""
     backward: bool = False
     stage: int | None = None
+    checkpoint: int | None = None
     sequence: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:

@@ -96,7 +96,8 @@ def _location(scanner: Scanner) -> Location | None:
     line = scanner.integer()
     module = scanner.string() if scanner.accept("in") else ""
     stage = scanner.integer() if scanner.accept("stage") else None
-    return Location(file, line, module, scanner.accept("backward"), stage)
+    checkpoint = scanner.integer() if scanner.accept("checkpoint") else None
+    return Location(file, line, module, scanner.accept("backward"), stage, checkpoint)
 
 
 def _box(scanner: Scanner, name: str, placements: list[Placement]) -> Box:

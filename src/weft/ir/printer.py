@@ -47,5 +47,6 @@ def _location_text(location: Location | None) -> str:
         return ""
     module = f" in {quoted(location.module)}" if location.module else ""
     stage = "" if location.stage is None else f" stage {location.stage}"
+    checkpoint = "" if location.checkpoint is None else f" checkpoint {location.checkpoint}"
     backward = " backward" if location.backward else ""
-    return f" at {quoted(location.file)}:{location.line}{module}{stage}{backward}"
+    return f" at {quoted(location.file)}:{location.line}{module}{stage}{checkpoint}{backward}"

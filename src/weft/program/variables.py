@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.compiler.loss_scale import FIRST_VALUES
 from weft.errors import UserError
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, Value
+from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.ir.plan import Communicator
 from weft.layout import Layout
@@ -57,7 +57,8 @@ def add_optimizer_states(
 ) -> None:
     """Hand over the states that the user's optimizer already has, as after loading a checkpoint.
 
-    Every process must have loaded the same. A parameter without states starts afresh.
+    Every process must have loaded the same. A parameter without states starts afresh; states of one
+    that the step does not update, as Adagrad makes them, stay with the user's optimizer.
 
     Raises:
         UserError: naming a state that the optimizer's update does not have, or of another shape.
@@ -66,11 +67,13 @@ def add_optimizer_states(
         return
     keys = {id(parameter): key for key, parameter in setting.model.named_parameters()}
     states = {node.key: node.value for node in graph.of_kind(Input) if node.role == "state"}
+    names = {node.value.name: node.key for node in graph.of_kind(Input)}
+    updated = {names.get(update.target.name) for update in graph.of_kind(Update)}
     for parameter, entries in optimizer.state.items():
-        for name, whole in entries.items():
-            key = f"{keys.get(id(parameter), '')}.{name}"
+        owner = keys.get(id(parameter))
+        for name, whole in entries.items() if owner in updated else ():
             if isinstance(whole, Tensor):
-                _add_state(setting, key, whole, states.get(key))
+                _add_state(setting, f"{owner}.{name}", whole, states.get(f"{owner}.{name}"))
 
 
 def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:

@@ -1,0 +1,102 @@
+"""What an optimizer must not do in a compiled step: look at several parameters, call hooks, wrap another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from weft.capture.hooks import named_hook
+from weft.errors import CaptureError
+
+# Rows of a probe with values; enough for any way of mixing them.
+_SIZE = 3
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check that a step of the optimizer is nothing but the updates of its parameters, one at a time.
+
+    Raises:
+        CaptureError: naming the hook, the optimizer inside, or that parameters depend on each other.
+    """
+    _check_hooks(optimizer)
+    _check_attributes(optimizer)
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    # Private API: where `register_step_pre_hook` and `register_step_post_hook` keep hooks.
+    for when in ("pre", "post"):
+        hooks = getattr(optimizer, f"_optimizer_step_{when}_hooks", None)
+        if hooks:
+            raise CaptureError(
+                f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_{when}_hook, which a compiled "
+                "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
+                "clip_norm= of the strategy, and changed by parameter.register_hook"
+            )
+
+
+def _check_attributes(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse wrappers, and steps over other parameters than those of the groups."""
+    for name, value in vars(optimizer).items():
+        if name in ("param_groups", "state", "defaults"):
+            continue
+        for part in _parts(value):
+            if isinstance(part, torch.optim.Optimizer | torch.nn.Parameter):
+                kind = "parameters" if isinstance(part, torch.nn.Parameter) else "another optimizer"
+                raise CaptureError(
+                    f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
+                    f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
+                    "that updates what is in its param_groups, from param.grad and self.state[param]"
+                )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        yield from value
+
+
+def check_apart(
+    optimizer: torch.optim.Optimizer, copy: Callable[..., Any], name: str, dims: int
+) -> None:
+    """Check, on small tensors with values, that the gradient of one parameter changes no other one.
+
+    Args:
+        optimizer: the user's, for the error.
+        copy: `copy(*parameters)` is a copy of it that holds only these.
+        name: of a parameter, for the error.
+        dims: how many the parameter has.
+
+    Raises:
+        CaptureError: when it does.
+    """
+    try:
+        outcomes = [_updated(copy, dims, scale) for scale in (1.0, 30.0)]
+    except Exception:
+        return  # it does not take such small tensors; the trial on the true shape says what is wrong
+    if not torch.equal(*outcomes):
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as "
+            f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
+            "clip_norm= of the strategy; otherwise expected an update that looks at one parameter at a time"
+        )
+
+
+def _updated(copy: Callable[..., Any], dims: int, scale: float) -> torch.Tensor:
+    """A parameter after two steps beside another one, whose gradient is scaled."""
+    own, other = (torch.nn.Parameter(_values(dims, phase)) for phase in (0.0, 1.0))
+    optimizer = copy(own, other)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for step in (2.0, 3.0):
+            own.grad, other.grad = _values(dims, step), scale * _values(dims, -step)
+            optimizer.step()
+    return own.detach()
+
+
+def _values(dims: int, phase: float) -> torch.Tensor:
+    count = _SIZE**dims
+    return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([_SIZE] * dims)

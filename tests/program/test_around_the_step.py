@@ -1,0 +1,359 @@
+"""What users do around a step (checkpoints, hooks, shared modules, caches): equal to plain PyTorch, or refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import weft
+from weft.errors import CaptureError
+from weft.ir.logical import Call
+
+RANKS = 2
+
+
+def batches(count: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 8, dtype=torch.float64, generator=generator) for _ in range(count)]
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make().double()
+
+
+def squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = model(batch).square().mean()
+    return result
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.3)
+
+
+def program(model: nn.Module, optimizer: torch.optim.Optimizer) -> weft.Program:
+    ranks = weft.placement("cpu", list(range(RANKS)))
+    return weft.compile(model, squares, optimizer, batches()[0], placement=ranks)
+
+
+def check_equal(model: nn.Module) -> weft.Program:
+    """Train a copy by plain PyTorch and `model` by weft: losses and final tensors are equal."""
+    plain = copy.deepcopy(model)
+    optimizer = sgd(plain)
+    expected = []
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = squares(plain, batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    with weft.local_world(RANKS):
+        compiled = program(model, sgd(model))
+        found = [compiled.step(batch).item() for batch in batches()]
+        state = compiled.full_state_dict()
+    assert found == pytest.approx(expected, rel=1e-12)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-14)
+    return compiled
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 8))
+        self.reentrant = reentrant
+        self.checkpointed = True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.first(x)
+        if self.checkpointed:
+            return self.last(checkpoint(self.body, x, use_reentrant=self.reentrant))
+        return self.last(self.body(x))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_are_made_again_with_the_weights_of_the_step(reentrant: bool) -> None:
+    compiled = check_equal(seeded(lambda: Checkpointed(reentrant)))
+    again = [call for call in compiled.graph.of_kind(Call) if ".again" in str(call.outputs[0])]
+    assert again, "the backward makes nothing again"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_in_a_checkpoint_draws_the_same_numbers_again(reentrant: bool) -> None:
+    model = seeded(lambda: Checkpointed(reentrant, 0.5))
+    losses = []
+    for checkpointed in (True, False):
+        model.checkpointed = checkpointed
+        with weft.local_world(RANKS):
+            compiled = program(model, sgd(model))
+            losses.append([compiled.step(batch).item() for batch in batches()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+def test_a_reentrant_checkpoint_without_a_gradient_trains_nothing_inside() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.last(checkpoint(self.body, x, use_reentrant=True))
+
+    check_equal(seeded(Frozen))
+
+
+def test_a_backward_reads_the_weights_of_the_step() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, module: nn.Linear) -> torch.Tensor:
+            ctx.module = module
+            return x * module.bias.detach()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0] * ctx.module.bias, None
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            hidden = self.a(x)
+            hidden.register_hook(lambda gradient: gradient * self.b.weight.detach()[0])
+            return self.b(Scaled.apply(hidden, self.b))  # type: ignore[no-untyped-call]
+
+    check_equal(seeded(Model))
+
+
+def test_hooks_of_parameters_change_gradients() -> None:
+    model = seeded(lambda: nn.Linear(8, 8))
+    plain = copy.deepcopy(model)
+    for each in (model, plain):
+        each.weight.register_hook(lambda gradient: gradient * 0.1)  # type: ignore[union-attr, operator]
+    optimizer = sgd(plain)
+    for batch in batches():
+        optimizer.zero_grad()
+        squares(plain, batch).backward()
+        optimizer.step()
+    with weft.local_world(RANKS):
+        compiled = program(model, sgd(model))
+        for batch in batches():
+            compiled.step(batch)
+        torch.testing.assert_close(compiled.full_state_dict()["weight"], plain.weight.detach())
+
+
+@pytest.mark.parametrize("kind", ["sequence", "alias", "tied"])
+def test_modules_with_two_names(kind: str) -> None:
+    def make() -> nn.Module:
+        one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+        model = nn.Sequential(one, nn.Tanh(), one if kind == "sequence" else other)
+        if kind == "alias":
+            model[1].alias = one  # type: ignore[assignment]
+        if kind == "tied":
+            other.weight = one.weight
+        return model
+
+    model = seeded(make)
+    check_equal(model)
+    assert all(type(each) is nn.Parameter for each in model.parameters())
+
+
+class Remembering(nn.Module):
+    """Replaces a buffer, caches a tensor, counts in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.cache: torch.Tensor | None = None
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        if self.cache is None:
+            self.cache = torch.arange(8, dtype=x.dtype)
+        self.seen.append(hidden)
+        return hidden * self.mean + self.cache
+
+
+def test_buffers_that_are_replaced_and_caches() -> None:
+    model = seeded(Remembering)
+    check_equal(model)
+    assert isinstance(model, Remembering)
+    assert model.cache is None
+    assert model.seen == []
+    assert type(model.mean) is torch.Tensor
+
+
+def test_closures_and_globals_get_back_what_they_held() -> None:
+    model, losses, last = seeded(lambda: nn.Linear(8, 8)), [torch.zeros(())], None
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = squares(model, batch)
+        losses.append(last)
+        return last
+
+    with weft.local_world(RANKS):
+        ranks = weft.placement("cpu", list(range(RANKS)))
+        weft.compile(model, loss_fn, sgd(model), batches()[0], placement=ranks)
+    assert last is None
+    assert len(losses) == 1
+
+
+def test_a_tensor_of_the_model_that_the_loss_function_holds() -> None:
+    model = seeded(lambda: nn.Linear(8, 8))
+    plain = copy.deepcopy(model)
+
+    def decayed(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+        return lambda model, batch: squares(model, batch) + torch.stack([weight, weight]).sum()
+
+    plain_loss, optimizer = decayed(plain.weight), sgd(plain)  # type: ignore[arg-type]
+    for batch in batches():
+        optimizer.zero_grad()
+        plain_loss(plain, batch).backward()
+        optimizer.step()
+    with weft.local_world(RANKS):
+        ranks = weft.placement("cpu", list(range(RANKS)))
+        loss_fn = decayed(model.weight)  # type: ignore[arg-type]
+        compiled = weft.compile(model, loss_fn, sgd(model), batches()[0], placement=ranks)
+        for batch in batches():
+            compiled.step(batch)
+        torch.testing.assert_close(compiled.full_state_dict()["weight"], plain.weight.detach())
+
+
+def refused(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with weft.local_world(RANKS), pytest.raises(CaptureError) as caught:
+        program(model, optimizer)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    return str(caught.value)
+
+
+def test_hooks_that_a_step_cannot_call_are_refused() -> None:
+    model = seeded(lambda: nn.Linear(8, 8))
+    model.weight.register_post_accumulate_grad_hook(print)  # type: ignore[union-attr, operator]
+    assert "weight has the hook print" in refused(model, sgd(model))
+    for when in ("pre", "post"):
+        model = seeded(lambda: nn.Linear(8, 8))
+        optimizer = sgd(model)
+        getattr(optimizer, f"register_step_{when}_hook")(lambda *_: None)
+        assert f"register_step_{when}_hook" in refused(model, optimizer)
+
+
+class NormOfAll(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        every = [p for group in self.param_groups for p in group["params"]]
+        norm = sum(p.grad.norm().item() ** 2 for p in every) ** 0.5
+        with torch.no_grad():
+            for p in every:
+                p -= 0.1 * p.grad / norm
+
+
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+
+
+class OverItsOwnList(torch.optim.SGD):
+    def __init__(self, parameters: Any) -> None:
+        self.own = list(parameters)
+        super().__init__(self.own, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda model: NormOfAll(model.parameters(), lr=0.1), "depends on the gradients of others"),
+        (lambda model: Lookahead(sgd(model)), "holds another optimizer in its attribute 'base'"),
+        (lambda model: OverItsOwnList(model.parameters()), "holds parameters in its attribute"),
+    ],
+)
+def test_optimizers_that_look_at_several_parameters_are_refused(
+    make: Callable[[nn.Module], torch.optim.Optimizer], words: str
+) -> None:
+    model = seeded(lambda: nn.Linear(8, 8))
+    assert words in refused(model, make(model))
+
+
+def test_a_parameter_that_the_step_replaces_is_refused() -> None:
+    class Replacing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.layer.weight = nn.Parameter(self.layer.weight * 2)
+            return self.layer(x)
+
+    model = seeded(Replacing)
+    assert "layer.weight: it is a parameter" in refused(model, sgd(model))
+
+
+def test_a_buffer_of_another_shape_is_refused() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("past", torch.zeros(1, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.past = torch.cat([self.past, x])
+            return self.layer(x)
+
+    model = seeded(Growing)
+    assert "past: it was float64[1, 8] and is float64[9, 8]" in refused(model, sgd(model))
+
+
+class Unused(nn.Module):
+    """One layer is frozen, one is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.layer, self.unused = (nn.Linear(8, 8) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(self.frozen(x))
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero1"])
+def test_adagrad_with_parameters_that_are_not_updated(strategy: str) -> None:
+    model = seeded(Unused)
+    plain = copy.deepcopy(model)
+    zero = weft.Zero(1) if strategy == "zero1" else None
+    optimizer = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        squares(plain, batch).backward()
+        optimizer.step()
+    with weft.local_world(RANKS):
+        compiled = weft.compile(
+            model,
+            squares,
+            torch.optim.Adagrad(model.parameters(), lr=0.1),
+            batches()[0],
+            placement=weft.placement("cpu", [0, 1]),
+            strategy=replace(weft.data_parallel(), zero=zero),
+        )
+        for batch in batches():
+            compiled.step(batch)
+        state = compiled.full_state_dict()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(state[name], value)
