@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from weft.capture.optimizer import UpdateRule, groups_of, update_rules
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
 from weft.capture.trace import LossFunction, Traced, Variables, read_variables, trace_step
+from weft.capture.watch import Watch
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role
@@ -35,6 +36,7 @@ class Captured:
         constants: tensors from outside of model and batch, by the key of their input; not copied.
         recurrent: names of the parameters of recurrent layers: where others of them lie in pieces,
             the step has to be captured again.
+        watch: values of Python that the step depends on.
     """
 
     graph: LogicalGraph
@@ -42,6 +44,7 @@ class Captured:
     outputs: OutputSpec
     constants: Mapping[str, torch.Tensor]
     recurrent: frozenset[str] = frozenset()
+    watch: Watch = field(default_factory=Watch)
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
         """What the loss function returned, built from the values of the graph's outputs by key."""
@@ -104,7 +107,7 @@ def capture(
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
     used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
     constants = {key: tensor for key, tensor in constants.items() if key in used}
-    return Captured(graph, batch, traced.outputs, constants, traced.recurrent)
+    return Captured(graph, batch, traced.outputs, constants, traced.recurrent, traced.watch)
 
 
 def _boundary(

@@ -7,13 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.reached import cells_of, globals_of, seen_by
 from weft.errors import CaptureError
 
 # How far from the model and the loss function it is looked for what they may write, and in how large containers.
@@ -30,8 +30,8 @@ def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     data that the step put there (a cache, a list of losses) stays in the user's hands.
     """
     kept = [(each, _copy(each)) for each in _reached(model, function)]
-    names = [(space, name, space[name]) for space, name in _globals(function)]
-    cells = [(cell, cell.cell_contents) for cell in _cells(function)]
+    names = [(space, name, space[name]) for space, name in globals_of(function)]
+    cells = [(cell, cell.cell_contents) for cell in cells_of(function)]
     try:
         yield
     finally:
@@ -136,7 +136,7 @@ class _Replacing(TorchFunctionMode):
 def _reached(model: nn.Module, function: Callable[..., Any]) -> list[_Container]:
     """Every container that a step may write to, once: attributes as dicts, and what lies in them."""
     found: dict[int, _Container] = {}
-    waiting = [(each, _DEPTH) for each in (model, *_seen_by(function)) if _may_hold(each)]
+    waiting = [(each, _DEPTH) for each in (model, *seen_by(function)) if _may_hold(each)]
     seen: set[int] = set()
     while waiting:
         each, depth = waiting.pop()
@@ -161,48 +161,6 @@ def _may_hold(each: Any) -> bool:
     if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):
         return False
     return isinstance(getattr(each, "__dict__", None), dict)
-
-
-def _seen_by(function: Any) -> Iterator[Any]:
-    """What a function sees beside its arguments."""
-    if isinstance(function, partial):
-        yield from (*function.args, *function.keywords.values(), *_seen_by(function.func))
-        return
-    yield getattr(function, "__self__", function)
-    yield from (cell.cell_contents for cell in _cells(function))
-    yield from (space[name] for space, name in _globals(function))
-
-
-def _plain(function: Any) -> types.FunctionType | None:
-    """The function that a call runs, below partials, methods and objects that can be called."""
-    while isinstance(function, partial):
-        function = function.func
-    for one in (function, getattr(function, "__func__", None), type(function).__call__):
-        if isinstance(one, types.FunctionType):
-            return one
-    return None
-
-
-def _globals(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """The globals that a function names."""
-    plain = _plain(function)
-    if plain is None:
-        return []
-    space = plain.__globals__
-    return [(space, name) for name in plain.__code__.co_names if name in space]
-
-
-def _cells(function: Any) -> list[Any]:
-    """The variables of a closure that have a value."""
-    plain = _plain(function)
-    return [cell for cell in (plain and plain.__closure__) or () if _has_content(cell)]
-
-
-def _has_content(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not _plain  # always, when there is one
-    except ValueError:
-        return False
 
 
 def _copy(container: _Container) -> Any:

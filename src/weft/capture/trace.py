@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.caches import take_caches
 from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.decompositions import decompositions, overwrites
 from weft.capture.fallback import fallback, strided
@@ -37,6 +38,7 @@ from weft.capture.precision import Casts, loss_seed
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
+from weft.capture.watch import Recorder, Watch
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -62,6 +64,7 @@ class Traced:
         gradients: names of the parameters that have a gradient.
         constants: tensors from outside of model and batch, in order.
         recurrent: names of the parameters of recurrent layers.
+        watch: values of Python that the step depends on.
     """
 
     graph: torch.fx.Graph
@@ -70,6 +73,7 @@ class Traced:
     gradients: tuple[str, ...]
     constants: tuple[torch.Tensor, ...]
     recurrent: frozenset[str]
+    watch: Watch
 
 
 def read_variables(model: torch.nn.Module) -> Variables:
@@ -102,6 +106,7 @@ def trace_step(
     with (
         hints_recorded(),
         restored(model, loss_fn),
+        step.recorder.recording(),
         module_paths_noted(model),
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(training),
@@ -114,6 +119,7 @@ def trace_step(
             raise
         except Exception as error:
             raise refuse(error) from error
+    take_caches(module.graph, step.caches)
     locate(module.graph)
     check_ops(module.graph)
     constants = _lift_constants(module, mode)
@@ -128,6 +134,7 @@ def trace_step(
         step.gradients,
         constants,
         step.recurrent,
+        step.watch,
     )
 
 
@@ -167,6 +174,9 @@ class _Step:
         self.batch = batch
         self.training = training
         self.hooks = gradient_hooks(variables.parameters)
+        self.recorder = Recorder(model, loss_fn)
+        self.watch = Watch()
+        self.caches: tuple[str, ...] = ()
         self.casts = casts
         self.apart = apart
         self.outputs: OutputSpec | None = None
@@ -187,7 +197,9 @@ class _Step:
             self.outputs, tensors = self._described(describe_outputs, result, loss)
             self.output_keys = tuple(tensors)
             gradients = [] if loss is None else self._gradients(loss, parameters)
-        return [*tensors.values(), *gradients]
+            self.watch, caches = self.recorder.watch(), self.recorder.caches()
+        self.caches = tuple(text for text, _ in caches)
+        return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
         """What the user's function returns."""

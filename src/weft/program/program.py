@@ -18,6 +18,7 @@ from weft.ir import LogicalGraph, Plan
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.feed import Feeder
+from weft.program.guards import Guards
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
@@ -46,6 +47,7 @@ class Program:
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, _close_all, tuple(self._executors.values()))
         devices = {rank: setting.world.device(rank) for rank in self._executors}
+        self._guards = Guards(captured.watch, setting.model, optimizer)
         self._feeder = Feeder(captured.batch, compiled.graph, devices)
 
     @property
@@ -75,10 +77,13 @@ class Program:
 
         Raises:
             BatchError: when the batch differs from the example.
-            UserError: when gradients cannot be kept: there are none, or they are clipped or skipped
-                in every step.
+            UserError: when something that the step was captured with has changed: a number, flag or
+                text that the model reads, which parameters are trained, the optimizer's groups. When
+                gradients cannot be kept: there are none, or they are clipped or skipped in every
+                step.
             RankFailure: when a rank failed; the first error is the cause.
         """
+        self._guards.check()
         if not update:
             check_held(self.graph)
         feeds = self._feeder.feeds(batch)

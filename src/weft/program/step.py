@@ -40,8 +40,8 @@ class Step:
 
     The step is captured when a strategy first needs it; strategies that need another capture
     (another precision or device type, weights of recurrent layers in pieces) get one of their own,
-    and all are kept. What the step does is settled by then: values of Python that the model reads,
-    such as a number in an attribute, count as they were when it was captured. Parameters are
+    and all are kept while the values of Python that the model reads, such as a number in an
+    attribute, are what they were. Parameters are
     neither copied nor changed; `weft.compile` reads their values anew each time.
 
     Args:
@@ -93,6 +93,8 @@ class Step:
             self._facts = facts
         _check_same(self._facts, facts)
         wanted = device_type, _captured_part(precision or Precision()), frozenset(apart)
+        # Another value of a number that the model reads makes another graph.
+        self._known = [known for known in self._known if not known.captured.watch.changed()]
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
             found = _Known(*wanted, self._capture(*wanted))
