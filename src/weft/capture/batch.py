@@ -75,6 +75,13 @@ class BatchSpec:
             _check_leaf(expected, leaf)
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
+    def differs_in_shape(self, batch: Any) -> bool:
+        """Whether a later batch differs in nothing but shapes, with as many dimensions."""
+        found, tree = flatten(batch, "batch")
+        if [leaf.key for leaf in self.leaves] != [key for key, _ in found] or tree != self.tree:
+            return False
+        return all(map(_alike, self.leaves, [leaf for _, leaf in found]))
+
     def _check_structure(self, keys: list[str], tree: Tree) -> None:
         expected = [leaf.key for leaf in self.leaves]
         if keys != expected or tree != self.tree:
@@ -120,6 +127,17 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
         same = same and Static(expected.key, leaf) == expected
     if not same:
         raise _mismatch(expected.key, str(expected), _shown(leaf))
+
+
+def _alike(expected: TensorLeaf | Static, leaf: Any) -> bool:
+    """Whether a leaf is as expected, but for its shape."""
+    if isinstance(expected, Static) or not isinstance(leaf, torch.Tensor):
+        try:
+            _check_leaf(expected, leaf)
+        except BatchError:
+            return False
+        return True
+    return dtype_name(leaf.dtype) == expected.dtype and leaf.dim() == len(expected.shape)
 
 
 def _shown(leaf: Any) -> str:

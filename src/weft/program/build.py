@@ -103,7 +103,7 @@ def build(
                 plan,
                 channels[plan.rank],
                 device,
-                Variables({**setting.variables[plan.rank], **own}),
+                setting.variables[plan.rank].with_constants(own),
                 optimizer=optimizer,
                 seed=setting.seed,
                 timeout=world.timeout,

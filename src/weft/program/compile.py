@@ -26,6 +26,7 @@ from weft.program.variables import (
     agreed_seed,
     initial_variables,
 )
+from weft.program.variants import Planned
 from weft.runtime.distributed import current_world
 from weft.runtime.kernel_choice import Kernels, usable_kernels
 
@@ -97,7 +98,14 @@ def compile(
     add_optimizer_states(setting, compiled.graph, step.optimizer)
     add_loss_scale(setting, compiled.graph)
     add_masters(setting, compiled.graph)
-    return Program(setting, captured, compiled, step.optimizer)
+
+    def plan(batch: Any) -> Planned:
+        other = step.of_shape(batch).captured(placement.device_type, options.precision, apart)
+        hints = strategy_hints(strategy, other.graph, placements)
+        homes = compiled.stages.homes
+        return other, compile_graph(other.graph, hints, placement, ranks, options, homes)
+
+    return Program(setting, (captured, compiled), step.optimizer, plan)
 
 
 def _step(

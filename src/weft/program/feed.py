@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.batch import BatchSpec
+from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
@@ -68,6 +69,18 @@ class Feeder:
                 self._regions.items(), self._devices.values(), strict=True
             )
         }
+
+    def takes(self, batch: Any) -> bool:
+        """Whether a batch looks as the example did."""
+        try:
+            self._spec.flatten_batch(without_shards(batch)[0])
+        except BatchError:
+            return False
+        return True
+
+    def differs_in_shape(self, batch: Any) -> bool:
+        """Whether a batch is built like the example, but for shapes of its tensors."""
+        return self._spec.differs_in_shape(without_shards(batch)[0])
 
     def _feeds_of_any(self, batch: Any) -> dict[int, dict[str, Tensor]]:
         """The same for a batch in any container, whose leaves may be global tensors."""

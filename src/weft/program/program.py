@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.capture import Captured
 from weft.compiler.pipeline import Compiled
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
-from weft.program.feed import Feeder
-from weft.program.guards import Guards
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
@@ -26,6 +23,7 @@ from weft.program.replay_table import replay_text
 from weft.program.shards import without_shards
 from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
+from weft.program.variants import Planned, Variants
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 
@@ -36,19 +34,23 @@ class Program:
     def __init__(
         self,
         setting: Setting,
-        captured: Captured,
-        compiled: Compiled,
+        first: Planned,
         optimizer: torch.optim.Optimizer | None,
+        plan: Callable[[Any], Planned],
     ) -> None:
         self._setting = setting
-        self._captured = captured
-        self._compiled = compiled
-        self._executors = build(setting, captured.constants, compiled, optimizer)
+        self._variants = Variants(setting, first, optimizer, plan)
+        self._steps = 0
         # Threads and groups end with the program also when nobody closes it.
-        self._close = weakref.finalize(self, _close_all, tuple(self._executors.values()))
-        devices = {rank: setting.world.device(rank) for rank in self._executors}
-        self._guards = Guards(captured.watch, setting.model, optimizer)
-        self._feeder = Feeder(captured.batch, compiled.graph, devices)
+        self._close = weakref.finalize(self, self._variants.close)
+
+    @property
+    def _compiled(self) -> Compiled:
+        return self._variants.current.compiled
+
+    @property
+    def _executors(self) -> Mapping[int, Executor | DeviceExecutor]:
+        return self._variants.current.executors
 
     @property
     def plan(self) -> Plan:
@@ -64,7 +66,8 @@ class Program:
         """Run one step on every rank of this process.
 
         Args:
-            batch: built like the example batch. Plain tensors are the whole batch, the same on all
+            batch: built like the example batch; tensors may have other shapes, for which the step is
+                planned when they first come, in some seconds. Plain tensors are the whole batch, the same on all
                 ranks; each rank takes its part. A leaf that is a global tensor, as
                 `weft.from_local` makes, lies there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
@@ -76,19 +79,20 @@ class Program:
             What the loss function returned when it was captured, with whole tensors in it.
 
         Raises:
-            BatchError: when the batch differs from the example.
+            BatchError: when the batch differs from the example in more than shapes.
             UserError: when something that the step was captured with has changed: a number, flag or
                 text that the model reads, which parameters are trained, the optimizer's groups. When
                 gradients cannot be kept: there are none, or they are clipped or skipped in every
                 step.
             RankFailure: when a rank failed; the first error is the cause.
         """
-        self._guards.check()
+        self._variants.current.guards.check()
         if not update:
             check_held(self.graph)
-        feeds = self._feeder.feeds(batch)
-        results = self._setting.run(lambda rank: self._executors[rank].step(feeds[rank], update))
-        return self._captured.unflatten_outputs(results)
+        feeds = self._variants.feeds(batch)
+        results = self._variants.current.step(self._setting, self._steps, feeds, update)
+        self._steps += 1
+        return results
 
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.
@@ -96,9 +100,12 @@ class Program:
         The model is in eval mode. `step` of the new program returns what `function` returns, with
         whole tensors.
         """
-        batch, _ = without_shards(example_batch)
-        captured, compiled = evaluation(self._setting, self._compiled, function, batch)
-        return Program(self._setting, captured, compiled, None)
+        setting, trained = self._setting, self._compiled
+
+        def plan(batch: Any) -> Planned:
+            return evaluation(setting, trained, function, without_shards(batch)[0])
+
+        return Program(setting, plan(example_batch), None, plan)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
@@ -182,8 +189,3 @@ class Program:
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
-
-
-def _close_all(executors: Sequence[Executor | DeviceExecutor]) -> None:
-    for executor in executors:
-        executor.close()

@@ -101,6 +101,10 @@ class Step:
             self._known.append(found)
         return found.captured
 
+    def of_shape(self, batch: Any) -> Step:
+        """The same step for a batch of other shapes."""
+        return Step(self.model, self.loss_fn, self.optimizer, batch)
+
     def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
         with uncollected():
             return capture(

@@ -48,8 +48,6 @@ class Executor(RankExecutor):
             makes may be missing.
         optimizer: the user's, for plans with updates.
         seed: of the random ops.
-        first_step: number of the first step, for the random ops; a resumed run goes on where it
-            ended.
         timeout: seconds without any act after which a step gives up.
         kernels: how segments run.
     """
@@ -63,12 +61,11 @@ class Executor(RankExecutor):
         *,
         optimizer: torch.optim.Optimizer | None = None,
         seed: int = 0,
-        first_step: int = 0,
         timeout: float = TIMEOUT,
         kernels: Kernels = "aten",
     ) -> None:
         own = _own_thread(plan)
-        rank = Rank(own, device, channels, variables, optimizer, seed, first_step, kernels=kernels)
+        rank = Rank(own, device, channels, variables, optimizer, seed, kernels=kernels)
         super().__init__(plan, rank)
         self.timeout = timeout
         # Queues that have not ended the step that runs.

@@ -87,7 +87,8 @@ class OptimizerUpdates:
         self._clones = not type(user).__module__.startswith("torch.optim") or any(
             group.get("foreach") for group in self._optimizer.param_groups
         )
-        self._published = False
+        # Whether the states that executors of other plans made are taken, and the own ones given.
+        self._adopted = self._published = False
         # For each group, the places of its shards; and, after the first step, what updates it.
         self._places = [
             [place for place, update in enumerate(updates) if update.group == index]
@@ -138,6 +139,8 @@ class OptimizerUpdates:
 
     def _step(self, gradients: list[Tensor]) -> None:
         """A step of the optimizer itself."""
+        if not self._adopted:
+            self._adopt()
         for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
             live = self._user.param_groups[index]
             group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
@@ -147,10 +150,18 @@ class OptimizerUpdates:
         for shard in self._shards:
             shard.grad = None
 
+    def _adopt(self) -> None:
+        """Take over what an executor of another plan keeps for the same parameters."""
+        for key, shard in zip(self._keys, self._shards, strict=True):
+            if key in self._variables.kept:
+                self._optimizer.state[shard] = self._variables.kept[key]
+        self._adopted = True
+
     def _publish(self) -> None:
         """Show the states that the optimizer made under the names that users know."""
         for key, shard in zip(self._keys, self._shards, strict=True):
-            for name, state in self._optimizer.state[shard].items():
+            states = self._variables.kept.setdefault(key, self._optimizer.state[shard])
+            for name, state in states.items():
                 if isinstance(state, Tensor):
                     self._variables.add(f"{key}.{name}", state)
         self._published = True
@@ -180,20 +191,35 @@ class SkippedUpdates:
 class AccumulatedUpdates:
     """Updates whose sources are added up over the steps that are held, for the first that is not."""
 
-    def __init__(self, updates: Updates, held: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        updates: Updates,
+        keys: Sequence[str],
+        sums: dict[str, Tensor],
+        held: Callable[[], bool],
+    ) -> None:
         self._updates = updates
+        self._keys = tuple(keys)
+        # By parameter, the sums of the steps held since the last update; of all plans together.
+        self._sums = sums
         self._held = held
-        # The sums of the steps held since the last update.
-        self._sums: list[Tensor] = []
 
     def run(self, sources: Sequence[Tensor]) -> None:
-        for total, source in zip(self._sums, sources, strict=False):
-            total.add_(source)
         if self._held():
-            self._sums = self._sums or [source.clone() for source in sources]
+            for key, source in zip(self._keys, sources, strict=True):
+                if key in self._sums:
+                    self._sums[key].add_(source)
+                else:
+                    self._sums[key] = source.clone()
             return
-        sums, self._sums = self._sums, []
-        self._updates.run(sums or sources)
+        if self._sums:
+            pairs = zip(self._keys, sources, strict=True)
+            sources = [self._with_sum(key, source) for key, source in pairs]
+        self._updates.run(sources)
+
+    def _with_sum(self, key: str, source: Tensor) -> Tensor:
+        total = self._sums.pop(key, None)
+        return source if total is None else total.add_(source)
 
 
 def group_updates(
@@ -244,7 +270,8 @@ def _joined(
     updates = OptimizerUpdates(optimizer, members, variables)
     if skip is not None:  # a step that may be skipped is never held
         return [*sources, skip], SkippedUpdates(updates)
-    return sources, AccumulatedUpdates(updates, held)
+    keys = [update.key for update in members]
+    return sources, AccumulatedUpdates(updates, keys, variables.gradients, held)
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -68,7 +68,11 @@ class RankExecutor(ABC):
     @property
     def steps(self) -> int:
         """Number of the next step, for the random ops."""
-        return self._rank.first_step + self._done
+        return self._rank.batches.first + self._done
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        self._rank.batches.first = number - self._done
 
     def step(self, feed: Mapping[str, Tensor], update: bool = True) -> dict[str, Tensor]:
         """Run one step.

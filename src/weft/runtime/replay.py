@@ -23,6 +23,7 @@ from torch import Tensor
 
 from weft.compiler.replays import Replays
 from weft.ir.plan import Compute, RankPlan
+from weft.runtime.batches import Batches
 from weft.runtime.kernels import UNIFORM, Kernel, is_local
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op
@@ -137,7 +138,7 @@ class ReplayedSegment:
         kernel: names of the operands and of the results.
         bound: names of variables and constants.
         draws: how many random ops it has.
-        first_step: number of the first step, for the random ops.
+        batches: of the rank, which say how many steps were before, for the random ops.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class ReplayedSegment:
         kernel: Kernel,
         bound: frozenset[str],
         draws: int,
-        first_step: int,
+        batches: Batches,
     ) -> None:
         self._actor = actor
         self._replayer = replayer
@@ -158,7 +159,7 @@ class ReplayedSegment:
         self._inputs, self._outputs = kernel.inputs, kernel.outputs
         self._bound = bound
         self._draws = draws
-        self._first_step = first_step
+        self._batches = batches
         self._graphs: dict[int, _Graph] = {}
 
     def __call__(self, step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
@@ -168,7 +169,7 @@ class ReplayedSegment:
             return self._watched(step, micro, operands)
         if micro not in self._graphs:
             return self._capture(step, micro, operands)
-        return self._graphs[micro].run(self._first_step + step, operands)
+        return self._graphs[micro].run(self._batches.first + step, operands)
 
     def _watched(self, step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
         """The last step before capturing: nothing may make the host wait, or lie in its memory."""
@@ -200,7 +201,7 @@ class ReplayedSegment:
             for name, output in zip(self._outputs, outputs, strict=True)
         ]
         self._graphs[micro] = _Graph(launch, tuple(still), places, lasting, keys)
-        keys.write(self._first_step + step)
+        keys.write(self._batches.first + step)
         launch()
         return outputs
 

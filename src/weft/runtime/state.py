@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import ChainMap, defaultdict
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
 
 from torch import Tensor
 
@@ -15,10 +16,17 @@ class Variables(Mapping[str, Tensor]):
 
     A tensor stays the same object for good, because kernels and optimizers hold on to it: new
     values are written into it. The states of parameter `p` have the names `p.exp_avg`, `p.step`, ….
+
+    Attributes:
+        kept: by parameter, what the optimizer keeps for it, as its own dict; numbers of Python
+            among them.
+        gradients: by parameter, the sum of the gradients of steps whose update is still to come.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self._tensors: dict[str, Tensor] = dict(tensors or {})
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.gradients: dict[str, Tensor] = {}
+        self._tensors: MutableMapping[str, Tensor] = dict(tensors or {})
         # What lies below each name, such as the states of a parameter.
         self._below: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in self._tensors.items():
@@ -32,6 +40,13 @@ class Variables(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def with_constants(self, constants: Mapping[str, Tensor]) -> Variables:
+        """The same variables, for a plan that reads some constants too; what is added to either is in both."""
+        seen = Variables()
+        seen.__dict__.update(self.__dict__)
+        seen._tensors = ChainMap(self._tensors, dict(constants))
+        return seen
 
     def add(self, key: str, tensor: Tensor) -> None:
         """Put a new variable.

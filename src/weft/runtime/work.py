@@ -25,6 +25,7 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
+from weft.runtime.batches import Batches
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives, run_transfer
 from weft.runtime.kernel_choice import Kernels
@@ -35,18 +36,6 @@ from weft.runtime.parts import Parts
 from weft.runtime.random import uniform
 from weft.runtime.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.state import Variables
-
-
-@dataclass
-class Batches:
-    """What passes between `step` and the actors: batches in, results out, by step and key.
-
-    `held` says that the running step keeps its gradients for a later one and updates no parameter.
-    """
-
-    fed: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
-    fetched: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,6 @@ class Rank:
         variables: the rank's shards.
         optimizer: the user's, for plans with updates.
         seed: of the random ops.
-        first_step: number of the first step, for the random ops.
         batches: where batches come from and results go.
         kernels: how segments run.
         replayer: what replays some of them; None launches every call of all.
@@ -72,7 +60,6 @@ class Rank:
     variables: Variables
     optimizer: torch.optim.Optimizer | None = None
     seed: int = 0
-    first_step: int = 0
     batches: Batches = field(default_factory=Batches)
     kernels: Kernels = "aten"
     replayer: Replayer | None = None
@@ -256,11 +243,11 @@ def _bind_compute(
 
 def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
     """A segment's calls as a function of step, micro-batch and operands."""
-    function, first = kernel.function, rank.first_step
+    function, batches = kernel.function, rank.batches
     draws = partial(partial, uniform, rank.seed) if kernel.draws else None
 
     def launched(step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
-        draw = draws(first + step) if draws else None
+        draw = draws(batches.first + step) if draws else None
         return function(draw, micro, operands) if kernel.looped else function(draw, operands)
 
     replayer = rank.replayer
@@ -269,7 +256,7 @@ def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
     call: Call = function if kernel.looped else lambda draw, _, operands: function(draw, operands)
     bound = frozenset(rank.lasting)
     return ReplayedSegment(
-        actor.id, replayer, call, launched, kernel, bound, draws_of(actor), first
+        actor.id, replayer, call, launched, kernel, bound, draws_of(actor), batches
     )
 
 

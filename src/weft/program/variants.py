@@ -1,0 +1,138 @@
+"""Plans of one step for batches of several shapes, which share variables, states and kernels."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from weft.capture import Captured
+from weft.compiler.pipeline import Compiled
+from weft.errors import BatchError, UserError
+from weft.ir.logical import Input
+from weft.ir.nodes import VARIABLE_ROLES
+from weft.layout import Layout
+from weft.program.build import Setting, build
+from weft.program.feed import Feeder
+from weft.program.guards import Guards
+from weft.runtime.device_executor import DeviceExecutor
+from weft.runtime.executor import Executor
+
+Planned: TypeAlias = tuple[Captured, Compiled]
+# How many shapes a program is planned for; each keeps a plan, its threads and its kernels.
+MOST_SHAPES = 16
+_log = logging.getLogger("weft")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The step for one shape of the batch, ready to run."""
+
+    captured: Captured
+    compiled: Compiled
+    executors: Mapping[int, Executor | DeviceExecutor]
+    feeder: Feeder
+    guards: Guards
+
+    def step(self, setting: Setting, number: int, feeds: Any, update: bool) -> Any:
+        """Run step `number` of the program on what each rank takes of a batch."""
+        for executor in self.executors.values():
+            executor.steps = number
+        results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
+        return self.captured.unflatten_outputs(results)
+
+    def close(self) -> None:
+        for executor in self.executors.values():
+            executor.close()
+
+
+class Variants:
+    """The variants of one program: the first, and one more for each other shape that a batch has.
+
+    Args:
+        setting: of the program.
+        first: as compiled.
+        optimizer: the user's; None for evaluation.
+        plan: what a step is for another batch, as `plan(batch, first)`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        first: Planned,
+        optimizer: torch.optim.Optimizer | None,
+        plan: Callable[[Any], Planned],
+    ) -> None:
+        self._setting = setting
+        self._optimizer = optimizer
+        self._plan = plan
+        self._all = [self._build(*first)]
+        self.current = self._all[0]
+
+    def feeds(self, batch: Any) -> dict[int, dict[str, Tensor]]:
+        """What each rank takes of a batch; afterwards `current` is the variant for its shape.
+
+        Raises:
+            BatchError: when the batch differs from the example in more than shapes, or there are
+                too many shapes.
+        """
+        try:
+            return self.current.feeder.feeds(batch)
+        except BatchError as error:
+            self.current = self._other(batch, error)
+        return self.current.feeder.feeds(batch)
+
+    def close(self) -> None:
+        """End the threads of all."""
+        for variant in self._all:
+            variant.close()
+
+    def _other(self, batch: Any, error: BatchError) -> Variant:
+        for variant in self._all:
+            if variant.feeder.takes(batch):
+                return variant
+        if not self.current.feeder.differs_in_shape(batch):
+            raise error
+        if len(self._all) == MOST_SHAPES:
+            raise BatchError(
+                f"{error}. The program is planned for {MOST_SHAPES} shapes already, which is the most; pad batches "
+                "to a few lengths"
+            ) from None
+        started = time.perf_counter()
+        variant = self._build(*self._checked(self._plan(batch)))
+        self._all.append(variant)
+        seconds = time.perf_counter() - started
+        shapes = ", ".join(map(str, variant.captured.batch.tensors))
+        _log.info("planned the step for another shape of the batch (%s) in %.1f s", shapes, seconds)
+        return variant
+
+    def _checked(self, planned: Planned) -> Planned:
+        """The same plan, when its variables lie as those of the first one do."""
+        first, other = _layouts(self._all[0].compiled), _layouts(planned[1])
+        for key in other:
+            if key in first and other[key] != first[key]:
+                raise UserError(
+                    f"for this shape of the batch {key} would lie as {other[key]}, but it lies as {first[key]}; name "
+                    f"its layout in Strategy(parameters={{{key!r}: …}}), so that it is the same for all shapes"
+                )
+        return planned
+
+    def _build(self, captured: Captured, compiled: Compiled) -> Variant:
+        setting = self._setting
+        executors = build(setting, captured.constants, compiled, self._optimizer)
+        devices = {rank: setting.world.device(rank) for rank in executors}
+        guards = Guards(captured.watch, setting.model, self._optimizer)
+        return Variant(
+            captured, compiled, executors, Feeder(captured.batch, compiled.graph, devices), guards
+        )
+
+
+def _layouts(compiled: Compiled) -> dict[str, Layout | None]:
+    """How the variables of a plan lie."""
+    inputs = compiled.graph.of_kind(Input)
+    return {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
