@@ -165,6 +165,8 @@ def test_what_was_compiled_is_kept_and_run_when_it_is_private(monkeypatch, folde
     first = choose(kept, "inductor").compiled
     file = folder / "kernels" / f"{kept.key()}.py"
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    # Torch's headers too are compiled for this folder, not for one of a known name in /tmp.
+    assert list((folder / "inductor" / "precompiled_headers").glob("*.gch"))
     made = []
     monkeypatch.setattr(kernel_choice, "compile_boxed", lambda *_: made.append(1))
     x = torch.randn(8, 8)

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from strangers import needs_root, start_as_stranger
 from weft.errors import InternalError, RankFailure
 from weft.layout import REDUCTIONS
 from weft.runtime.channel import reduce_in_order
 from weft.runtime.shared_channel import SharedChannel
-from weft.runtime.shared_link import SLOT_BYTES, SLOTS, host
+from weft.runtime.shared_link import SLOT_BYTES, SLOTS, connect, host
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -164,6 +165,22 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert isinstance(first, RankFailure)
     assert "with ranks [1] failed" in str(first)
     assert "no answer within 0.2 s" in str(first)
+
+
+@needs_root
+def test_a_stranger_is_no_peer() -> None:
+    code = (
+        "listening = socket.socket(socket.AF_UNIX)\n"
+        "listening.bind('')\n"  # the system chooses a name
+        "listening.listen()\n"
+        "print(listening.getsockname()[1:].decode(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with start_as_stranger(code, imports="import socket, sys") as stranger:
+        address = "\0" + stranger.stdout.readline().strip()
+        with pytest.raises(ConnectionError, match="another user listens"):
+            connect(address, 1, timeout=5)
+        stranger.communicate(timeout=20)
 
 
 @pytest.mark.parametrize("transport", ["shared", "gloo"])

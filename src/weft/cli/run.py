@@ -28,7 +28,7 @@ def run_script(script: Path, arguments: Sequence[str], fleet: Fleet) -> int:
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         os.environ[NOTES] = folder
         try:
-            exits = launch(command, fleet)
+            exits = launch(command, fleet, Path(folder))
         except KeyboardInterrupt:
             _say("interrupted: all ranks were stopped")
             return INTERRUPTED

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from weft.cli.failure import write_note
+from weft.runtime.meeting import meet_in_file
 
 PR_SET_PDEATHSIG = 1
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Run `sys.argv[1]` with the arguments behind it as the program of this process."""
     faulthandler.enable()
     _end_with_launcher()
+    meet_in_file()
     del sys.argv[0]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)

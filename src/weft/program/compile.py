@@ -67,7 +67,7 @@ def compile(
         kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile;
             "inductor" compiled by torch's Inductor, each distinct layer once; "auto" measures both
             for each distinct layer and takes the faster. What was compiled and measured is kept in
-            the folder `WEFT_CACHE` (by default `~/.cache/weft`).
+            the folder `WEFT_CACHE` (by default `~/.cache/weft`), which nobody else may write to.
             On CUDA, segments are replayed as CUDA graphs where launching takes longer than
             computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
 
@@ -77,7 +77,7 @@ def compile(
         LayoutError: a layout does not fit a tensor, or the placement does not fit the world.
         RuleError: an op has no sharding rule.
         UserError: the model was changed by `weft.distribute`; or `kernels` is "inductor" and there is
-            no compiler for it.
+            no compiler for it; or others may write to the folder where compiled code is kept.
     """
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):

@@ -1,23 +1,59 @@
 """Where weft keeps on disk what is costly to find out again: compiled kernels and what was measured.
 
-What is compiled is code, run as it stands there: weft makes the folder for its user alone, and runs
-nothing out of a folder that others may write to.
+What is compiled is code, run as it stands there: its folders are this user's alone, which is checked
+whenever they are used, and what others may write to is refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
+import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft.errors import UserError
+from weft.runtime.private import close_private, is_private, make_private
 
-def cache_folder() -> Path:
-    """The folder `WEFT_CACHE`, or `weft` in the user's folder for caches; it may be deleted at any time."""
-    if chosen := os.environ.get("WEFT_CACHE"):
-        return Path(chosen)
+FOLDER = "WEFT_CACHE"
+_INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the cache, made and checked; it may be deleted at any time.
+
+    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. Where others may
+    write to the latter, it is a folder for this user in the system's one for temporary files, and a
+    warning says so.
+
+    Raises:
+        UserError: others may write to it; names the folder and what would work.
+    """
+    folder = make_private(_root() / name, _INSTEAD)
+    _close_once(folder)
+    return folder
+
+
+# What is closed stays so: nobody else can reach what lies there.
+@cache
+def _close_once(folder: Path) -> None:
+    close_private(folder, _INSTEAD)
+
+
+def _root() -> Path:
+    if chosen := os.environ.get(FOLDER):
+        return make_private(Path(chosen), _INSTEAD)
     caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "weft"
+    usual = (Path(caches) if caches else Path.home() / ".cache") / "weft"
+    try:
+        return make_private(usual, _INSTEAD)
+    except UserError as error:
+        user = os.geteuid() if hasattr(os, "geteuid") else ""
+        spare = make_private(Path(tempfile.gettempdir()) / f"weft-{user}", _INSTEAD)
+        warnings.warn(f"{error}; compiled code is kept in {spare} until then", stacklevel=3)
+        return spare
 
 
 def read_cached(path: Path) -> Any:
@@ -42,23 +78,12 @@ def read_code(path: Path) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: readers see all of it or nothing."""
-    make_folder(path.parent)
+    """Write a file for this user alone, whole: readers see all of it or nothing."""
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
+    with open(part, "w", opener=_open_private) as file:
+        file.write(text)
     part.replace(path)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder of the cache, and what is missing above it, for this user alone."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
-
-
-def is_private(path: Path) -> bool:
-    """Whether a file and its folder belong to this user, and nobody else may write there."""
-    if not hasattr(os, "getuid"):
-        return True
-    found = [one.stat() for one in (path, path.parent)]
-    return all(one.st_uid == os.getuid() and not one.st_mode & 0o022 for one in found)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

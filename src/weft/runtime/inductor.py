@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from weft.runtime.cache import cache_folder, make_folder
+from weft.runtime.cache import cache_folder
 
 # Takes its inputs as a list, which it empties.
 Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -133,18 +135,39 @@ def _settings(examples: Sequence[Tensor]) -> list[AbstractContextManager[Any]]:
     ]
 
 
+def check_places() -> None:
+    """Check that nobody else may write to where compiled code is kept.
+
+    Raises:
+        UserError: names the folder that others may write to.
+    """
+    for name in ("kernels", "inductor"):
+        cache_folder(name)
+
+
 def _places() -> list[AbstractContextManager[Any]]:
     """Where Inductor keeps what it makes, and where it compiles: in this process."""
     folders = _module("torch._inductor.runtime.cache_dir_utils")
     config = _module("torch._inductor.config")
-    folder = cache_folder() / "inductor"
-    make_folder(folder)
+    code = _module("torch._inductor.codecache")
+    folder = cache_folder("inductor")
+    headers = str(folder / "precompiled_headers")
     return [
         folders.temporary_cache_dir(str(folder)),
+        # By default in a folder of a known name in /tmp, which another user may have made.
+        patch.object(code, "_HEADER_DIR", headers),
+        patch.object(code, "_HEADER_LOCK_DIR", f"{headers}/locks"),
+        patch.object(code, "_precompile_header", _precompile_header(headers)),
         # Strides are checked once (`weft.runtime.parts`); a pool of compiling processes would
         # outlive a rank that fails.
         config.patch(size_asserts=False, compile_threads=1),
     ]
+
+
+@cache
+def _precompile_header(folder: str) -> Callable[..., str]:
+    """Inductor's function, which keeps its results for good, with results of its own for each folder."""
+    return cache(_module("torch._inductor.codecache")._precompile_header.__wrapped__)
 
 
 def _module(name: str) -> Any:

@@ -28,13 +28,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from weft.errors import UserError
 from weft.runtime.cache import (
     cache_folder,
-    make_folder,
     read_cached,
     read_code,
     write_cached,
     write_text,
 )
-from weft.runtime.inductor import Boxed, compile_boxed, load, missing_compiler
+from weft.runtime.inductor import Boxed, check_places, compile_boxed, load, missing_compiler
 from weft.runtime.kernel_measure import TOO_SHORT, Measured, compare, foreseen
 
 Kernels: TypeAlias = Literal["aten", "inductor", "auto"]
@@ -125,12 +124,16 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
     """What of `kernels` can be had on devices of this type here: "auto" is ATen code without a compiler.
 
     Raises:
-        UserError: there is no such way to run kernels, or no compiler for it.
+        UserError: there is no such way to run kernels, no compiler for it, or others may write to
+            the folder of the cache.
     """
     if kernels not in KERNELS:
         raise UserError(f'kernels= takes "aten", "inductor" or "auto", found {kernels!r}')
-    missing = None if kernels == "aten" else missing_compiler(device_type)
+    if kernels == "aten":
+        return kernels
+    missing = missing_compiler(device_type)
     if missing is None:
+        check_places()
         return kernels
     if kernels == "inductor":
         raise UserError(f'kernels="inductor" cannot be had: {missing}, or use kernels="aten"')
@@ -153,13 +156,15 @@ def choose(code: Code, kernels: Kernels, least: float = 0.0) -> Choice:
 def _asked_for(code: Code) -> Choice:
     try:
         return Choice(_compiled(code))
+    except UserError:
+        raise
     except Exception as error:  # whatever Inductor cannot lower runs as ATen code
         return Choice(None, problem=_line(error))
 
 
 def _faster(code: Code, least: float) -> Choice:
     """What is faster, as was measured once on this kind of processor."""
-    file = cache_folder() / "kernels" / f"{code.kind()}.json"
+    file = cache_folder("kernels") / f"{code.kind()}.json"
     stored = read_cached(file)
     known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)
     if known is not None and not known.pays:
@@ -167,6 +172,8 @@ def _faster(code: Code, least: float) -> Choice:
         return Choice(None, *known)
     try:
         compiled = _compiled(code)
+    except UserError:
+        raise
     except Exception as error:  # as above
         known = Measured(None, None, _line(error))
         _remember(file, known)
@@ -185,7 +192,7 @@ def _remember(file: Path, known: Measured) -> None:
 
 def _compiled(code: Code) -> Boxed:
     """Inductor's function: out of what was kept of it, if that can be had."""
-    file = cache_folder() / "kernels" / f"{code.key()}.py"
+    file = cache_folder("kernels") / f"{code.key()}.py"
     source = read_code(file)
     if source is not None:
         try:
@@ -210,9 +217,7 @@ _lock = threading.Lock()
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Keeps other threads and other ranks of this host from compiling and measuring meanwhile."""
-    folder = cache_folder()
-    make_folder(folder)
-    with _lock, FileLock(folder / "compiling.lock"):
+    with _lock, FileLock(cache_folder("kernels") / "compiling.lock"):
         yield
 
 

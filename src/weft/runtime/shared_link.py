@@ -267,6 +267,9 @@ def connect(address: str, number: int, timeout: float) -> SharedLink:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
     connection.connect(address)
+    if not _same_user(connection):
+        connection.close()
+        raise ConnectionError("another user listens where a peer should")
     connection.sendall(_NUMBER.pack(number))
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     return _mapped(connection, descriptors[0], lower=False)
