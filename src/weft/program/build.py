@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,9 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
-from weft.layout import SBP, Placement, Split
-from weft.program.shards import layouts_on, local_part
+from weft.layout import SBP, Layout, Placement, Split
+from weft.program.local_batch import LocalBatch
+from weft.program.shards import layouts_of_shards, layouts_on, local_part, without_shards
 from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
@@ -46,6 +47,7 @@ class Setting:
         variables: the variables of each rank of this process that is in the placement.
         seed: of the random ops.
         kernels: how segments run.
+        local: makes whole batches of what each process brings; None where each brings all.
     """
 
     model: nn.Module
@@ -55,6 +57,12 @@ class Setting:
     variables: Mapping[int, Variables]
     seed: int
     kernels: Kernels = "aten"
+    local: LocalBatch | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes take part, which must be given the same."""
+        return self.world.size > len(self.world.ranks)
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
@@ -147,18 +155,19 @@ def evaluation(
     """A step without updates that reads the variables of `trained` as they lie."""
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
+    whole, _ = without_shards(batch)
     captured = capture(
         setting.model,
         function,
         None,
-        batch,
+        whole,
         device_type,
         training=False,
         precision=precision.compute,
         apart=_in_pieces(trained),
         parameters=precision.parameters,
     )
-    return captured, _compiled(setting, trained, captured.graph)
+    return captured, _compiled(setting, trained, captured.graph, layouts_of_shards(batch))
 
 
 def _in_pieces(trained: Compiled) -> frozenset[str]:
@@ -193,15 +202,39 @@ def _is_master(node: Input) -> bool:
     return node.role == "state" and node.key.endswith(f".{MASTER}")
 
 
-def _compiled(setting: Setting, trained: Compiled, graph: LogicalGraph) -> Compiled:
-    """`graph` on the stages of a training step, reading its variables as they lie."""
+def _compiled(
+    setting: Setting,
+    trained: Compiled,
+    graph: LogicalGraph,
+    leaves: Mapping[str, Layout] | None = None,
+) -> Compiled:
+    """`graph` on the stages of a training step, reading its variables, and leaves of its batch, as they lie."""
     options = Options(cost_model=setting.options.cost_model, stages=setting.options.stages)
     read = {node.key for node in graph.of_kind(Input)}
-    hints, stages = as_they_lie(trained, read), trained.stages
+    hints = with_leaves(as_they_lie(trained, read), leaves or {})
+    stages = trained.stages
     ranks = tuple(setting.variables)
     masters = {f"{key}.{MASTER}": stage for key, stage in stages.homes.items()}
     homes = {**stages.homes, **masters}
     return compile_graph(graph, hints, setting.placement, ranks, options, homes)
+
+
+def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dict[int, Hints]:
+    """Hints that fix leaves of the batch to how they lie, too, where nothing else is said of them."""
+    return {
+        axes: replace(
+            own,
+            inputs={
+                **{
+                    key: layout.sbp
+                    for key, layout in leaves.items()
+                    if layout.placement.axes == axes
+                },
+                **own.inputs,
+            },
+        )
+        for axes, own in hints.items()
+    }
 
 
 def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:

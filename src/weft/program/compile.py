@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,9 +13,10 @@ from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
-from weft.program.build import Setting, local_ranks
+from weft.program.build import Setting, local_ranks, with_leaves
 from weft.program.collector import uncollected
 from weft.program.hints import split_parameters, strategy_hints
+from weft.program.local_batch import LocalBatch
 from weft.program.program import Program
 from weft.program.step import Step
 from weft.program.strategy import Strategy, data_parallel
@@ -42,6 +43,7 @@ def compile(
     strategy: Strategy | None = None,
     seed: int | None = None,
     kernels: Kernels = "aten",
+    batch: Literal["whole", "local"] = "whole",
 ) -> Program:
     """Compile one training step of an ordinary single-device model for many ranks.
 
@@ -70,6 +72,9 @@ def compile(
             the folder `WEFT_CACHE` (by default `~/.cache/weft`), which nobody else may write to.
             On CUDA, segments are replayed as CUDA graphs where launching takes longer than
             computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
+        batch: "whole": what every process passes to `step` is the whole batch, the same on all; a
+            difference is an error. "local": each process passes its own rows, as with a
+            `DistributedSampler`, all as many; the layouts of leaves say which axes split them.
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line.
@@ -82,28 +87,33 @@ def compile(
     strategy = data_parallel() if strategy is None else strategy
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
-    step = _step(model, loss_fn, optimizer, example_batch)
+    if batch not in ("whole", "local"):
+        raise UserError(f'batch= takes "whole" or "local", found {batch!r}')
     kernels = usable_kernels(kernels, placement.device_type)
     world = current_world(placement.device_type)
+    world.calls.enter("compile")
     ranks = local_ranks(world, placement)
+    local = LocalBatch(strategy, placement, world) if batch == "local" else None
+    step = _step(model, loss_fn, optimizer, local.whole(example_batch) if local else example_batch)
     options = replace(strategy.options(), device=world.links())
     placements = stage_placements(options.stages, placement)
     apart = split_parameters(strategy, dict(step.model.named_parameters()))
     captured = step.captured(placement.device_type, options.precision, apart)
-    hints = strategy_hints(strategy, captured.graph, placements)
+    hints = with_leaves(strategy_hints(strategy, captured.graph, placements), step.leaves)
     compiled = compile_graph(captured.graph, hints, placement, ranks, options)
     variables = initial_variables(step.model, compiled.graph, world, ranks)
     seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
-    setting = Setting(step.model, world, placement, options, variables, seed, kernels)
+    setting = Setting(step.model, world, placement, options, variables, seed, kernels, local)
     add_optimizer_states(setting, compiled.graph, step.optimizer)
     add_loss_scale(setting, compiled.graph)
     add_masters(setting, compiled.graph)
 
     def plan(batch: Any) -> Planned:
-        other = step.of_shape(batch).captured(placement.device_type, options.precision, apart)
-        hints = strategy_hints(strategy, other.graph, placements)
+        other = step.of_shape(batch)
+        captured = other.captured(placement.device_type, options.precision, apart)
+        hints = with_leaves(strategy_hints(strategy, captured.graph, placements), other.leaves)
         homes = compiled.stages.homes
-        return other, compile_graph(other.graph, hints, placement, ranks, options, homes)
+        return captured, compile_graph(captured.graph, hints, placement, ranks, options, homes)
 
     return Program(setting, (captured, compiled), step.optimizer, plan)
 

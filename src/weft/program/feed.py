@@ -14,6 +14,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.region import Region
+from weft.program.agreement import BatchChecksum
 from weft.program.shards import (
     in_micro_batches,
     layouts_on,
@@ -31,10 +32,15 @@ class Feeder:
         spec: what a batch looks like.
         graph: with the layouts of its leaves.
         devices: of the ranks of this process.
+        compared: whether other processes are given the same batches, so that a checksum is wanted.
     """
 
     def __init__(
-        self, spec: BatchSpec, graph: LogicalGraph, devices: Mapping[int, torch.device]
+        self,
+        spec: BatchSpec,
+        graph: LogicalGraph,
+        devices: Mapping[int, torch.device],
+        compared: bool = False,
     ) -> None:
         self._spec = spec
         self._devices = dict(devices)
@@ -42,6 +48,8 @@ class Feeder:
         self._shapes = {
             node.key: node.value.shape for node in graph.of_kind(Input) if node.role == "batch"
         }
+        shapes = {leaf.key: leaf.shape for leaf in spec.tensors}
+        self._sums = BatchChecksum(shapes) if compared else None
         # For each rank, where its part of each leaf lies.
         self._regions: dict[int, dict[str, Region]] = {
             rank: {
@@ -50,17 +58,21 @@ class Feeder:
             for rank, keys in self._layouts.items()
         }
 
-    def feeds(self, batch: Any) -> dict[int, dict[str, Tensor]]:
-        """For each rank, its part of every leaf by key, contiguous and on its device.
+    def feeds(self, batch: Any, step: int = 0) -> tuple[dict[int, dict[str, Tensor]], int]:
+        """For each rank, its part of every leaf by key, contiguous and on its device; and a checksum of all of them.
+
+        Args:
+            batch: built like the example.
+            step: of the program; decides how much of the batch the checksum looks at.
 
         Raises:
             BatchError: when the batch differs from the example.
         """
         leaves = self._spec.read_batch(batch)
         if leaves is None:
-            return self._feeds_of_any(batch)
+            return self._feeds_of_any(batch, step)
         whole = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
-        return {
+        feeds = {
             rank: {
                 key: _lay(region_part(whole[key], region), device)
                 for key, region in regions.items()
@@ -69,6 +81,7 @@ class Feeder:
                 self._regions.items(), self._devices.values(), strict=True
             )
         }
+        return feeds, self._checksum(leaves, step)
 
     def takes(self, batch: Any) -> bool:
         """Whether a batch looks as the example did."""
@@ -82,20 +95,25 @@ class Feeder:
         """Whether a batch is built like the example, but for shapes of its tensors."""
         return self._spec.differs_in_shape(without_shards(batch)[0])
 
-    def _feeds_of_any(self, batch: Any) -> dict[int, dict[str, Tensor]]:
+    def _checksum(self, leaves: Mapping[str, Tensor], step: int) -> int:
+        return 0 if self._sums is None else self._sums.of(leaves, step)
+
+    def _feeds_of_any(self, batch: Any, step: int) -> tuple[dict[int, dict[str, Tensor]], int]:
         """The same for a batch in any container, whose leaves may be global tensors."""
         whole, shards = without_shards(batch)
         leaves = self._spec.flatten_batch(whole)
         given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
         cut = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
         parts = self._in_micro_batches(given)
-        return {
+        feeds = {
             rank: {
                 key: _lay(own_part(key, cut[key], parts.get(key), layout, rank), device)
                 for key, layout in self._layouts[rank].items()
             }
             for rank, device in self._devices.items()
         }
+        plain = {key: leaf for key, leaf in leaves.items() if key not in given}
+        return feeds, self._checksum(plain, step)
 
     def _cut(self, key: str, leaf: Tensor) -> Tensor:
         """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""

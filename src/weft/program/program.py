@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from weft.compiler.pipeline import Compiled
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
+from weft.program.agreement import OptionsChecksum
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
 from weft.program.memory import ProgramMemory, program_memory
 from weft.program.replay_table import replay_text
-from weft.program.shards import without_shards
 from weft.program.trace import Trace, gather_trace
 from weft.program.variables import load_whole, state_dict_names
 from weft.program.variants import Planned, Variants
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
+from weft.runtime.stamps import Stamp
 
 
 class Program:
@@ -40,9 +41,15 @@ class Program:
     ) -> None:
         self._setting = setting
         self._variants = Variants(setting, first, optimizer, plan)
+        self._options = OptionsChecksum(optimizer)
+        self._number = setting.world.calls.new_program()
         self._steps = 0
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, self._variants.close)
+
+    def _enter(self, what: str) -> int:
+        """A call begins that all ranks must make."""
+        return self._setting.world.calls.enter(f"{what} of program {self._number}")
 
     @property
     def _compiled(self) -> Compiled:
@@ -89,8 +96,14 @@ class Program:
         self._variants.current.guards.check()
         if not update:
             check_held(self.graph)
-        feeds = self._variants.feeds(batch)
-        results = self._variants.current.step(self._setting, self._steps, feeds, update)
+        if self._setting.local is not None:
+            batch = self._setting.local.whole(batch)
+        chain = self._enter(f"step {self._steps}")
+        feeds, checksum = self._variants.feeds(batch, self._steps)
+        stamp = (
+            int(Stamp(checksum, self._options.of(update), chain)) if self._setting.several else 0
+        )
+        results = self._variants.current.step(self._setting, self._steps, feeds, update, stamp)
         self._steps += 1
         return results
 
@@ -100,12 +113,15 @@ class Program:
         The model is in eval mode. `step` of the new program returns what `function` returns, with
         whole tensors.
         """
+        self._enter("evaluation")
         setting, trained = self._setting, self._compiled
 
         def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, without_shards(batch)[0])
+            return evaluation(setting, trained, function, batch)
 
-        return Program(setting, plan(example_batch), None, plan)
+        local = setting.local
+        first = example_batch if local is None else local.whole(example_batch)
+        return Program(setting, plan(first), None, plan)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
@@ -117,6 +133,7 @@ class Program:
             masters: give the float32 master of each parameter that has one, in place of what it is
                 when rounded, so that `load_full_state_dict` goes on exactly there.
         """
+        self._enter("full_state_dict")
         compiled = gathering(self._setting, self._compiled, masters)
         executors = build(self._setting, {}, compiled, None)
         whole = self._setting.run(lambda rank: executors[rank].step({}))
@@ -162,6 +179,7 @@ class Program:
             UserError: when there was no step yet.
             RankFailure: when another process does not call it before the world's time-out.
         """
+        self._enter("trace")
         world = self._setting.world
         records = {rank: executor.recorder.record() for rank, executor in self._executors.items()}
         trace = gather_trace(world, self._compiled, records)

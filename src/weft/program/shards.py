@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from weft.capture.tree import flatten
 from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Role
@@ -28,6 +29,12 @@ def without_shards(batch: Any) -> tuple[Any, dict[int, GlobalTensor]]:
         return stand_in
 
     return pytree.tree_map(replaced, batch), shards
+
+
+def layouts_of_shards(batch: Any) -> dict[str, Layout]:
+    """How the leaves of a batch that are global tensors lie, by key."""
+    found, _ = flatten(batch, "batch")
+    return {key: leaf.spec.layout for key, leaf in found if isinstance(leaf, GlobalTensor)}
 
 
 def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout]:

@@ -13,7 +13,7 @@ from weft.capture import Captured, capture
 from weft.compiler.precision import Precision
 from weft.errors import UserError
 from weft.program.collector import uncollected
-from weft.program.shards import without_shards
+from weft.program.shards import layouts_of_shards, without_shards
 from weft.tensor.module import refuse_distributed
 
 # What the graph of a step depends on, in words.
@@ -63,6 +63,8 @@ class Step:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self._batch, _ = without_shards(example_batch)
+        # How leaves of the example lie that are global tensors.
+        self.leaves = layouts_of_shards(example_batch)
         self._known: list[_Known] = []
         self._facts: _Facts | None = None
 

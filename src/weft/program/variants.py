@@ -39,10 +39,18 @@ class Variant:
     feeder: Feeder
     guards: Guards
 
-    def step(self, setting: Setting, number: int, feeds: Any, update: bool) -> Any:
-        """Run step `number` of the program on what each rank takes of a batch."""
+    def step(
+        self,
+        setting: Setting,
+        number: int,
+        feeds: Mapping[int, Mapping[str, Tensor]],
+        update: bool,
+        stamp: int,
+    ) -> Any:
+        """Run step `number` of the program on what each rank takes of a batch; messages carry the stamp."""
         for executor in self.executors.values():
             executor.steps = number
+            executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
         return self.captured.unflatten_outputs(results)
 
@@ -74,18 +82,18 @@ class Variants:
         self._all = [self._build(*first)]
         self.current = self._all[0]
 
-    def feeds(self, batch: Any) -> dict[int, dict[str, Tensor]]:
-        """What each rank takes of a batch; afterwards `current` is the variant for its shape.
+    def feeds(self, batch: Any, step: int) -> tuple[dict[int, dict[str, Tensor]], int]:
+        """What each rank takes of a batch, and its checksum; afterwards `current` is the variant for its shape.
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes, or there are
                 too many shapes.
         """
         try:
-            return self.current.feeder.feeds(batch)
+            return self.current.feeder.feeds(batch, step)
         except BatchError as error:
             self.current = self._other(batch, error)
-        return self.current.feeder.feeds(batch)
+        return self.current.feeder.feeds(batch, step)
 
     def close(self) -> None:
         """End the threads of all."""
@@ -127,9 +135,8 @@ class Variants:
         executors = build(setting, captured.constants, compiled, self._optimizer)
         devices = {rank: setting.world.device(rank) for rank in executors}
         guards = Guards(captured.watch, setting.model, self._optimizer)
-        return Variant(
-            captured, compiled, executors, Feeder(captured.batch, compiled.graph, devices), guards
-        )
+        feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
+        return Variant(captured, compiled, executors, feeder, guards)
 
 
 def _layouts(compiled: Compiled) -> dict[str, Layout | None]:

@@ -74,14 +74,14 @@ class FailureBoard:
         self._known.wait(seconds)
         return self._cause
 
-    def post(self, text: str) -> None:
-        """Say what this rank waits for; "" when it goes on."""
+    def post(self, text: str, kind: str = "wait") -> None:
+        """Say something of a kind to whoever looks, such as what this rank waits for."""
         with suppress(RuntimeError):  # the store is gone, and with it all who would read
-            self._store.set(_wait_key(self._rank), text)
+            self._store.set(_posted_key(self._rank, kind), text)
 
-    def posted(self, rank: int) -> str:
-        """What a rank said last."""
-        key = _wait_key(rank)
+    def posted(self, rank: int, kind: str = "wait") -> str:
+        """What a rank said last of a kind; "" when it has said nothing."""
+        key = _posted_key(rank, kind)
         with suppress(RuntimeError):
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""
         return ""
@@ -115,8 +115,8 @@ class FailureBoard:
             fail(self._cause)
 
 
-def _wait_key(rank: int) -> str:
-    return f"weft/wait/{rank}"
+def _posted_key(rank: int, kind: str) -> str:
+    return f"weft/{kind}/{rank}"
 
 
 def _key(rank: int) -> str:

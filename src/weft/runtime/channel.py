@@ -33,6 +33,8 @@ class Channel(ABC):
             thread of this process has work meanwhile.
         interruptible: whether a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
+        stamp: of the step that runs (`weft.runtime.stamps`); goes with messages, where the transport
+            has room for it, and is compared with the receiver's.
     """
 
     interruptible = False
@@ -45,6 +47,7 @@ class Channel(ABC):
         self.running = EXCHANGE
         self.while_waiting: Callable[[], None] = _nothing
         self.spins = True
+        self.stamp = 0
 
     @property
     def size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from weft.errors import UserError
 from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.board import FailureBoard
+from weft.runtime.calls import CALLS, accounts, looking
 from weft.runtime.channel import Channel, check_same
 from weft.runtime.measure_links import measured_links
 from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel
@@ -61,6 +63,8 @@ class DistributedWorld(World):
         self._connected = 0
         # What `links` found.
         self._links: Device | None = None
+        # So that the others know where a rank was that ended early.
+        atexit.register(self._part)
         everyone = Communicator(0, tuple(range(self.size)))
         self._everyone = self.connect((everyone,))[self.rank][0]
 
@@ -89,7 +93,10 @@ class DistributedWorld(World):
                 return None
             number, timeout = self._connected, self._timeout.total_seconds()
             index = ranks.index(self.rank)
-            return SharedChannel(self._store, number, ranks, index, self._board, timeout)
+            found = SharedChannel(self._store, number, ranks, index, self._board, timeout)
+            found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
+            found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
+            return found
         group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
         if not own:
             return None
@@ -121,7 +128,12 @@ class DistributedWorld(World):
     def gather(self, texts: Mapping[int, str]) -> list[str]:
         return self._everyone.exchange_text(texts[self.rank])
 
+    def _part(self) -> None:
+        self._board.post(self.calls.posted(), CALLS)
+
     def close(self) -> None:
+        atexit.unregister(self._part)
+        self._part()
         self._everyone.close()
         self._board.close()
 

@@ -40,6 +40,8 @@ class ProcessChannel(Channel):
         super().__init__(ranks, index, device)
         self._board = board
         self._watchers: list[Callable[[BaseException], object]] = []
+        # What the ranks were doing, in words, for errors.
+        self.account: Callable[[], str] = str
 
     def watch(self, fail: Callable[[BaseException], object]) -> None:
         self._board.watch(fail)
@@ -69,7 +71,7 @@ class ProcessChannel(Channel):
             peers = [rank for rank in self.ranks if rank != self.rank]
             raise RankFailure(
                 f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
-                f"answer in time: {first_line(error)}"
+                f"answer in time: {first_line(error)}{self.account()}"
             ) from error
 
 

@@ -109,6 +109,11 @@ class RankExecutor(ABC):
             self._measuring = None
         return results
 
+    def put_stamp(self, stamp: int) -> None:
+        """What goes with this rank's messages of the next step (`weft.runtime.stamps`)."""
+        for channel in self._rank.channels.values():
+            channel.stamp = stamp
+
     @abstractmethod
     def close(self) -> None:
         """End the threads, and close the channels."""

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from weft.runtime.board import FailureBoard
 from weft.runtime.channel import COMBINE, SIGNED
 from weft.runtime.process_channel import ProcessChannel
 from weft.runtime.shared_link import SharedLink, connect, listener, offer
+from weft.runtime.stamps import check_stamp
 from weft.runtime.waits import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
@@ -51,6 +53,8 @@ class SharedChannel(ProcessChannel):
         super().__init__(ranks, index, torch.device("cpu"), board)
         self._timeout = timeout
         self._links = _links(store, f"weft/link/{number}", self.size, index, timeout)
+        for peer, link in self._links.items():
+            link.check = partial(check_stamp, peer=self.ranks[peer])
         self._poll = select.poll()
         self._by_descriptor = {link.socket.fileno(): link for link in self._links.values()}
         for descriptor in self._by_descriptor:
@@ -101,7 +105,9 @@ class SharedChannel(ProcessChannel):
             combine(mine, came.view(mine.dtype), out=place)
 
         with self._explained("a reduction"):
-            self._links[1 - self.index].begin(sends, places, take, own)
+            link = self._links[1 - self.index]
+            link.stamp = self.stamp
+            link.begin(sends, places, take, own)
             self._run()
 
     def _exchange(
@@ -109,6 +115,7 @@ class SharedChannel(ProcessChannel):
     ) -> None:
         with self._explained("an exchange"):
             for peer, link in self._links.items():
+                link.stamp = self.stamp
                 link.begin(sends[peer], receives[peer])
             self._run()
 

@@ -26,8 +26,9 @@ from weft.errors import InternalError
 # Each direction has so many slots: while one is filled, others are read.
 SLOTS = 4
 SLOT_BYTES = 2**19
-# Before the bytes of a slot stands their number.
 _NUMBER = struct.Struct("q")
+# Before the bytes of a slot stands their number, and the stamp of the step that they belong to.
+_HEADER = struct.Struct("qq")
 _LINE = 64
 _STRIDE = _LINE + SLOT_BYTES
 # Before the slots, what each end has sent and received so far: two counts for the lower rank's end, two
@@ -48,6 +49,10 @@ def _copy(place: Tensor, own: Tensor, came: Tensor) -> None:
     place.copy_(came.view(place.dtype))
 
 
+def _no_check(_own: int, _came: int) -> None:
+    """Whatever comes will do."""
+
+
 # Pieces that pass in one slot: (place, own), of which sends have only one.
 Chunk = list[tuple[Tensor, Tensor]]
 
@@ -66,6 +71,7 @@ class SharedLink:
         in_place: whether places may be sent from, too: none is taken before it was sent.
         sent, received: chunks since the beginning.
         peer_sent, peer_received: the same of the peer, as last looked up.
+        stamp: goes with every chunk; `check(stamp, came)` is called with that of every chunk that came.
         closed: whether the peer has gone; what it sent before can still be received.
     """
 
@@ -81,6 +87,8 @@ class SharedLink:
     received: int = 0
     peer_sent: int = 0
     peer_received: int = 0
+    stamp: int = 0
+    check: Callable[[int, int], None] = _no_check
     closed: bool = False
 
     @property
@@ -152,12 +160,14 @@ class SharedLink:
         for _, piece in chunk:
             begin, end = _after(end, piece)
             self._bytes(start, begin, end).copy_(piece.view(torch.uint8))
-        _NUMBER.pack_into(self.numbers, start, end)
+        _HEADER.pack_into(self.numbers, start, end, self.stamp)
         self.sent += 1
 
     def _receive(self, chunk: Chunk) -> None:
         start, end = self._slot(self.received, own=False), 0
-        (size,) = _NUMBER.unpack_from(self.numbers, start)
+        size, stamp = _HEADER.unpack_from(self.numbers, start)
+        if stamp != self.stamp:
+            self.check(self.stamp, stamp)
         if size != _size(chunk):
             raise InternalError(
                 f"a peer sends {size} bytes where {_size(chunk)} are expected: the ranks run "

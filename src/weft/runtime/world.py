@@ -20,6 +20,7 @@ from weft.hardware import Device
 from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.allocator import keep_freed_memory
+from weft.runtime.calls import Calls
 from weft.runtime.channel import Channel, check_same
 from weft.runtime.cuda_channel import CudaLocalChannel
 from weft.runtime.failure import root_failure
@@ -42,6 +43,7 @@ class World(ABC):
         ranks: those that live in this process.
         device_type: "cpu" or "cuda".
         timeout: seconds after which a rank that waits for its peers gives up.
+        calls: of this process that all ranks must make alike.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class World(ABC):
         self.ranks = tuple(ranks)
         self.device_type = device_type
         self.timeout = timeout
+        self.calls = Calls()
         if device_type == "cpu":
             keep_freed_memory()
 

@@ -1,0 +1,69 @@
+"""Stamps: what a rank takes to be the same on all ranks in a step, as one number that travels with messages.
+
+A stamp goes with what ranks send each other anyway, and is compared where it arrives, before what it
+came with is used. 0 is no stamp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import RankFailure
+
+# Bits of the checksums, from the lowest; one bit above them makes every stamp differ from 0.
+_BITS = {"batch": 24, "options": 18, "call": 20}
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What ranks must agree on.
+
+    Attributes:
+        batch: checksum of the leaves that all processes give whole.
+        options: of the optimizer's hyperparameters and whether the step updates.
+        call: of the calls so far (`weft.runtime.calls`).
+    """
+
+    batch: int
+    options: int
+    call: int
+
+    def __int__(self) -> int:
+        packed = 1
+        for name in reversed(_BITS):
+            packed = packed << _BITS[name] | (getattr(self, name) & ((1 << _BITS[name]) - 1))
+        return packed
+
+
+def check_stamp(own: int, other: int, peer: int) -> None:
+    """Check that the stamp which came with a message is this rank's.
+
+    Raises:
+        RankFailure: says what the ranks do not agree on, and what would do.
+    """
+    if own == other or not own or not other:
+        return
+    parts = {}
+    for name, bits in _BITS.items():
+        parts[name] = (own ^ other) & ((1 << bits) - 1)
+        own, other = own >> bits, other >> bits
+    raise RankFailure(
+        _TEXTS[next(name for name in ("call", "options", "batch") if parts[name])].format(peer)
+    )
+
+
+_TEXTS = {
+    "call": (
+        "this rank and rank {} make different calls; every rank must make the same calls of programs, with the same "
+        "arguments, in the same order"
+    ),
+    "options": (
+        "this rank and rank {} have different hyperparameters (learning rate, weight decay, …) in the optimizer, or "
+        "one of them calls step with update=False: every rank must set them alike"
+    ),
+    "batch": (
+        "this rank and rank {} were given different batches. A plain tensor is the whole batch, the same on all "
+        'ranks; where each process has its own part, as a DistributedSampler gives, say compile(…, batch="local"), or '
+        "make global tensors of the parts with weft.from_local. Shuffle with the same seed on all ranks otherwise"
+    ),
+}

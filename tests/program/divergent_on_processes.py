@@ -1,0 +1,182 @@
+"""Pairs of ranks that do not do the same, one pair of processes for each case: what each of them is told, and when.
+
+Forked from one process that has imported everything, which saves most of the time. Prints a JSON object:
+case -> rank -> [seconds, error, last loss].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import weft
+from weft.runtime.distributed import current_world
+
+# Seconds after which a case is ended.
+LIMIT = 100
+
+
+def squares(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    result: torch.Tensor = (model(batch["x"]) - batch["y"]).square().mean()
+    return result
+
+
+def make(
+    width: int = 4, **options: Any
+) -> tuple[weft.Program, torch.optim.Optimizer, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batch = {"x": torch.randn(width, 4), "y": torch.randn(width, 1)}
+    ranks = weft.placement("cpu", [0, 1])
+    return (
+        weft.compile(model, squares, optimizer, batch, placement=ranks, **options),
+        optimizer,
+        batch,
+    )
+
+
+def steps(program: weft.Program, batch: Any, count: int = 3) -> float:
+    loss = 0.0
+    for _ in range(count):
+        loss = program.step(batch).item()
+    return loss
+
+
+def rates(rank: int) -> float:
+    program, optimizer, batch = make()
+    steps(program, batch)
+    optimizer.param_groups[0]["lr"] = 0.1 + rank
+    return steps(program, batch)
+
+
+def updates(rank: int) -> float:
+    program, _, batch = make()
+    steps(program, batch)
+    program.step(batch, update=rank == 0)
+    return steps(program, batch)
+
+
+def other_batch(rank: int) -> float:
+    program, _, batch = make()
+    steps(program, batch)
+    return steps(program, {"x": batch["x"] + rank, "y": batch["y"]})
+
+
+def one_label(rank: int) -> float:
+    program, _, batch = make()
+    batch["y"][3] += rank
+    return steps(program, batch)
+
+
+def long_batch(rank: int) -> float:
+    """Too long for all of it to be looked at in every step; another one all over."""
+    program, _, batch = make(4096)
+    steps(program, batch, 6)
+    return steps(program, {name: leaf + rank for name, leaf in batch.items()})
+
+
+def skipped(rank: int) -> float:
+    program, _, batch = make()
+    steps(program, batch)
+    if rank:
+        program.full_state_dict()
+    return steps(program, batch)
+
+
+def state_alone(rank: int) -> float:
+    program, _, batch = make()
+    loss = steps(program, batch)
+    if rank == 0:
+        program.full_state_dict()
+    return loss
+
+
+def two_programs(rank: int) -> float:
+    first, _, batch = make()
+    second, _, _ = make()
+    for program in (first, second) if rank else (second, first):
+        steps(program, batch, 1)
+    return 0.0
+
+
+def own_rows(rank: int) -> float:
+    """What a `DistributedSampler` gives: five rows each, then three; an evaluation of own rows, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    whole = {"x": torch.randn(10, 4), "y": torch.randn(10, 1)}
+
+    def rows(count: int) -> dict[str, torch.Tensor]:
+        first = rank * count
+        return {name: leaf[first : first + count] for name, leaf in whole.items()}
+
+    ranks = weft.placement("cpu", [0, 1])
+    program = weft.compile(model, squares, optimizer, rows(5), placement=ranks, batch="local")
+    for count in (5, 3, 5):
+        program.step(rows(count))
+    loss: float = program.evaluation(squares, rows(5)).step(rows(5)).item()
+    return loss
+
+
+CASES: tuple[Callable[[int], float], ...] = (
+    rates,
+    updates,
+    other_batch,
+    one_label,
+    long_batch,
+    skipped,
+    state_alone,
+    two_programs,
+    own_rows,
+)
+
+
+def child(case: Callable[[int], float], rank: int, folder: Path) -> None:
+    signal.alarm(LIMIT)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    started, error, loss = time.monotonic(), "", 0.0
+    try:
+        loss = case(rank)
+    except Exception as found:
+        error = f"{type(found).__name__}: {found}"
+    outcome = [time.monotonic() - started, error, loss]
+    current_world().close()  # as when a process ends
+    (folder / f"{rank}.json").write_text(json.dumps(outcome))
+
+
+def run(case: Callable[[int], float]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        children = []
+        for rank in range(2):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    child(case, rank, folder)
+                finally:
+                    os._exit(0)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+        files = {str(rank): folder / f"{rank}.json" for rank in range(2)}
+        return {rank: json.loads(path.read_text()) for rank, path in files.items() if path.exists()}
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:]
+    chosen = [case for case in CASES if not wanted or case.__name__ in wanted]
+    sys.stdout.write(json.dumps({case.__name__: run(case) for case in chosen}))
