@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -150,3 +154,79 @@ def test_plain_batches_are_read_the_short_way() -> None:
     assert spec.read_batch({"a": [x, (y, z)], "b": z}) is None
     assert spec.read_batch({"a": [nn.Parameter(x), (y,)], "b": z}) is None
     assert describe_batch({"x": x, "n": 3}).read_batch({"x": x, "n": 3}) is None
+
+
+class Encoding(UserDict[str, Any]):
+    """As `transformers.BatchEncoding`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+    scale: float = 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: Encoding({"x": x, "y": y}),
+        lambda x, y: Sample(x, y),
+        lambda x, y: [Sample(x, y)],
+        lambda x, y: {"a": Encoding({"x": x, "y": y})},
+        lambda x, y: MappingProxyType({"x": x, "y": y}),
+    ],
+)
+def test_containers_of_other_classes(make: Callable[..., Any]) -> None:
+    kinds = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        kinds.append(type(batch))
+        batch = batch[0] if isinstance(batch, list) else batch
+        batch = batch.get("a", batch) if isinstance(batch, dict) else batch
+        x, y = (batch.x, batch.y) if hasattr(batch, "x") else (batch["x"], batch["y"])
+        return nn.functional.cross_entropy(model(x), y)
+
+    model, plain = models.MLP(), models.vector_batch(dtype=torch.float32)
+    batch = make(plain["x"], plain["y"])
+    captured = capture(model, loss_fn, None, batch)
+    torch.testing.assert_close(run(captured, model, batch), loss_fn(model, batch))
+    assert set(kinds) == {type(batch)}
+
+
+def test_entries_in_another_order() -> None:
+    plain = models.vector_batch(dtype=torch.float32)
+    captured = capture(models.MLP(), models.classification_loss, None, plain)
+    other = dict(reversed(plain.items()))
+    assert list(captured.batch.flatten_batch(other)) == list(plain)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": torch.ones(8, 8)}, r"\['y'\] are missing"),
+        ({"x": 1, "y": 2, "z": 3}, r"\['z'\] are new"),
+        (
+            {"x": numpy.ones((8, 8), "f4"), "y": numpy.ones(8)},
+            r"found a numpy.ndarray float32\[8, 8\], which torch.as_tensor makes a tensor",
+        ),
+    ],
+)
+def test_batches_that_differ_are_told_in_one_line(batch: Any, words: str) -> None:
+    plain = models.vector_batch(dtype=torch.float32)
+    captured = capture(models.MLP(), models.classification_loss, None, plain)
+    with pytest.raises(BatchError, match=words) as caught:
+        captured.batch.flatten_batch(batch)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_objects_beside_the_loss_come_back_as_none() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return {"loss": models.classification_loss(model, batch), "cache": object()}
+
+    model, batch = models.MLP(), models.vector_batch(dtype=torch.float32)
+    captured = capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
+    assert run(captured, model, batch)["cache"] is None

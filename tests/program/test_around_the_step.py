@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from weft.errors import CaptureError
+from weft.errors import CaptureError, UserError
 from weft.ir.logical import Call
 
 RANKS = 2
@@ -357,3 +357,43 @@ def test_adagrad_with_parameters_that_are_not_updated(strategy: str) -> None:
         state = compiled.full_state_dict()
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(state[name], value)
+
+
+def wrapped(kind: str, model: nn.Module) -> Any:
+    if kind == "compiled":
+        return torch.compile(model)
+    if kind == "parallel":
+        return nn.DataParallel(model)
+    if kind == "inside":
+        return nn.Sequential(torch.compile(model), nn.Tanh())
+    return model
+
+
+@pytest.mark.parametrize("kind", ["compiled", "parallel", "inside"])
+def test_wrappers_are_looked_through(kind: str) -> None:
+    inner = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    plain = copy.deepcopy(inner)
+    reference = nn.Sequential(plain, nn.Tanh()) if kind == "inside" else plain
+    optimizer = sgd(reference)
+    expected = []
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = squares(reference, batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    model = wrapped(kind, inner)
+    with weft.local_world(RANKS):
+        compiled = program(model, sgd(model))
+        found = [compiled.step(batch).item() for batch in batches()]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_closed_program_does_not_step() -> None:
+    with weft.local_world(RANKS):
+        compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
+        compiled.step(batches()[0])
+        compiled.close()
+        with pytest.raises(UserError, match="was closed"):
+            compiled.step(batches()[0])
+        assert compiled.full_state_dict().keys() == {"weight", "bias"}

@@ -69,7 +69,7 @@ class BatchSpec:
         Raises:
             BatchError: naming the first leaf whose place, shape, dtype or baked-in value differs.
         """
-        found, tree = flatten(batch, "batch")
+        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
         self._check_structure([key for key, _ in found], tree)
         for expected, (_, leaf) in zip(self.leaves, found, strict=True):
             _check_leaf(expected, leaf)
@@ -77,17 +77,25 @@ class BatchSpec:
 
     def differs_in_shape(self, batch: Any) -> bool:
         """Whether a later batch differs in nothing but shapes, with as many dimensions."""
-        found, tree = flatten(batch, "batch")
+        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
         if [leaf.key for leaf in self.leaves] != [key for key, _ in found] or tree != self.tree:
             return False
         return all(map(_alike, self.leaves, [leaf for _, leaf in found]))
 
     def _check_structure(self, keys: list[str], tree: Tree) -> None:
         expected = [leaf.key for leaf in self.leaves]
+        missing, more = set(expected) - set(keys), set(keys) - set(expected)
+        if missing or more:
+            raise BatchError(
+                f"the batch has the leaves {keys}, but the program was compiled for {expected}"
+                + (f": {sorted(missing)} are missing" if missing else "")
+                + (f": {sorted(more)} are new" if more else "")
+                + "; pass a batch built like the example batch, or compile again"
+            )
         if keys != expected or tree != self.tree:
             raise BatchError(
-                f"the batch has the leaves {keys} ({tree}), but the program was compiled for "
-                f"{expected} ({self.tree}); pass a batch built like the example batch, or compile again"
+                "the batch is built of other containers than the one that the program was compiled for; pass a batch "
+                f"built like the example batch, or compile again: found {tree}, expected {self.tree}"
             )
 
 
@@ -129,6 +137,17 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
         raise _mismatch(expected.key, str(expected), _shown(leaf))
 
 
+def in_order(template: Any, batch: Any) -> Any:
+    """The batch with the entries of its dicts in the template's order, where they are the same entries."""
+    if type(template) is not type(batch):
+        return batch
+    if type(template) is dict and template.keys() == batch.keys():
+        return {key: in_order(template[key], batch[key]) for key in template}
+    if type(template) in (list, tuple) and len(template) == len(batch):
+        return type(batch)(map(in_order, template, batch))
+    return batch
+
+
 def _alike(expected: TensorLeaf | Static, leaf: Any) -> bool:
     """Whether a leaf is as expected, but for its shape."""
     if isinstance(expected, Static) or not isinstance(leaf, torch.Tensor):
@@ -143,7 +162,10 @@ def _alike(expected: TensorLeaf | Static, leaf: Any) -> bool:
 def _shown(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return str(TensorLeaf("", tuple(leaf.shape), dtype_name(leaf.dtype)))
-    return f"{leaf!r} of type {type(leaf).__name__}"
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
+        return f"a {kind} {leaf.dtype}{list(leaf.shape)}, which torch.as_tensor makes a tensor"
+    return f"{repr(leaf)[:80]} of type {type(leaf).__name__}"
 
 
 def _mismatch(key: str, expected: str, found: str) -> BatchError:

@@ -32,8 +32,11 @@ def describe_outputs(
 ) -> tuple[OutputSpec, dict[str, torch.Tensor]]:
     """How `result` is built, and its tensors by key; the key of `loss` is "loss".
 
+    An object that is neither tensor nor constant, such as the cache in what a model of
+    `transformers` returns, is handed back as None.
+
     Raises:
-        CaptureError: when a leaf is an object that cannot be handed back.
+        CaptureError: when all that is returned is such an object.
     """
     found, tree = flatten(result, "output")
     tensors: dict[str, torch.Tensor] = {}
@@ -84,10 +87,9 @@ def _candidate(result: Any) -> Any:
 def _plain(path: str, leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
         return leaf
-    raise CaptureError(
-        f"the loss function returned {_kind(leaf)} at {path!r}; {_RETURN_HELP}, "
-        "or register the class with torch.utils._pytree.register_pytree_node"
-    )
+    if path != "output":
+        return None  # beside others, as a cache in what a model returns
+    raise CaptureError(f"the loss function returned {_kind(leaf)}; {_RETURN_HELP}")
 
 
 def _kind(value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +111,7 @@ def trace_step(
         step.recorder.recording(),
         module_paths_noted(model),
         torch.random.fork_rng(devices=[]),
+        _compiled_parts_eager(),
         torch.set_grad_enabled(training),
     ):
         if not training:
@@ -242,6 +245,15 @@ class _Step:
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())
+
+
+@contextmanager
+def _compiled_parts_eager() -> Iterator[None]:
+    """While this lasts, what the user compiled with `torch.compile` runs as it was written."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # It means `module_paths_noted`, which the wrapper's own call does not disturb.
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+        yield
 
 
 class _AttentionWithDropout(TorchFunctionMode):

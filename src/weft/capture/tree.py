@@ -18,6 +18,8 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
+from weft.capture.containers import opened
+
 Tree: TypeAlias = TreeSpec
 
 
@@ -34,7 +36,7 @@ class Static:
 
 def flatten(tree: Any, root: str) -> tuple[list[tuple[str, Any]], Tree]:
     """The leaves of `tree` with their keys ("x", "a.b", "[0]", "[1].mask"; `root` for a bare leaf), and its shape."""
-    paths, spec = tree_flatten_with_path(tree)
+    paths, spec = tree_flatten_with_path(opened(tree))
     return [(_key(path) or root, leaf) for path, leaf in paths], spec
 
 

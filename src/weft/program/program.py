@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.compiler.pipeline import Compiled
+from weft.errors import UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.program.agreement import OptionsChecksum
@@ -87,12 +88,15 @@ class Program:
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
-            UserError: when something that the step was captured with has changed: a number, flag or
-                text that the model reads, which parameters are trained, the optimizer's groups. When
+            UserError: when the program was closed. When something that the step was captured with
+                has changed: a number, flag or text that the model reads, which parameters are
+                trained, the optimizer's groups. When
                 gradients cannot be kept: there are none, or they are clipped or skipped in every
                 step.
             RankFailure: when a rank failed; the first error is the cause.
         """
+        if not self._close.alive:
+            raise UserError("this program was closed, and cannot step; compile another one")
         self._variants.current.guards.check()
         if not update:
             check_held(self.graph)

@@ -14,6 +14,7 @@ from weft.compiler.precision import Precision
 from weft.errors import UserError
 from weft.program.collector import uncollected
 from weft.program.shards import layouts_of_shards, without_shards
+from weft.program.unwrapped import unwrapped
 from weft.tensor.module import refuse_distributed
 
 # What the graph of a step depends on, in words.
@@ -58,8 +59,8 @@ class Step:
         optimizer: torch.optim.Optimizer | None,
         example_batch: Any,
     ) -> None:
-        refuse_distributed(model)
-        self.model = model
+        self.model = unwrapped(model)
+        refuse_distributed(self.model)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self._batch, _ = without_shards(example_batch)
