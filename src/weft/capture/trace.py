@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,8 +251,11 @@ class _Step:
 @contextmanager
 def _compiled_parts_eager() -> Iterator[None]:
     """While this lasts, what the user compiled with `torch.compile` runs as it was written."""
-    dynamo = sys.modules.get("torch._dynamo.config")  # heavy to import, and not needed otherwise
-    allowed = dynamo.patch(error_on_nested_fx_trace=False) if dynamo else nullcontext()
+    dynamo = sys.modules.get("torch._dynamo.config")
+    if dynamo is None:  # nothing was; it takes seconds to import
+        yield
+        return
+    allowed = dynamo.patch(error_on_nested_fx_trace=False)
     with allowed, torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         # It means `module_paths_noted`, which the wrapper's own call does not disturb.
         warnings.filterwarnings("ignore", "Using `torch.compile")
