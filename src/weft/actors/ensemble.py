@@ -200,11 +200,11 @@ class _Stage:
         return begun
 
     def _meet_on(self, queue: str, seats: Sequence[Seat]) -> bool:
+        if any(self.machines[seat].first() is None for seat in seats):
+            return False
         offers = []
         for seat in seats:
             acts = self.machines[seat].ready()
-            if not acts:
-                return False
             offers.append({(self.places[seat[0], act.actor], act.micro): act for act in acts})
         # The first rank's choice: its acts stand by priority and micro-batch.
         for key in offers[0]:
@@ -219,9 +219,9 @@ class _Stage:
         begun = False
         for seat in tuple(self.stirred):
             del self.stirred[seat]
-            acts = self.machines[seat].ready()
-            if acts:
-                self.mail.append((seat, Start(acts[0].actor)))
+            act = self.machines[seat].first()
+            if act is not None:
+                self.mail.append((seat, Start(act.actor)))
                 begun = True
         return begun
 

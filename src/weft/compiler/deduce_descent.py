@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -51,9 +52,10 @@ def descend(problem: Problem, known: Known) -> Choice:
         RuleError: when an op has no rule.
     """
     form = _form(problem)
-    if form not in known.solved:
-        known.solved[form] = _descend(problem, known)
-    return known.solved[form]
+    found = known.solved.get(form)
+    if found is None:
+        found = known.solved[form] = _descend(problem, known)
+    return found
 
 
 def _descend(problem: Problem, known: Known) -> Choice:
@@ -89,9 +91,10 @@ def settle(
         free: for an axis, the variables that are chosen anew along it.
     """
     key = _form(problem), choice, tuple((axis, frozenset(each)) for axis, each in free.items())
-    if key not in known.solved:
-        known.solved[key] = _settle(problem, known, choice, free)
-    return known.solved[key]
+    found = known.solved.get(key)
+    if found is None:
+        found = known.solved[key] = _settle(problem, known, choice, free)
+    return found
 
 
 def _settle(
@@ -125,6 +128,11 @@ class _Costs:
 
     boxing: Table
     forbidden: Table | None = None
+
+    @cached_property
+    def highest(self) -> float:
+        """The most that boxing costs."""
+        return float(self.boxing.max())
 
 
 @dataclass
@@ -267,8 +275,9 @@ def _joined(
 
     Equal edges share a table.
     """
-    highest = sum(float(table.max()) for table in unary)
-    never = 1.0 + 2.0 * (highest + sum(float(costs.boxing.max()) for _, costs in edges))
+    most = {id(table): float(table.max()) for table in {id(each): each for each in unary}.values()}
+    highest = sum(most[id(table)] for table in unary)
+    never = 1.0 + 2.0 * (highest + sum(costs.highest for _, costs in edges))
     tables = {
         costs: costs.boxing if costs.forbidden is None else costs.boxing + never * costs.forbidden
         for _, costs in edges
@@ -292,14 +301,8 @@ def _breaks(edge: Edge, costs: _Costs, choices: Sequence[int]) -> int:
 
 def _present(
     options: Sequence[Options], axis: int, chosen: Sequence[PerAxis]
-) -> tuple[tuple[int, ...], ...]:
-    """The choices as they stand, where they are still among the options."""
-    try:
-        return (
-            tuple(
-                one.signatures.index(every[axis])
-                for one, every in zip(options, chosen, strict=True)
-            ),
-        )
-    except ValueError:
-        return ()
+) -> Iterator[list[int]]:
+    """The choices as they stand, where they are still among the options; found when asked for."""
+    pairs = list(zip(options, chosen, strict=True))
+    if all(every[axis] in one.signatures for one, every in pairs):
+        yield [one.signatures.index(every[axis]) for one, every in pairs]

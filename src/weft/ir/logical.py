@@ -107,4 +107,11 @@ class LogicalGraph:
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """The nodes of one kind, in order."""
-        return [node for node in self.nodes if isinstance(node, kind)]
+        return list(self._by_kind.get(kind, ()))
+
+    @cached_property
+    def _by_kind(self) -> dict[type[Any], list[Node]]:
+        found: dict[type[Any], list[Node]] = {}
+        for node in self.nodes:
+            found.setdefault(type(node), []).append(node)
+        return found

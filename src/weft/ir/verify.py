@@ -18,7 +18,6 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
     refs,
-    varyings,
 )
 from weft.ir.printer import node_text
 from weft.units import ITEM_SIZE
@@ -78,7 +77,8 @@ def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
         for name in node_uses(node):
             if name not in seen:
                 yield node, f"%{name} is not made before"
-        seen.update(value.name for value in node_outputs(node))
+        for value in node_outputs(node):
+            seen.add(value.name)
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
     for node, value in _made(graph):
         if value.dtype not in ITEM_SIZE:
             yield node, f"dtype {value.dtype!r} is unknown"
-        if any(size < 0 for size in value.shape):
+        if value.shape and min(value.shape) < 0:
             yield node, f"shape {value.shape} has a negative size"
 
 
@@ -141,7 +141,7 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
     if graph.micro_batches < 1:
         yield graph.nodes[0], f"the graph has {graph.micro_batches} micro-batches"
     for node in graph.of_kind(Call):
-        for varying in varyings((node.args, *(arg for _, arg in node.kwargs))):
+        for varying in node.varyings:
             if len(varying.values) != graph.micro_batches:
                 yield (
                     node,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.ir.nodes import OVER_STEP, varyings
+from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import Actor, Communicate, Compute, Hold, LocalCall, LocalNode, RankPlan
 
 
@@ -41,7 +41,7 @@ def varying_arguments_complete(plan: RankPlan) -> Iterator[str]:
     """An argument that varies has a value for each act of its actor."""
     for actor in plan.actors:
         for call in _calls(actor):
-            for varying in varyings((call.args, *(arg for _, arg in call.kwargs))):
+            for varying in call.varyings:
                 if len(varying.values) != actor.acts:
                     yield f"actor {actor.id} acts {actor.acts} times, but {call.op} has {varying}"
 
