@@ -72,7 +72,9 @@ def _cycle_above(
         ratio: seconds per token.
     """
     weights = [edge.seconds - ratio * edge.tokens for edge in edges]
-    weighted = [(a, b, w, index) for index, ((a, b), w) in enumerate(zip(arcs, weights, strict=True))]
+    weighted = [
+        (a, b, w, index) for index, ((a, b), w) in enumerate(zip(arcs, weights, strict=True))
+    ]
     rounding = _ROUNDING * (sum(map(abs, weights)) + 1e-300)
     longest = [0.0] * nodes
     via, parents = [-1] * nodes, [-1] * nodes

@@ -8,6 +8,7 @@ from weft.compiler.loops import at_micro_batch
 from weft.ir.logical import Call, LogicalGraph, Value
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops import OpCall, TensorSpec
+from weft.ops.call import tensor_spec
 
 
 def operand_names(node: Call) -> tuple[str, ...]:
@@ -49,4 +50,4 @@ def _op_call(
 
 
 def _spec(value: Value | LocalValue) -> TensorSpec:
-    return TensorSpec(value.shape, value.dtype)
+    return tensor_spec(value.shape, value.dtype)

@@ -178,11 +178,13 @@ class _Descent:
         """Choose all signatures along `axis` anew, or only those of some variables."""
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
+        others = [other for other in range(len(self.known.grid)) if other != axis]
+        standing = [tuple([every[other] for other in others]) for every in chosen]
         unary = [
             self.known.times(one, variable.times) if isinstance(variable, Work) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
-        edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
+        edges = [(edge, self._costs(edge, axis, standing, options)) for edge in self.problem.edges]
         unary, pairwise, never = _joined(unary, edges)
         found = minimize(unary, pairwise, starts=_present(options, axis, chosen))
         broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
@@ -243,18 +245,22 @@ class _Descent:
         return seen
 
     def _costs(
-        self, edge: Edge, axis: int, chosen: Sequence[PerAxis], options: Sequence[Options]
+        self, edge: Edge, axis: int, standing: Sequence[PerAxis], options: Sequence[Options]
     ) -> _Costs:
-        """Cost of boxing on an edge for each option of its source and each of its target."""
-        others = [other for other in range(len(self.known.grid)) if other != axis]
-        before = tuple(chosen[edge.source][other].results[edge.result] for other in others)
-        after = tuple(chosen[edge.target][other].operands[edge.operand] for other in others)
+        """Cost of boxing on an edge for each option of its source and each of its target.
+
+        `standing` are the signatures of the other axes, which stand still.
+        """
+        here, there = standing[edge.source], standing[edge.target]
         source, target = options[edge.source], options[edge.target]
         ports = (id(source), edge.result, id(target), edge.operand)
         intent: Intent = edge.intents[axis] if edge.intents else ""
         early = isinstance(self.problem.variables[edge.target], Work)
-        key = (edge.spec, axis, before, after, ports, intent, early, edge.times)
-        if key not in self.known.tables:
+        key = (edge.spec, axis, here, there, ports, intent, early, edge.times)
+        found = self.known.tables.get(key)
+        if found is None:
+            before = tuple(one.results[edge.result] for one in here)
+            after = tuple(one.operands[edge.operand] for one in there)
             made = tuple(one.results[edge.result] for one in source.signatures)
             wanted = tuple(one.operands[edge.operand] for one in target.signatures)
             table = self.known.boxing.table(edge.spec, axis, (before, after), (made, wanted))
@@ -264,8 +270,8 @@ class _Descent:
                 idle = idle_bytes(edge.spec, axis, before, self.known.grid)
                 table = table + idle * charges(intent, made, wanted, self.known.cost_model)
             ban = forbidden(intent, made, wanted, self.known.cost_model)
-            self.known.tables[key] = _Costs(table * edge.times, ban)
-        return self.known.tables[key]
+            found = self.known.tables[key] = _Costs(table * edge.times, ban)
+        return found
 
 
 def _joined(

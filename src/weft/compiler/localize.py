@@ -74,7 +74,7 @@ def localize_all(
 def _program(view: _View) -> LocalProgram:
     graph = view.graph
     nodes = [
-        view.noted(node, local if local.phase == phase else replace(local, phase=phase))
+        view.noted(node, local if local.phase is phase else replace(local, phase=phase))
         for node, phase in zip(graph.nodes, view.shared.phases, strict=True)
         for local in view.local_nodes(node, phase)
     ]
@@ -177,7 +177,8 @@ class _View:
             loop = not self.looped.isdisjoint(local.reads)  # border rows that the call reads
         else:
             loop = any(value.name in self.shared.loop for value in node_outputs(node))
-        self.looped.update(value.name for value in local.makes if loop)
+        if loop:
+            self.looped.update([value.name for value in local.makes])
         return local
 
     def local_nodes(self, node: Any, phase: Phase) -> Iterator[LocalNode]:
@@ -218,7 +219,7 @@ class _View:
         ]
         outputs = tuple(
             [
-                value and spec and LocalValue(value.name, spec.shape, spec.dtype)
+                LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
                 for value, spec in zip(node.outputs, call.results, strict=True)
             ]
         )

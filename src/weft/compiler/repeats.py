@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.nodes import FORWARD, Arg, Ref, refs
+from weft.ir.nodes import FORWARD, Arg, Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import map_argument
 

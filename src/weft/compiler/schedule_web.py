@@ -226,8 +226,10 @@ class Web:
 
 def with_copies(plan: RankPlan, copies: Mapping[Slot, int]) -> RankPlan:
     """The plan with other credits."""
-    registers = tuple(
-        replace(each, credits=copies.get((plan.rank, each.value.name), each.credits))
-        for each in plan.registers
-    )
+
+    def given(register: Register) -> Register:
+        credits = copies.get((plan.rank, register.value.name), register.credits)
+        return register if credits == register.credits else replace(register, credits=credits)
+
+    registers = tuple(map(given, plan.registers))
     return replace(plan, registers=registers)

@@ -75,6 +75,11 @@ class LogicalGraph:
     micro_batches: int = 1
 
     @cached_property
+    def held(self) -> set[object]:
+        """The rules that were found to hold (`weft.ir.verify`): a graph never changes."""
+        return set()
+
+    @cached_property
     def values(self) -> dict[str, Value]:
         """Every value by name."""
         return {value.name: value for node in self.nodes for value in node_outputs(node)}

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from weft.layout import Layout
-from weft.ops.call import Argument, Operand, Token, map_argument
+from weft.ops.call import Argument, Token, map_argument, operand
 from weft.ops.call import Varying as Varying
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
@@ -130,7 +130,7 @@ class Arguments:
     @cached_property
     def numbered(self) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         """`args` and `kwargs` with the numbers of operands in place of their names."""
-        number = {name: Operand(index) for index, name in enumerate(self.operands)}
+        number = {name: operand(index) for index, name in enumerate(self.operands)}
 
         def leaf(arg: Any) -> Any:
             return number[arg.name] if isinstance(arg, Ref) else arg

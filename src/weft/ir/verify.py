@@ -31,7 +31,7 @@ _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
 
 
 def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
-    """Return `graph` when it is legal.
+    """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
 
     Args:
         graph: what to check.
@@ -43,11 +43,14 @@ def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
             graph.
     """
     for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
+        if rule in graph.held:
+            continue
         for node, problem in rule(graph):
             line = node_text(node, graph.placements)
             raise InternalError(
                 f"graph {graph.name!r} breaks the rule {rule.__name__}: {problem} in\n  {line}"
             )
+        graph.held.add(rule)
     return graph
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from weft.layout import SBP
@@ -93,6 +93,18 @@ class Signature:
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}"
+
+
+@lru_cache(maxsize=1024)
+def operand(index: int) -> Operand:
+    """The operand of a number: one object, which equals itself at once. Calls are compared all the time."""
+    return Operand(index)
+
+
+@lru_cache(maxsize=65536)
+def tensor_spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    """The spec of a shape and a dtype: one object, as those of `operand`."""
+    return TensorSpec(shape, dtype)
 
 
 def map_argument(function: Callable[[Any], Any], argument: Any) -> Any:
