@@ -35,21 +35,40 @@ COLUMNS = [
 ROWS = [f"{LAYER}self_attn.o_proj", f"{LAYER}mlp.down_proj"]
 WHOLE = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
 HYBRID = weft.hybrid_parallel(COLUMNS, ROWS)
-# The passes that are timed; those of stages are in `lay_out`.
+# The passes that are timed, in the order of `weft.compiler.pipeline`; `deduce` is a part of `lay_out`.
 PASSES = (
-    "assign_stages",
-    "recompute",
-    "split_time",
-    "shard_variables",
-    "lay_out",
     "verify",
+    "causal_masks",
+    "unsorted",
+    "join_products",
+    "scale_loss",
+    "assign_stages",
+    "lay_activations",
+    "recompute",
+    "lay_sums",
+    "split_time",
+    "on_cut_leaves",
+    "time_first",
+    "dispatch_rows",
+    "shard_variables",
+    "unscale",
+    "clip_norm",
+    "lay_out",
+    "lay_exchanges",
     "check_signatures",
+    "check_kept",
     "communicators",
     "rank_classes",
-    "localize",
+    "localize_all",
+    "best_cut",
+    "overlap",
+    "join_losses",
+    "copy_escaping_views",
+    "offload",
     "plan_together",
     "plan_alone",
     "memory",
+    "check_limit",
 )
 
 
@@ -131,7 +150,7 @@ def plan_seconds(
     wrapped = {name: timed(name, getattr(pipeline, name), spent) for name in PASSES}
     with patch.multiple(pipeline, **wrapped), deduction:
         start = time.process_time()
-        hints = strategy_hints(
+        hints = timed("hints", strategy_hints, spent)(
             strategy, captured.graph, stage_placements(options.stages, placement)
         )
         compiled = compile_graph(captured.graph, hints, placement, (0,), options)

@@ -215,14 +215,17 @@ def test_micro_batches_without_an_order_are_refused():
 def test_a_queue_that_is_told_does_nothing_by_itself():
     machine = machines(two_loops(()), told=True)["comm:0"]
     assert machine.ready() == ()
+    assert machine.first() is None
     assert machine.handle(Begin(0)) == ()
     assert machine.ready() == (Act(0, 0, 0), Act(1, 0, 0))
     assert machine.handle(Start(1)) == (Act(1, 0, 0),)
     assert machine.ready() == ()
+    assert machine.first() is None
     with pytest.raises(InternalError, match="may not act now"):
         machine.handle(Start(0))
     assert machine.handle(Finished(1, 0, 0)) == ()
     assert machine.ready() == (Act(0, 0, 0), Act(1, 0, 1))
+    assert machine.first() == Act(0, 0, 0)
 
 
 def test_a_queue_that_chooses_is_not_told():

@@ -121,13 +121,13 @@ def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
 def test_one_rank_of_each_class_is_localized(
     case: str, classes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    localize, asked = pipeline.localize, []
+    localize_all, asked = pipeline.localize_all, []
 
-    def counted(graph: Any, rank: int, *arguments: Any) -> Any:
-        asked.append(rank)
-        return localize(graph, rank, *arguments)
+    def counted(graph: Any, ranks: Sequence[int], *arguments: Any) -> Any:
+        asked.extend(ranks)
+        return localize_all(graph, ranks, *arguments)
 
-    monkeypatch.setattr(pipeline, "localize", counted)
+    monkeypatch.setattr(pipeline, "localize_all", counted)
     compiled = planned(case, [classes[0]])
     assert asked == classes
     assert sorted(set(compiled.schedule.classes.values())) == classes

@@ -47,6 +47,13 @@ def test_a_legal_graph_passes() -> None:
     assert verify(graph, with_layouts=True) is graph
 
 
+def test_rules_that_held_do_not_stand_for_others() -> None:
+    graph = verify(parse_graph(BROKEN["layouts_given"]))
+    for _ in range(2):
+        with pytest.raises(InternalError, match="layouts_given"):
+            verify(graph, with_layouts=True)
+
+
 @pytest.mark.parametrize("rule", BROKEN)
 def test_each_rule_fires(rule: str) -> None:
     with pytest.raises(InternalError, match=f"breaks the rule {rule}"):

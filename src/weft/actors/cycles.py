@@ -43,9 +43,14 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node
         (0, ()) without a cycle that takes time; infinity and the cycle where one holds no token,
         which means that the graph stands still.
     """
-    ratio, critical = 0.0, ()
-    best: tuple[Edge[Node], ...] = critical
-    while cycle := _cycle_above(edges, ratio):
+    number: dict[Node, int] = {}
+    arcs = [
+        (number.setdefault(e.source, len(number)), number.setdefault(e.target, len(number)))
+        for e in edges
+    ]
+    ratio = 0.0
+    best: tuple[Edge[Node], ...] = ()
+    while cycle := _cycle_above(edges, arcs, len(number), ratio):
         seconds, tokens = sum(e.seconds for e in cycle), sum(e.tokens for e in cycle)
         if not tokens:
             return math.inf, cycle
@@ -55,25 +60,32 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node
     return ratio, best
 
 
-def _cycle_above(edges: Sequence[Edge[Node]], ratio: float) -> tuple[Edge[Node], ...]:
-    """A cycle whose `seconds - ratio * tokens` is positive; () if there is none. Bellman and Ford's longest paths."""
-    number: dict[Node, int] = {}
-    arcs = [
-        (number.setdefault(e.source, len(number)), number.setdefault(e.target, len(number)), e)
-        for e in edges
+def _cycle_above(
+    edges: Sequence[Edge[Node]], arcs: Sequence[tuple[int, int]], nodes: int, ratio: float
+) -> tuple[Edge[Node], ...]:
+    """A cycle whose `seconds - ratio * tokens` is positive; () if there is none. Bellman and Ford's longest paths.
+
+    Args:
+        edges: of the graph.
+        arcs: the numbers of their sources and targets.
+        nodes: how many there are.
+        ratio: seconds per token.
+    """
+    weights = [edge.seconds - ratio * edge.tokens for edge in edges]
+    weighted = [
+        (a, b, w, index) for index, ((a, b), w) in enumerate(zip(arcs, weights, strict=True))
     ]
-    weighted = [(a, b, e.seconds - ratio * e.tokens, index) for index, (a, b, e) in enumerate(arcs)]
-    rounding = _ROUNDING * (sum(abs(weight) for _, _, weight, _ in weighted) + 1e-300)
-    longest = [0.0] * len(number)
-    via = [-1] * len(number)
-    for _ in range(len(number) + 1):
+    rounding = _ROUNDING * (sum(map(abs, weights)) + 1e-300)
+    longest = [0.0] * nodes
+    via, parents = [-1] * nodes, [-1] * nodes
+    for _ in range(nodes + 1):
         changed = False
         for a, b, weight, index in weighted:
             if longest[a] + weight > longest[b] + rounding:
-                longest[b], via[b], changed = longest[a] + weight, index, True
+                longest[b], via[b], parents[b], changed = longest[a] + weight, index, a, True
         if not changed:
             return ()
-        cycle = _cycle_of([arcs[index][0] if index >= 0 else -1 for index in via])
+        cycle = _cycle_of(parents)
         if cycle:
             return tuple(edges[via[node]] for node in reversed(cycle))
     return ()

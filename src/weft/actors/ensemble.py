@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeAlias
 
 from weft.actors.deadlock import Meeting, deadlock_text
 from weft.actors.machine import QueueMachine
-from weft.actors.messages import Act, Action, Begin, Event, Finished, Send, Start
+from weft.actors.messages import Act, Action, Begin, EndStep, Event, Finished, Free, Send, Start
 from weft.actors.rehearse import queues_of
 from weft.errors import InternalError
-from weft.ir.plan import COMPUTE, HOST, Hold, Order, RankPlan
+from weft.ir.plan import COMPUTE, HOST, Order, RankPlan
 
 # Where a machine stands: rank and queue.
 Seat: TypeAlias = tuple[int, str]
@@ -120,7 +120,7 @@ class _Stage:
         if meets:
             self.members.setdefault(queue, []).append(plan.rank)
             self.order[plan.rank, queue] = []
-            own = [a for a in plan.actors if a.queue == queue and not isinstance(a, Hold)]
+            own = plan.on_queue[queue]
             self.places.update(((plan.rank, actor.id), n) for n, actor in enumerate(own))
 
     def run(self) -> None:
@@ -144,13 +144,13 @@ class _Stage:
             seat, event = self.mail.popleft()
             self.stirred[seat] = None
             for action in self.machines[seat].handle(event):
-                self._obey(seat, action)
+                if not isinstance(action, Free | EndStep):
+                    self._obey(seat, action)
         # By number, so that what begins at one time on a rank stands in an order that does not
         # depend on how ranks are numbered, or how many of those that are alike take part.
-        for meeting in sorted(
-            self.complete, key=lambda meeting: (len(meeting.queue), meeting.queue)
-        ):
-            self._begin(meeting, self.complete.pop(meeting))
+        if self.complete:
+            for meeting in sorted(self.complete, key=lambda each: (len(each.queue), each.queue)):
+                self._begin(meeting, self.complete.pop(meeting))
 
     def _obey(self, seat: Seat, action: Action) -> None:
         rank, queue = seat
@@ -200,11 +200,11 @@ class _Stage:
         return begun
 
     def _meet_on(self, queue: str, seats: Sequence[Seat]) -> bool:
+        if any(self.machines[seat].first() is None for seat in seats):
+            return False
         offers = []
         for seat in seats:
             acts = self.machines[seat].ready()
-            if not acts:
-                return False
             offers.append({(self.places[seat[0], act.actor], act.micro): act for act in acts})
         # The first rank's choice: its acts stand by priority and micro-batch.
         for key in offers[0]:
@@ -219,9 +219,9 @@ class _Stage:
         begun = False
         for seat in tuple(self.stirred):
             del self.stirred[seat]
-            acts = self.machines[seat].ready()
-            if acts:
-                self.mail.append((seat, Start(acts[0].actor)))
+            act = self.machines[seat].first()
+            if act is not None:
+                self.mail.append((seat, Start(act.actor)))
                 begun = True
         return begun
 

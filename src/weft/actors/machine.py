@@ -116,6 +116,13 @@ class QueueMachine:
             return ()
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
 
+    def first(self) -> Act | None:
+        """The first of those that may act, when nothing runs."""
+        if self._running is not None or not self._ready:
+            return None
+        step, _, micro, id = min(self._ready)
+        return Act(id, step, micro)
+
     def readers_left(self, register: str, version: int) -> int:
         """How many actors of this queue have not finished with a version, those that run included."""
         return self._ports[register].local.get(version, 0)

@@ -8,14 +8,13 @@ from weft.actors.machine import QueueMachine
 from weft.actors.messages import Act, Action, Begin, Event, Finished, Send
 from weft.actors.statistics import waiting_text
 from weft.errors import InternalError
-from weft.ir.plan import COMPUTE, HOST, Hold, RankPlan
+from weft.ir.plan import COMPUTE, HOST, RankPlan
 from weft.ir.verify_plan import verify_plan
 
 
 def queues_of(plan: RankPlan) -> tuple[str, ...]:
     """The queues that have an actor which acts, in the order of the plan."""
-    acting = (actor.queue for actor in plan.actors if not isinstance(actor, Hold))
-    return tuple(dict.fromkeys(acting))
+    return tuple(plan.on_queue)
 
 
 def machines(plan: RankPlan, told: bool = False) -> dict[str, QueueMachine]:

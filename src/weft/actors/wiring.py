@@ -77,12 +77,9 @@ class Port:
 
 def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]:
     """Tasks (in plan order) and ports (by register) of one queue, as before the first step."""
-    registers = {register.value.name: register for register in plan.registers}
     ports: dict[str, Port] = {}
-    tasks = []
-    for actor in plan.actors:
-        if actor.queue == queue and not isinstance(actor, Hold):
-            tasks.append(_task(actor, plan, registers, ports))
+    actors = plan.on_queue.get(queue, ())
+    tasks = [_task(actor, plan, plan.register_of, ports) for actor in actors]
     for port in ports.values():
         _fill(port)
     for task in tasks:

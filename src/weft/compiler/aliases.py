@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ir.logical import FORWARD, Phase, Ref, refs
+from weft.ir.logical import FORWARD, Phase, Ref
 from weft.ir.plan import (
     Exchange,
     LocalCall,
@@ -75,7 +75,7 @@ def variable_views(program: LocalProgram) -> dict[str, str]:
     bases = {item.value.name: item.value.name for item in program.inputs if item.role != "batch"}
     for node in program.nodes:
         if isinstance(node, LocalCall) and node.op in VIEW_OPS:
-            first = next(refs(node.args), "")
+            first = next(iter(node.uses), "")
             if first in bases:
                 bases.update((value.name, bases[first]) for value in node.makes)
     return bases

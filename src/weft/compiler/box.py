@@ -121,7 +121,8 @@ class _Boxings:
 
     def _with_layouts(self, node: Node) -> Node:
         def laid(value: Value) -> Value:
-            return replace(value, layout=self.assignment.values[value.name])
+            layout = self.assignment.values[value.name]
+            return Value(value.name, value.shape, value.dtype, layout)
 
         match node:
             case Input(value=value):
@@ -159,6 +160,8 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
         return Ref(names.get(old.name, old.name))
 
     match node:
+        case Call() if not _changes(node, names):
+            return node
         case Call(args=args, kwargs=kwargs):
             kept = tuple((key, _renamed_arg(arg, names)) for key, arg in kwargs)
             return replace(node, args=_renamed_arg(args, names), kwargs=kept)
@@ -170,9 +173,13 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
             return node
 
 
+def _changes(node: Call, names: Mapping[str, str]) -> bool:
+    return any(names.get(name, name) != name for name in node.uses)
+
+
 def _renamed_arg(arg: Any, names: Mapping[str, str]) -> Any:
     if isinstance(arg, Ref):
         return Ref(names.get(arg.name, arg.name))
     if isinstance(arg, tuple):
-        return tuple(_renamed_arg(part, names) for part in arg)
+        return tuple([_renamed_arg(part, names) for part in arg])
     return arg

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from weft.compiler.memory_kinds import value_bytes
@@ -34,18 +35,18 @@ GATHERED = 8
 CUTS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bucket:
     """Collectives that run as one, or a transfer."""
 
     collectives: tuple[Exchange, ...]
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The local values that go in."""
-        return {name for collective in self.collectives for name in collective.reads}
+        return frozenset(name for collective in self.collectives for name in collective.reads)
 
-    @property
+    @cached_property
     def makes(self) -> tuple[LocalValue, ...]:
         """The local values that come out."""
         return tuple(value for collective in self.collectives for value in collective.makes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -51,9 +52,10 @@ def descend(problem: Problem, known: Known) -> Choice:
         RuleError: when an op has no rule.
     """
     form = _form(problem)
-    if form not in known.solved:
-        known.solved[form] = _descend(problem, known)
-    return known.solved[form]
+    found = known.solved.get(form)
+    if found is None:
+        found = known.solved[form] = _descend(problem, known)
+    return found
 
 
 def _descend(problem: Problem, known: Known) -> Choice:
@@ -89,9 +91,10 @@ def settle(
         free: for an axis, the variables that are chosen anew along it.
     """
     key = _form(problem), choice, tuple((axis, frozenset(each)) for axis, each in free.items())
-    if key not in known.solved:
-        known.solved[key] = _settle(problem, known, choice, free)
-    return known.solved[key]
+    found = known.solved.get(key)
+    if found is None:
+        found = known.solved[key] = _settle(problem, known, choice, free)
+    return found
 
 
 def _settle(
@@ -125,6 +128,11 @@ class _Costs:
 
     boxing: Table
     forbidden: Table | None = None
+
+    @cached_property
+    def highest(self) -> float:
+        """The most that boxing costs."""
+        return float(self.boxing.max())
 
 
 @dataclass
@@ -170,11 +178,13 @@ class _Descent:
         """Choose all signatures along `axis` anew, or only those of some variables."""
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
+        others = [other for other in range(len(self.known.grid)) if other != axis]
+        standing = [tuple([every[other] for other in others]) for every in chosen]
         unary = [
             self.known.times(one, variable.times) if isinstance(variable, Work) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
-        edges = [(edge, self._costs(edge, axis, chosen, options)) for edge in self.problem.edges]
+        edges = [(edge, self._costs(edge, axis, standing, options)) for edge in self.problem.edges]
         unary, pairwise, never = _joined(unary, edges)
         found = minimize(unary, pairwise, starts=_present(options, axis, chosen))
         broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
@@ -235,18 +245,22 @@ class _Descent:
         return seen
 
     def _costs(
-        self, edge: Edge, axis: int, chosen: Sequence[PerAxis], options: Sequence[Options]
+        self, edge: Edge, axis: int, standing: Sequence[PerAxis], options: Sequence[Options]
     ) -> _Costs:
-        """Cost of boxing on an edge for each option of its source and each of its target."""
-        others = [other for other in range(len(self.known.grid)) if other != axis]
-        before = tuple(chosen[edge.source][other].results[edge.result] for other in others)
-        after = tuple(chosen[edge.target][other].operands[edge.operand] for other in others)
+        """Cost of boxing on an edge for each option of its source and each of its target.
+
+        `standing` are the signatures of the other axes, which stand still.
+        """
+        here, there = standing[edge.source], standing[edge.target]
         source, target = options[edge.source], options[edge.target]
         ports = (id(source), edge.result, id(target), edge.operand)
         intent: Intent = edge.intents[axis] if edge.intents else ""
         early = isinstance(self.problem.variables[edge.target], Work)
-        key = (edge.spec, axis, before, after, ports, intent, early, edge.times)
-        if key not in self.known.tables:
+        key = (edge.spec, axis, here, there, ports, intent, early, edge.times)
+        found = self.known.tables.get(key)
+        if found is None:
+            before = tuple(one.results[edge.result] for one in here)
+            after = tuple(one.operands[edge.operand] for one in there)
             made = tuple(one.results[edge.result] for one in source.signatures)
             wanted = tuple(one.operands[edge.operand] for one in target.signatures)
             table = self.known.boxing.table(edge.spec, axis, (before, after), (made, wanted))
@@ -256,8 +270,8 @@ class _Descent:
                 idle = idle_bytes(edge.spec, axis, before, self.known.grid)
                 table = table + idle * charges(intent, made, wanted, self.known.cost_model)
             ban = forbidden(intent, made, wanted, self.known.cost_model)
-            self.known.tables[key] = _Costs(table * edge.times, ban)
-        return self.known.tables[key]
+            found = self.known.tables[key] = _Costs(table * edge.times, ban)
+        return found
 
 
 def _joined(
@@ -267,8 +281,9 @@ def _joined(
 
     Equal edges share a table.
     """
-    highest = sum(float(table.max()) for table in unary)
-    never = 1.0 + 2.0 * (highest + sum(float(costs.boxing.max()) for _, costs in edges))
+    most = {id(table): float(table.max()) for table in {id(each): each for each in unary}.values()}
+    highest = sum(most[id(table)] for table in unary)
+    never = 1.0 + 2.0 * (highest + sum(costs.highest for _, costs in edges))
     tables = {
         costs: costs.boxing if costs.forbidden is None else costs.boxing + never * costs.forbidden
         for _, costs in edges
@@ -292,14 +307,8 @@ def _breaks(edge: Edge, costs: _Costs, choices: Sequence[int]) -> int:
 
 def _present(
     options: Sequence[Options], axis: int, chosen: Sequence[PerAxis]
-) -> tuple[tuple[int, ...], ...]:
-    """The choices as they stand, where they are still among the options."""
-    try:
-        return (
-            tuple(
-                one.signatures.index(every[axis])
-                for one, every in zip(options, chosen, strict=True)
-            ),
-        )
-    except ValueError:
-        return ()
+) -> Iterator[list[int]]:
+    """The choices as they stand, where they are still among the options; found when asked for."""
+    pairs = list(zip(options, chosen, strict=True))
+    if all(every[axis] in one.signatures for one, every in pairs):
+        yield [one.signatures.index(every[axis]) for one, every in pairs]

@@ -48,9 +48,10 @@ class WorkOptions:
             RuleError: when the op has no rule.
         """
         key = (work.call, work.thin, axis, chosen[:axis] + chosen[axis + 1 :])
-        if key not in self._known:
-            self._known[key] = self._options(work, axis, chosen)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._options(work, axis, chosen)
+        return found
 
     def _options(self, work: Work, axis: int, chosen: PerAxis) -> Options:
         outer, empty = work.call, bool(work.thin)

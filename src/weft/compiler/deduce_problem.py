@@ -17,6 +17,7 @@ from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
+from weft.ops.call import tensor_spec
 
 
 @dataclass(frozen=True)
@@ -314,4 +315,4 @@ def _same(sbp: SBP) -> Signature:
 
 
 def _spec(value: Value) -> TensorSpec:
-    return TensorSpec(value.shape, value.dtype)
+    return tensor_spec(value.shape, value.dtype)

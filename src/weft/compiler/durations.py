@@ -33,6 +33,8 @@ class Durations:
         self._device = device
         self._sizes = {one.id: len(one.ranks) for one in communicators}
         self._known: dict[OpCall, float] = {}
+        # Of each call that was met, with it: the same ones stand in several plans of a rank.
+        self._met: dict[int, tuple[LocalCall, float]] = {}
 
     def of(self, program: LocalProgram, actors: Sequence[Actor]) -> tuple[float, ...]:
         """Seconds of one act of each actor."""
@@ -50,13 +52,20 @@ class Durations:
         """Seconds of a call or an update, given the values that it reads and makes."""
         if isinstance(node, LocalUpdate):
             return self._update(node, values)
-        call = local_op_call(node, values)
-        if call not in self._known:
+        met = self._met.get(id(node))
+        if met is None:
+            met = self._met[id(node)] = node, self._estimate(local_op_call(node, values))
+        return met[1]
+
+    def _estimate(self, call: OpCall) -> float:
+        found = self._known.get(call)
+        if found is None:
             try:
-                self._known[call] = self._device.call(call)
+                found = self._device.call(call)
             except RuleError:
-                self._known[call] = self._device.without_rule(call)
-        return self._known[call]
+                found = self._device.without_rule(call)
+            self._known[call] = found
+        return found
 
     def exchange(self, joined: Sequence[Exchange]) -> float:
         """Seconds of collectives, or of a transfer, that run as one."""

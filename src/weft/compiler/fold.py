@@ -30,7 +30,6 @@ from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call
 from weft.compiler.halo import graph_halos
 from weft.compiler.localize import localized_call
-from weft.compiler.loops import varies
 from weft.compiler.signatures import axis_signatures, layout_of, lies_evenly
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer
@@ -123,7 +122,7 @@ def _calls(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
             continue
         value = next(value for value in node_outputs(node) if value is not None)
         placement = layout_of(value).placement
-        times = graph.micro_batches if varies((node.args, node.kwargs)) else 1
+        times = graph.micro_batches if node.varyings else 1
         calls = tuple(op_call(graph, node, micro) for micro in range(times))
         if (key := (calls, signatures, placement)) not in seen:
             seen.add(key)

@@ -6,7 +6,7 @@ the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.halo import Halo, halos
-from weft.compiler.loops import joined, loop_values, varies
+from weft.compiler.loops import joined, loop_values
 from weft.compiler.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
-from weft.ir.nodes import node_outputs
+from weft.ir.nodes import Phase, node_outputs
 from weft.ir.plan import (
     Communicator,
     LocalCall,
@@ -52,11 +52,31 @@ def localize(
         communicators: of all boxings of the graph.
         homes: the stages of variables by key, for the phases of updates.
     """
-    view = _View(graph, rank, {c.ranks: c.id for c in communicators}, loop_values(graph))
+    return localize_all(graph, (rank,), communicators, homes)[rank]
+
+
+def localize_all(
+    graph: LogicalGraph,
+    ranks: Iterable[int],
+    communicators: tuple[Communicator, ...],
+    homes: Mapping[str, int] | None = None,
+) -> dict[int, LocalProgram]:
+    """What each of some ranks runs, as `localize` says."""
+    shared = _Shared(
+        graph,
+        {c.ranks: c.id for c in communicators},
+        loop_values(graph),
+        node_phases(graph, homes or {}),
+    )
+    return {rank: _program(_View(shared, graph, rank)) for rank in ranks}
+
+
+def _program(view: _View) -> LocalProgram:
+    graph = view.graph
     nodes = [
-        replace(view.noted(node, local), phase=phase)
-        for node, phase in zip(graph.nodes, node_phases(graph, homes or {}), strict=True)
-        for local in view.local_nodes(node)
+        view.noted(node, local if local.phase is phase else replace(local, phase=phase))
+        for node, phase in zip(graph.nodes, view.shared.phases, strict=True)
+        for local in view.local_nodes(node, phase)
     ]
     inputs = tuple(
         LocalInput(view.value(node.value), node.role, node.key)
@@ -69,25 +89,73 @@ def localize(
         if view.holds(node.value.name)
     )
     loop = frozenset(view.looped)
-    return LocalProgram(rank, inputs, tuple(nodes), outputs, graph.micro_batches, loop)
+    return LocalProgram(view.rank, inputs, tuple(nodes), outputs, graph.micro_batches, loop)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the walks of all ranks have in common.
+
+    Attributes:
+        communicator_of: the communicator of a group of ranks.
+        loop: the values of the graph that are made once per micro-batch.
+        phases: of each node.
+        calls: what runs of a call, by all that it depends on: layers repeat themselves.
+    """
+
+    graph: LogicalGraph
+    communicator_of: Mapping[tuple[int, ...], int]
+    loop: frozenset[str]
+    phases: Sequence[Phase]
+    calls: dict[tuple[object, ...], OpCall] = field(default_factory=dict)
+
+    def call(self, node: Call, rank: int) -> OpCall:
+        """What `rank` runs of a call.
+
+        Raises:
+            InternalError: where the layouts of its results say otherwise.
+        """
+        if node.varyings:
+            return self._checked(node, rank)
+        values = self.graph.values
+        operands = tuple([values[name].layout for name in node.operands])
+        results = tuple([value and value.layout for value in node.outputs])
+        place = next(layout for layout in (*results, *operands) if layout)
+        position = place.placement.coordinates[rank]
+        key = op_call(self.graph, node), operands, results, position
+        found = self.calls.get(key)
+        if found is None:
+            found = self.calls[key] = self._checked(node, rank)
+        return found
+
+    def _checked(self, node: Call, rank: int) -> OpCall:
+        """The rule's idea of the local results must be the layouts'."""
+        call = localized_call(self.graph, node, rank)
+        expected = tuple(
+            value and TensorSpec(layout_of(value).local_shape(value.shape, rank), value.dtype)
+            for value in node.outputs
+        )
+        if call.results != expected:
+            raise InternalError(
+                f"the rule of {node.op} gives rank {rank} {call.results}, its layouts say {expected}"
+            )
+        return call
 
 
 @dataclass
 class _View:
-    """The state of the walk.
+    """The state of the walk of one rank.
 
     Attributes:
         aliases: values that are another value as it stands (hints, free boxing).
         fetched: for each value, its windows so far: what every rank reads -> name of this rank's
             window.
-        loop: the values of the graph that are made once per micro-batch.
-        looped: the local ones.
+        looped: the local values that are made once per micro-batch.
     """
 
+    shared: _Shared
     graph: LogicalGraph
     rank: int
-    communicator_of: Mapping[tuple[int, ...], int]
-    loop: frozenset[str] = frozenset()
     looped: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
@@ -108,11 +176,12 @@ class _View:
         if isinstance(node, Call) and isinstance(local, Transfer):
             loop = not self.looped.isdisjoint(local.reads)  # border rows that the call reads
         else:
-            loop = any(value.name in self.loop for value in node_outputs(node))
-        self.looped.update(value.name for value in local.makes if loop)
+            loop = any(value.name in self.shared.loop for value in node_outputs(node))
+        if loop:
+            self.looped.update([value.name for value in local.makes])
         return local
 
-    def local_nodes(self, node: Any) -> Iterator[LocalNode]:
+    def local_nodes(self, node: Any, phase: Phase) -> Iterator[LocalNode]:
         match node:
             case Box():
                 yield from self._box(node)
@@ -128,9 +197,9 @@ class _View:
                 needed = halos(self.graph, node)
                 for halo in needed.values():
                     yield from self._fetch(halo)
-                yield self._call(node, needed)
+                yield self._call(node, needed, phase)
             case Update():
-                yield self._update(node)
+                yield self._update(node, phase)
 
     def _fetch(self, halo: Halo) -> Iterator[Transfer]:
         """The exchange of border rows, unless an earlier call needed the same."""
@@ -139,31 +208,27 @@ class _View:
         if halo.wanted in known:
             return
         output = known[halo.wanted] = f"{value}.halo{len(known)}"
-        communicator = self.communicator_of[halo.group_of(self.rank)]
+        communicator = self.shared.communicator_of[halo.group_of(self.rank)]
         yield halo.transfer(self.rank, communicator, self.name(value), output)
 
-    def _call(self, node: Call, needed: Mapping[str, Halo]) -> LocalCall:
-        call = localized_call(self.graph, node, self.rank)
+    def _call(self, node: Call, needed: Mapping[str, Halo], phase: Phase) -> LocalCall:
+        call = self.shared.call(node, self.rank)
         names = [
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
             for name in operand_names(node)
         ]
-        outputs = tuple(None if value is None else self.value(value) for value in node.outputs)
-        self._check(node, call, outputs)
+        outputs = tuple(
+            [
+                LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
+                for value, spec in zip(node.outputs, call.results, strict=True)
+            ]
+        )
 
         def back(leaf: Any) -> Any:
             return Ref(names[leaf.index]) if isinstance(leaf, Operand) else leaf
 
         kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
-        return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
-
-    def _check(self, node: Call, call: OpCall, outputs: tuple[LocalValue | None, ...]) -> None:
-        """The rule's idea of the local results must be the layouts'."""
-        expected = tuple(v and TensorSpec(v.shape, v.dtype) for v in outputs)
-        if call.results != expected:
-            raise InternalError(
-                f"the rule of {node.op} gives rank {self.rank} {call.results}, its layouts say {expected}"
-            )
+        return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs, phase)
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]
@@ -180,7 +245,7 @@ class _View:
                 source.shape,
                 source.dtype,
                 self.rank,
-                self.communicator_of.__getitem__,
+                self.shared.communicator_of.__getitem__,
             )
             if local is not None:
                 yield local
@@ -188,20 +253,20 @@ class _View:
         if name != node.output.name:
             self.aliases[node.output.name] = name
 
-    def _update(self, node: Update) -> LocalUpdate:
+    def _update(self, node: Update, phase: Phase) -> LocalUpdate:
         target = self.graph.producers[node.target.name]
         assert isinstance(target, Input)
         states = tuple(ref.name for ref in node.states)
         source = self.name(node.source.name)
         skip = self.name(node.skip.name) if node.skip else None
         return LocalUpdate(
-            node.rule, node.target.name, source, states, node.group, target.key, skip=skip
+            node.rule, node.target.name, source, states, node.group, target.key, phase, skip
         )
 
 
 def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
     """What `rank` runs of a call; arguments that differ between micro-batches vary."""
-    if not varies((node.args, node.kwargs)):
+    if not node.varyings:
         return _at_micro_batch(graph, node, rank, 0)
     every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
     args = joined(tuple(call.args for call in every))

@@ -31,16 +31,9 @@ def loop_values(graph: LogicalGraph, coming: Iterable[str] = ()) -> frozenset[st
 
 def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
     """Whether a node runs once per micro-batch, where `loop` holds the loop values before it."""
-    if isinstance(node, Call) and varies((node.args, tuple(arg for _, arg in node.kwargs))):
+    if isinstance(node, Call) and node.varyings:
         return True
-    return any(name in loop for name in node_uses(node))
-
-
-def varies(arg: Any) -> bool:
-    """Whether an argument tree differs between micro-batches."""
-    if isinstance(arg, tuple):
-        return any(map(varies, arg))
-    return isinstance(arg, Varying)
+    return not loop.isdisjoint(node_uses(node))
 
 
 def at_micro_batch(arg: Any, micro: int) -> Any:

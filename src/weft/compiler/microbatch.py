@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from weft.compiler.batch_norm import BACKWARD, is_batch_norm, split_signature
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.microbatch_calls import micro_call
+from weft.compiler.microbatch_calls import micro_call, of_parts, reading
 from weft.compiler.microbatch_facts import Facts, facts, own_buffers
 from weft.compiler.microbatch_forms import Form, Own, Source, Strided, Way, cheapest, reshaped, ways
 from weft.compiler.microbatch_order import in_order
@@ -28,8 +28,8 @@ from weft.ops import OpCall
 from weft.ops.rule import factors_of
 from weft.ops.rules.views import reshape_factors
 
-# The way that was chosen for a call of some sources.
-_Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], Way]
+# The way that was chosen for a call of some sources, and what runs then for each micro-batch.
+_Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], tuple[Way, OpCall]]
 
 
 def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu") -> LogicalGraph:
@@ -97,12 +97,15 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         return
     if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
         return
-    if (way := chosen.get((call, sources))) is None:
+    found = chosen.get((call, sources))
+    if found is None:
         way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
-        chosen[call, sources] = way
+        found = way, of_parts(node, call, way.signature, values.parts)
+        chosen[call, sources] = found
+    way, each = found
     wanted = zip(operands, way.operands, strict=True)
     reads = [values.operand(name, form, node.phase) for name, form in wanted]
-    micro = micro_call(node, call, way.signature, reads, values.parts)
+    micro = reading(node, each, reads)
     own = any(source.form == Own() for source in sources)
     _add(values, micro, [Own() if own and form == Broadcast() else form for form in way.results])
 

@@ -9,7 +9,7 @@ from typing import Any
 from weft.compiler.loops import joined
 from weft.errors import InternalError
 from weft.ir.logical import Call, Ref, Value
-from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
+from weft.ops import OpCall, Operand, Signature, localize
 from weft.ops.call import map_argument
 
 
@@ -25,17 +25,27 @@ def micro_call(
         reads: what each operand reads now.
         parts: number of micro-batches.
     """
-    op, args, kwargs, results = _merged(node, _localized(call, signature, parts))
+    return reading(node, of_parts(node, call, signature, parts), reads)
+
+
+def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCall:
+    """What runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
+    return _merged(node, _localized(call, signature, parts))
+
+
+def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
+    """`micro` in place of `node`, with the values that its operands are; the names of its outputs stay."""
 
     def back(leaf: Any) -> Any:
         return Ref(reads[leaf.index].name) if isinstance(leaf, Operand) else leaf
 
     outputs = tuple(
         Value(old.name, spec.shape, spec.dtype) if old and spec else None
-        for old, spec in zip(node.outputs, results, strict=True)
+        for old, spec in zip(node.outputs, micro.results, strict=True)
     )
-    named = tuple((key, map_argument(back, arg)) for key, arg in kwargs)
-    return replace(node, op=op, args=map_argument(back, args), kwargs=named, outputs=outputs)
+    args = map_argument(back, micro.args)
+    kwargs = tuple((key, map_argument(back, arg)) for key, arg in micro.kwargs)
+    return Call(micro.op, args, kwargs, outputs, node.location, node.phase)
 
 
 def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
@@ -46,9 +56,7 @@ def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, 
     return tuple(localize(call, signature, parts, m) for m in range(parts))
 
 
-def _merged(
-    node: Call, every: tuple[OpCall, ...]
-) -> tuple[str, Any, Any, tuple[TensorSpec | None, ...]]:
+def _merged(node: Call, every: tuple[OpCall, ...]) -> OpCall:
     first = every[0]
     if any((one.op, one.results) != (first.op, first.results) for one in every):
         raise InternalError(
@@ -57,4 +65,4 @@ def _merged(
         )
     args = joined(tuple(one.args for one in every))
     kwargs = joined(tuple(one.kwargs for one in every))
-    return first.op, args, kwargs, first.results
+    return replace(first, args=args, kwargs=kwargs)

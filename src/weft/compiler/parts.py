@@ -53,8 +53,9 @@ class Parts:
         return found
 
     def _part(self, item: ScheduleItem) -> Part:
-        names = {*item.reads, *(value.name for value in item.makes)}
-        looped = not self._loop.isdisjoint(names)
+        looped = not self._loop.isdisjoint(item.reads) or any(
+            value.name in self._loop for value in item.makes
+        )
         phase = item.phase
         if isinstance(item, LocalUpdate) and looped:
             phase = self._phases.get(item.source, phase)

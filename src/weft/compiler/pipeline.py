@@ -22,7 +22,7 @@ from weft.compiler.gradient_sums import lay_sums
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
 from weft.compiler.kept import check_kept
-from weft.compiler.localize import localize
+from weft.compiler.localize import localize, localize_all
 from weft.compiler.loss_scale import scale_loss, unscale
 from weft.compiler.memory import Peak, memory
 from weft.compiler.memory_limit import check_limit
@@ -183,7 +183,7 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     together = graph.micro_batches > 1 or len(stages.placements) > 1
     classes = rank_classes(graph, groups, placement.ranks) if together else {}
     every = sorted({*classes.values(), *ranks})
-    local = {rank: localize(graph, rank, groups, stages.homes) for rank in every}
+    local = localize_all(graph, every, groups, stages.homes)
     cut = _cut(graph, local, groups, placement, stages, options)
     parts = [overlap(each, cut.parts) for each in local.values()]
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches

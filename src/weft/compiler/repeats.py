@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.nodes import FORWARD, Arg, Ref, refs
+from weft.ir.nodes import FORWARD, Arg, Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import map_argument
 
@@ -130,7 +130,7 @@ def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
     made: dict[str, None] = {}
     written = []
     for call in calls:
-        for name in _read(call):
+        for name in call.uses:
             if name not in names:
                 names[name] = f"i{len(inputs)}"
                 inputs.append(name)
@@ -141,11 +141,6 @@ def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
     outputs = tuple(name for name in made if name in needed)
     named = tuple(names[name] for name in inputs), tuple(names[name] for name in outputs)
     return Part(Form(tuple(written), *named), tuple(inputs), outputs)
-
-
-def _read(call: LocalCall) -> list[str]:
-    """The values that a call reads, in the order of its arguments."""
-    return [*refs(call.args), *(name for _, arg in call.kwargs for name in refs(arg))]
 
 
 def _renamed(call: LocalCall, names: Mapping[str, str]) -> LocalCall:

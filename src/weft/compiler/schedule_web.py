@@ -166,7 +166,14 @@ class Web:
 
     def lasts(self, node: Node) -> float:
         """Seconds of an act of a node: its slowest rank's."""
-        return max(self.seconds[rank][id] for rank, id in self.nodes[node].items())
+        return self._lasts[node]
+
+    @cached_property
+    def _lasts(self) -> dict[Node, float]:
+        return {
+            node: max(self.seconds[rank][id] for rank, id in own.items())
+            for node, own in self.nodes.items()
+        }
 
     @cached_property
     def busiest(self) -> float:
@@ -180,6 +187,18 @@ class Web:
                     loads[seat] = loads.get(seat, 0.0) + self.lasts(node)
         return max(loads.values(), default=0.0)
 
+    @cached_property
+    def _turning(self) -> tuple[Link, ...]:
+        """The registers of the loop that hold one node back for another."""
+        return tuple(
+            link
+            for link in self.links
+            if link.register.rate > 1
+            and link.source in self.loop
+            and link.target in self.loop
+            and not self.crosses_barrier(link)
+        )
+
     def marked_graph(self, copies: Mapping[Slot, int]) -> list[Edge[Node]]:
         """The edges of the loop: data, and copies that are given back.
 
@@ -188,11 +207,7 @@ class Web:
         """
         data: dict[tuple[Node, Node], int] = {}
         back: dict[tuple[Node, Node], tuple[int, list[Slot]]] = {}
-        for link in self.links:
-            if link.register.rate == 1 or not {link.source, link.target} <= self.loop:
-                continue
-            if self.crosses_barrier(link):
-                continue
+        for link in self._turning:
             full = int(link.register.full)
             key = link.source, link.target
             data[key] = min(full, data.get(key, full))
@@ -211,8 +226,10 @@ class Web:
 
 def with_copies(plan: RankPlan, copies: Mapping[Slot, int]) -> RankPlan:
     """The plan with other credits."""
-    registers = tuple(
-        replace(each, credits=copies.get((plan.rank, each.value.name), each.credits))
-        for each in plan.registers
-    )
+
+    def given(register: Register) -> Register:
+        credits = copies.get((plan.rank, register.value.name), register.credits)
+        return register if credits == register.credits else replace(register, credits=credits)
+
+    registers = tuple(map(given, plan.registers))
     return replace(plan, registers=registers)

@@ -31,8 +31,9 @@ def split_backward(program: LocalProgram) -> LocalProgram:
 
 
 def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
-    made = {value.name for value in node.makes}
-    return not program.loop.isdisjoint(node.reads | made)
+    if not program.loop.isdisjoint(node.reads):
+        return True
+    return any(value.name in program.loop for value in node.makes)
 
 
 def _may_wait(program: LocalProgram, node: LocalNode) -> bool:

@@ -122,7 +122,7 @@ class _Cutter:
 
     def add(self, item: LocalCall | LocalUpdate | Bucket) -> None:
         if isinstance(item, Bucket):
-            if item.reads & self.made:
+            if not self.made.isdisjoint(item.reads):
                 self.cut()
             self.work.append(item)
             makes = frozenset(value.name for value in item.makes)
@@ -130,9 +130,10 @@ class _Cutter:
             return
         if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
             self.cut()
-        if item.reads & self.joined:
+        if not self.joined.isdisjoint(item.reads):
             self.cut()
-        late = item.reads - self.outside - self.made - self.waited
+        made, outside, waited = self.made, self.outside, self.waited
+        late = [n for n in item.reads if n not in outside and n not in made and n not in waited]
         # What comes once a step is there for all micro-batches but the first: no reason to cut.
         if self.run and any(self.parts.comes_again(name, item) for name in late):
             self.cut()

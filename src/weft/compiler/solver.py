@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,7 +60,7 @@ def minimize(
     unary: Sequence[Table],
     pairwise: Mapping[tuple[int, int], Table],
     limit: int = TABLE_LIMIT,
-    starts: Sequence[Sequence[int]] = (),
+    starts: Iterable[Sequence[int]] = (),
 ) -> Solution:
     """Choose one entry of every variable so that the sum of all tables is least.
 
@@ -125,19 +125,32 @@ class _Known:
 
     def without_least(self, table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
         """A table without its least entry, in another shape, and that entry."""
+        return self.get(("least", id(table), shape), table, lambda: _without_least(table, shape))
 
-        def make() -> tuple[Table, float]:
-            least = float(table.min())
-            return (table - least).reshape(shape), least
-
-        return self.get(("least", id(table), shape), table, make)
-
-    def least_over(self, factors: Sequence[_Factor], variables: tuple[int, ...]) -> Table:
-        """The sum of tables over `variables`, least over the last of them."""
-        places = [tuple(variables.index(v) for v in factor.variables) for factor in factors]
+    def least_over(
+        self, factors: Sequence[_Factor], variables: tuple[int, ...]
+    ) -> tuple[Table, float]:
+        """The sum of tables over `variables`, least over the last: without its least entry, and that."""
+        place = {variable: index for index, variable in enumerate(variables)}
+        places = [tuple([place[v] for v in factor.variables]) for factor in factors]
         tables = [factor.table for factor in factors]
         key = ("sum", len(variables), *map(id, tables), *places)
-        return self.get(key, tables, lambda: _summed(tables, places, len(variables)).min(axis=-1))
+
+        def make() -> tuple[Table, float]:
+            least: Table = _summed(tables, places, len(variables)).min(axis=-1)
+            return _without_least(least, least.shape)
+
+        return self.get(key, tables, make)
+
+    def best(self, factors: Sequence[_Factor], variable: int, choices: Sequence[int]) -> int:
+        """The best choice of a variable where the others in its tables have theirs."""
+        where = [
+            tuple([-1 if v == variable else choices[v] for v in factor.variables])
+            for factor in factors
+        ]
+        tables = [factor.table for factor in factors]
+        key = ("best", *map(id, tables), *where)
+        return self.get(key, tables, lambda: int(np.argmin(sum(map(_along, tables, where)))))
 
 
 @dataclass
@@ -150,6 +163,7 @@ class _Elimination:
         factors_of: numbers of the live tables that mention each variable.
         neighbours: open variables that share a table with each open variable.
         order: what was eliminated, in order.
+        sizes: how many choices each variable has.
         bound: what was taken out of tables so far: they hold differences, so that small ones are
             not lost beside large sums.
     """
@@ -164,20 +178,22 @@ class _Elimination:
     factors_of: list[set[int]] = field(default_factory=list)
     neighbours: list[set[int]] = field(default_factory=list)
     order: list[_Eliminated] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def run(self) -> list[int]:
+        self.sizes = [len(table) for table in self.unary]
         self.factors_of = [set() for _ in self.unary]
         self.neighbours = [set() for _ in self.unary]
         for variable, table in enumerate(self.unary):
-            self._add(_Factor((variable,), table))
+            self._add_narrowed(_Factor((variable,), table))
         for factor in self.pairwise:
-            self._add(factor)
+            self._add_narrowed(factor)
         self._eliminate_all()
         return self._chosen()
 
     def _eliminate_all(self) -> None:
-        """Eliminate the variable with the smallest table next, until none is open."""
-        is_open = set(range(len(self.unary)))
+        """Eliminate the variable with the smallest table next, until none is open that has a choice."""
+        is_open = {variable for variable, size in enumerate(self.sizes) if size > 1}
         heap = [(self._size(variable), variable) for variable in is_open]
         heapq.heapify(heap)
         while is_open:
@@ -185,28 +201,32 @@ class _Elimination:
             if variable not in is_open or size != self._size(variable):
                 continue  # stale: an entry with the present size is in the heap too
             touched = self.neighbours[variable]
-            self._eliminate(variable)
+            self._eliminate(variable, size)
             is_open.discard(variable)
             for other in touched:
                 heapq.heappush(heap, (self._size(other), other))
 
     def _size(self, variable: int) -> int:
         """Entries of the table that eliminating `variable` builds."""
-        around = math.prod(len(self.unary[other]) for other in self.neighbours[variable])
-        return around * len(self.unary[variable])
+        return math.prod([self.sizes[o] for o in self.neighbours[variable]]) * self.sizes[variable]
 
-    def _eliminate(self, variable: int) -> None:
+    def _eliminate(self, variable: int, size: int) -> None:
         """Replace all tables that mention `variable` by what its best choices leave."""
         factors = self._take(variable)
         self.order.append(_Eliminated(variable, tuple(factors)))
-        for group in self._groups(variable, factors):
+        for group in self._groups(variable, size, factors):
             others = tuple(sorted({v for factor in group for v in factor.variables} - {variable}))
-            self._add(_Factor(others, self.known.least_over(group, (*others, variable))))
+            self._add(others, *self.known.least_over(group, (*others, variable)))
 
-    def _groups(self, variable: int, factors: Sequence[_Factor]) -> Iterator[list[_Factor]]:
+    def _groups(
+        self, variable: int, size: int, factors: Sequence[_Factor]
+    ) -> Iterable[list[_Factor]]:
         """All tables together where that is small enough; else in as few groups as first fit finds."""
+        largest_first = sorted(factors, key=lambda factor: -factor.table.size)
+        if size <= self.limit:
+            return [largest_first]
         groups: list[tuple[set[int], list[_Factor]]] = []
-        for factor in sorted(factors, key=lambda factor: -factor.table.size):
+        for factor in largest_first:
             for around, group in groups:
                 if self._entries(around.union(factor.variables)) <= self.limit:
                     around.update(factor.variables)
@@ -217,27 +237,26 @@ class _Elimination:
         return (group for _, group in groups)
 
     def _entries(self, variables: set[int]) -> int:
-        return math.prod(len(self.unary[each]) for each in variables)
+        return math.prod([self.sizes[each] for each in variables])
 
-    def _add(self, factor: _Factor) -> None:
-        factor = self._narrowed(factor)
-        number = self.added
-        self.added += 1
-        self.factors[number] = factor
-        for variable in factor.variables:
-            self.factors_of[variable].add(number)
-            self.neighbours[variable].update(v for v in factor.variables if v != variable)
-
-    def _narrowed(self, factor: _Factor) -> _Factor:
-        """The factor without its least entry, and without variables that have one choice.
+    def _add_narrowed(self, factor: _Factor) -> None:
+        """Add a table without its least entry, and without variables that have one choice.
 
         numpy's tables have at most 64 dimensions.
         """
-        kept = tuple(v for v in factor.variables if len(self.unary[v]) > 1)
-        shape = tuple(len(self.unary[v]) for v in kept)
-        table, least = self.known.without_least(factor.table, shape)
+        kept = tuple([v for v in factor.variables if self.sizes[v] > 1])
+        shape = tuple([self.sizes[v] for v in kept])
+        self._add(kept, *self.known.without_least(factor.table, shape))
+
+    def _add(self, variables: tuple[int, ...], table: Table, least: float) -> None:
+        """Add a table over variables that have a choice, from which `least` was taken."""
         self.bound += least
-        return _Factor(kept, table)
+        number = self.added
+        self.added += 1
+        self.factors[number] = _Factor(variables, table)
+        for variable in variables:
+            self.factors_of[variable].add(number)
+            self.neighbours[variable].update([v for v in variables if v != variable])
 
     def _take(self, variable: int) -> list[_Factor]:
         """Remove and return all tables that mention `variable`, oldest first."""
@@ -256,15 +275,18 @@ class _Elimination:
         """The choices, last eliminated first: by then the neighbours of each variable are known."""
         choices = [0] * len(self.unary)
         for variable, factors in reversed(self.order):
-            looks = sum(_along(factor, variable, choices) for factor in factors)
-            choices[variable] = int(np.argmin(looks))
+            choices[variable] = self.known.best(factors, variable, choices)
         return choices
 
 
-def _along(factor: _Factor, variable: int, choices: Sequence[int]) -> Table:
-    """The costs of each choice of `variable` where the others have theirs."""
-    where = tuple(slice(None) if v == variable else choices[v] for v in factor.variables)
-    column: Table = factor.table[where]
+def _without_least(table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
+    least = float(table.min())
+    return (table - least).reshape(shape), least
+
+
+def _along(table: Table, where: Sequence[int]) -> Table:
+    """The costs of each choice of the variable at -1 where the others have theirs."""
+    column: Table = table[tuple(slice(None) if place < 0 else place for place in where)]
     return column
 
 

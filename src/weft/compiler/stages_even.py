@@ -19,7 +19,7 @@ from weft.compiler.calls import op_call
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Value
-from weft.ops import flops, traffic
+from weft.ops import OpCall, flops, traffic
 from weft.units import ITEM_SIZE
 
 Floats = NDArray[np.float64]
@@ -77,18 +77,31 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
         for index, call in reversed(list(enumerate(calls)))
         if call.location is not None
     }
-    costs = np.array([call_cost(graph, call, cost_model) for call in calls])
+    known: dict[OpCall, float] = {}  # layers repeat themselves
+
+    def cost(call: Call) -> float:
+        whole = op_call(graph, call)
+        found = known.get(whole)
+        if found is None:
+            found = known[whole] = _cost(whole, cost_model)
+        return found
+
+    costs = np.array([cost(call) for call in calls])
     for call in graph.of_kind(Call):
         if call.phase.kind != "forward" and call.location is not None:
             index = number.get(call.location.sequence)
             if index is not None and call.location.sequence is not None:
-                costs[index] += call_cost(graph, call, cost_model)
+                costs[index] += cost(call)
     return costs
 
 
 def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
+    """What one call costs."""
+    return _cost(op_call(graph, call), cost_model)
+
+
+def _cost(whole: OpCall, cost_model: CostModel) -> float:
     """What one call costs; an op without a rule, which deduction will refuse, costs nothing."""
-    whole = op_call(graph, call)
     try:
         return cost_model.work(flops(whole), traffic(whole))
     except RuleError:

@@ -75,6 +75,11 @@ class LogicalGraph:
     micro_batches: int = 1
 
     @cached_property
+    def held(self) -> set[object]:
+        """The rules that were found to hold (`weft.ir.verify`): a graph never changes."""
+        return set()
+
+    @cached_property
     def values(self) -> dict[str, Value]:
         """Every value by name."""
         return {value.name: value for node in self.nodes for value in node_outputs(node)}
@@ -107,4 +112,11 @@ class LogicalGraph:
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """The nodes of one kind, in order."""
-        return [node for node in self.nodes if isinstance(node, kind)]
+        return list(self._by_kind.get(kind, ()))
+
+    @cached_property
+    def _by_kind(self) -> dict[type[Any], list[Node]]:
+        found: dict[type[Any], list[Node]] = {}
+        for node in self.nodes:
+            found.setdefault(type(node), []).append(node)
+        return found

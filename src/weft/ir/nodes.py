@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from weft.layout import Layout
-from weft.ops.call import Token
+from weft.ops.call import Argument, Token, map_argument, operand
 from weft.ops.call import Varying as Varying
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
@@ -111,8 +112,43 @@ class Input:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Arguments:
+    """What stands in the argument trees of a call; a call never changes, so that each is walked once."""
+
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+
+    @cached_property
+    def uses(self) -> tuple[str, ...]:
+        """The names of the values that the call reads, in order, repeated as they stand."""
+        if not self.kwargs:
+            return tuple(refs(self.args))
+        return (*refs(self.args), *(name for _, arg in self.kwargs for name in refs(arg)))
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The distinct values that the call reads, in the order of first appearance."""
+        return tuple(dict.fromkeys(self.uses))
+
+    @cached_property
+    def numbered(self) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
+        """`args` and `kwargs` with the numbers of operands in place of their names."""
+        number = {name: operand(index) for index, name in enumerate(self.operands)}
+
+        def leaf(arg: Any) -> Any:
+            return number[arg.name] if isinstance(arg, Ref) else arg
+
+        kwargs = tuple((key, map_argument(leaf, arg)) for key, arg in self.kwargs)
+        return map_argument(leaf, self.args), kwargs
+
+    @cached_property
+    def varyings(self) -> tuple[Varying, ...]:
+        """The arguments that differ between micro-batches, in order."""
+        return tuple(varyings((self.args, *(arg for _, arg in self.kwargs))))
+
+
+@dataclass(frozen=True)
+class Call(Arguments):
     """One call of an op. `outputs` has one entry for each result; None where the op returns no tensor."""
 
     op: str
@@ -121,6 +157,11 @@ class Call:
     outputs: tuple[Value | None, ...]
     location: Location | None = None
     phase: Phase = FORWARD
+
+    @cached_property
+    def makes(self) -> tuple[Value, ...]:
+        """The values that the call makes."""
+        return tuple(value for value in self.outputs if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +207,10 @@ Node: TypeAlias = Input | Call | Box | Update | Output
 def node_outputs(node: Node) -> tuple[Value, ...]:
     """The values that a node makes."""
     match node:
-        case Input(value=value):
+        case Call():
+            return node.makes
+        case Input(value=value) | Box(output=value):
             return (value,)
-        case Call(outputs=outputs):
-            return tuple(value for value in outputs if value is not None)
-        case Box(output=output):
-            return (output,)
         case _:
             return ()
 
@@ -179,8 +218,8 @@ def node_outputs(node: Node) -> tuple[Value, ...]:
 def node_uses(node: Node) -> tuple[str, ...]:
     """The names of the values that a node reads, in the order of its arguments, repeated as they stand."""
     match node:
-        case Call(args=args, kwargs=kwargs):
-            return tuple(refs(args)) + tuple(name for _, arg in kwargs for name in refs(arg))
+        case Call():
+            return node.uses
         case Box(input=ref) | Output(value=ref):
             return (ref.name,)
         case Update(target=target, source=source, states=states, skip=skip):

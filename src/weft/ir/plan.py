@@ -108,6 +108,20 @@ class RankPlan:
     micro_batches: int = 1
     orders: tuple[Order, ...] = ()
 
+    @cached_property
+    def register_of(self) -> dict[str, Register]:
+        """The register of each value by its name."""
+        return {register.value.name: register for register in self.registers}
+
+    @cached_property
+    def on_queue(self) -> dict[str, list[Actor]]:
+        """The actors of each queue that act, in order."""
+        found: dict[str, list[Actor]] = {}
+        for actor in self.actors:
+            if not isinstance(actor, Hold):
+                found.setdefault(actor.queue, []).append(actor)
+        return found
+
     def __str__(self) -> str:
         lines = [f"rank {self.rank}{micro_text(self.micro_batches)}", *map(input_text, self.inputs)]
         lines += [*map(order_text, self.orders), *map(register_text, self.registers)]

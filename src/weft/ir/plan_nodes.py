@@ -7,9 +7,10 @@ one actor to another stand in registers. An actor acts once a step, or once for 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
-from weft.ir.nodes import FORWARD, Arg, Phase, Role, refs
+from weft.ir.nodes import FORWARD, Arg, Arguments, Phase, Role
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
@@ -65,8 +66,8 @@ class LocalValue:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class LocalCall:
+@dataclass(frozen=True)
+class LocalCall(Arguments):
     """A call of an op on local tensors; `op` is an ATen name or one of weft's local ops (`weft.…`)."""
 
     op: str
@@ -75,12 +76,12 @@ class LocalCall:
     outputs: tuple[LocalValue | None, ...]
     phase: Phase = FORWARD
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The local values that the call reads."""
-        return {*refs(self.args), *(name for _, arg in self.kwargs for name in refs(arg))}
+        return frozenset(self.uses)
 
-    @property
+    @cached_property
     def makes(self) -> tuple[LocalValue, ...]:
         """The local values that the call makes."""
         return tuple(value for value in self.outputs if value is not None)

@@ -18,7 +18,6 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
     refs,
-    varyings,
 )
 from weft.ir.printer import node_text
 from weft.units import ITEM_SIZE
@@ -32,7 +31,7 @@ _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
 
 
 def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
-    """Return `graph` when it is legal.
+    """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
 
     Args:
         graph: what to check.
@@ -44,11 +43,14 @@ def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
             graph.
     """
     for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
+        if rule in graph.held:
+            continue
         for node, problem in rule(graph):
             line = node_text(node, graph.placements)
             raise InternalError(
                 f"graph {graph.name!r} breaks the rule {rule.__name__}: {problem} in\n  {line}"
             )
+        graph.held.add(rule)
     return graph
 
 
@@ -78,7 +80,8 @@ def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
         for name in node_uses(node):
             if name not in seen:
                 yield node, f"%{name} is not made before"
-        seen.update(value.name for value in node_outputs(node))
+        for value in node_outputs(node):
+            seen.add(value.name)
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
@@ -86,7 +89,7 @@ def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
     for node, value in _made(graph):
         if value.dtype not in ITEM_SIZE:
             yield node, f"dtype {value.dtype!r} is unknown"
-        if any(size < 0 for size in value.shape):
+        if value.shape and min(value.shape) < 0:
             yield node, f"shape {value.shape} has a negative size"
 
 
@@ -141,7 +144,7 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
     if graph.micro_batches < 1:
         yield graph.nodes[0], f"the graph has {graph.micro_batches} micro-batches"
     for node in graph.of_kind(Call):
-        for varying in varyings((node.args, *(arg for _, arg in node.kwargs))):
+        for varying in node.varyings:
             if len(varying.values) != graph.micro_batches:
                 yield (
                     node,

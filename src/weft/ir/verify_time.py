@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.ir.nodes import OVER_STEP, varyings
+from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import Actor, Communicate, Compute, Hold, LocalCall, LocalNode, RankPlan
 
 
@@ -31,7 +31,8 @@ def versions_complete(plan: RankPlan) -> Iterator[str]:
         over = {name for call in calls if call.op in OVER_STEP for name in _made(call)}
         for name in sorted(over - once):
             yield f"actor {actor.id} makes {name} over a step, but hands it on in each act"
-        for name in sorted(over & {name for call in calls for name in call.reads}):
+        read = {name for call in calls for name in call.reads} if over else set()
+        for name in sorted(over & read):
             yield f"actor {actor.id} reads {name} before the step has made it"
         for name in sorted(once.intersection(actor.produces) - over) if actor.acts > 1 else ():
             yield f"actor {actor.id} makes {name} in each act, but hands it on once a step"
@@ -41,7 +42,7 @@ def varying_arguments_complete(plan: RankPlan) -> Iterator[str]:
     """An argument that varies has a value for each act of its actor."""
     for actor in plan.actors:
         for call in _calls(actor):
-            for varying in varyings((call.args, *(arg for _, arg in call.kwargs))):
+            for varying in call.varyings:
                 if len(varying.values) != actor.acts:
                     yield f"actor {actor.id} acts {actor.acts} times, but {call.op} has {varying}"
 
@@ -53,7 +54,8 @@ def control_registers_empty(plan: RankPlan) -> Iterator[str]:
         if (register.value.shape, register.value.dtype) != ((0,), "bool"):
             yield f"{name} is a control register, but not bool[0]"
     for actor in plan.actors:
-        touched = {name for node in _nodes(actor) for name in (*node.reads, *_made(node))}
+        nodes = _nodes(actor) if control else ()
+        touched = {name for node in nodes for name in (*node.reads, *_made(node))}
         for name in sorted(touched & control.keys()):
             yield f"actor {actor.id} uses the control register {name} as a tensor"
         named = (*actor.waits, *actor.signals) if isinstance(actor, Communicate) else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft.errors import LayoutError
 from weft.layout.placement import Placement
@@ -11,7 +12,7 @@ from weft.layout.region import Region, region_shape, shard_region
 from weft.layout.sbp import SBP, Broadcast, Partial, Split
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Where a tensor lies: `sbp[i]` says how along axis `i` of `placement`.
 
@@ -28,6 +29,14 @@ class Layout:
                 f"a layout needs one SBP for each of the {self.placement.axes} axes of {self.placement}, "
                 f"found ({', '.join(map(str, self.sbp))})"
             )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Layouts are looked up all the time."""
+        return hash((self.placement, self.sbp))
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise LayoutError when a split names a dimension that a tensor of `shape` does not have."""

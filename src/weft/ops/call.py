@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from weft.layout import SBP
@@ -49,7 +50,7 @@ class TensorSpec:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpCall:
     """One call of the op `op`, such as "aten.mm.default".
 
@@ -64,8 +65,16 @@ class OpCall:
     operands: tuple[TensorSpec, ...]
     results: tuple[TensorSpec | None, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
 
-@dataclass(frozen=True, slots=True)
+    @cached_property
+    def _hash(self) -> int:
+        """Calls are looked up all the time, and their argument trees are deep."""
+        return hash((self.op, self.args, self.kwargs, self.operands, self.results))
+
+
+@dataclass(frozen=True)
 class Signature:
     """One legal combination of SBPs of an op along one axis of a grid.
 
@@ -75,12 +84,31 @@ class Signature:
     operands: tuple[SBP, ...]
     results: tuple[SBP, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.results))
+
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}"
+
+
+@lru_cache(maxsize=1024)
+def operand(index: int) -> Operand:
+    """The operand of a number: one object, which equals itself at once. Calls are compared all the time."""
+    return Operand(index)
+
+
+@lru_cache(maxsize=65536)
+def tensor_spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    """The spec of a shape and a dtype: one object, as those of `operand`."""
+    return TensorSpec(shape, dtype)
 
 
 def map_argument(function: Callable[[Any], Any], argument: Any) -> Any:
     """Apply `function` to every leaf of an argument tree, keeping the tuples."""
     if isinstance(argument, tuple):
-        return tuple(map_argument(function, part) for part in argument)
+        return tuple([map_argument(function, part) for part in argument])
     return function(argument)

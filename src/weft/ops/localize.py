@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.layout import SBP, Partial, Split, neutral, shard_range
-from weft.ops.call import Argument, OpCall, Operand, Signature, TensorSpec, Token
+from weft.ops.call import Argument, OpCall, Operand, Signature, TensorSpec, Token, tensor_spec
 from weft.ops.rule import Cut, rule_of
 
 # `weft.blank(operands, (shape, dtype, fill) of each result)`: results of a rank without elements.
@@ -92,4 +92,4 @@ def _shard(spec: TensorSpec, sbp: SBP, parts: int, index: int) -> TensorSpec:
     if not isinstance(sbp, Split):
         return spec
     _, length = shard_range(spec.shape[sbp.dim], parts, index)
-    return TensorSpec(spec.shape[: sbp.dim] + (length,) + spec.shape[sbp.dim + 1 :], spec.dtype)
+    return tensor_spec(spec.shape[: sbp.dim] + (length,) + spec.shape[sbp.dim + 1 :], spec.dtype)
