@@ -48,7 +48,7 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
-    Explained("*", "experts", "bytes", 0.8, 0.98, _ROWS),
+    Explained("*", "experts", "bytes", 0.6, 0.98, _ROWS),
     *(Explained(name, "[th]*", "bytes", 0.6, 0.9, _SIDE) for name in ("Phi-2", "GPT-NeoX 20B")),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
     Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),

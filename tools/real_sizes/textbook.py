@@ -157,7 +157,9 @@ def sequence(facts: Facts, grid: Grid) -> Figures:
     half = _exchanged(facts, t) * ring(t) * facts.activation / d
     whole = size(weight for weight in facts.trained if not weight.split)
     reduced = found.sent["all_reduce"] - 2 * half + 2 * ring(t) * whole
-    sent = {"all_reduce": reduced, "all_gather": half, "reduce_scatter": half}
+    # What shared experts make is scattered as a row layer's output; what the others make comes by itself.
+    beside = facts.shared * min(1.0, facts.chosen / t) * ring(t) * facts.activation / d
+    sent = {"all_reduce": reduced, "all_gather": half, "reduce_scatter": half + beside}
     return replace(found, sent=sent, exchanges=2 * found.exchanges + len(facts.trained))
 
 

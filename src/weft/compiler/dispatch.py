@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.buffer_calls import calls_in_buffers
 from weft.compiler.deduce import Hints
+from weft.compiler.expert_biases import ONES, as_products
 from weft.compiler.mixtures import Mixture, expert_notes, mixtures
 from weft.compiler.needed import needed
 from weft.compiler.row_calls import has_rows, in_blocks
@@ -56,6 +57,8 @@ def dispatch_rows(
 
 def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     """The graph with the rows of one mixture sent to its experts."""
+    graph, products = as_products(graph, mixture.biases)
+    mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
     writer = _Writer(graph, mixture, calls_in_buffers(graph, mixture))
     for node in graph.nodes:
         writer.write(node)
@@ -162,6 +165,11 @@ class _Writer:
     def _block(self, node: Call, arg: Arg) -> Ref:
         """The value of a row operand in the buffers, which is sent there first if it is not."""
         name = _name(arg)
+        maker = self.graph.producers[name]
+        if name not in self.blocks and isinstance(maker, Call) and maker.op == ONES:
+            block = self.blocks[name] = self._in_buffer(self.graph.values[name])
+            args = (maker.args[0], block.shape)
+            self.nodes.append(replace(maker, args=args, outputs=(block,)))
         if name not in self.blocks:
             tokens = repeated(self.graph, name)
             source, each = tokens if tokens and self._whole_tokens(tokens[1]) else (name, 1)
