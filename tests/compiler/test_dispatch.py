@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,19 +34,20 @@ EXPERT = weft.expert_parallel(["*.up", "*.down"], capacity=1.0)
 EXPERT = replace(EXPERT, activations={"embedding": S(0)})
 
 
-def captured(ranks: int = RANKS) -> LogicalGraph:
+@cache
+def captured(ranks: int = RANKS, **more: Any) -> LogicalGraph:
     with torch.device("meta"):
-        model = Model(width=WIDTH, experts=EXPERTS, layers=2)
+        model = Model(width=WIDTH, experts=EXPERTS, layers=2, **more)
         ids = torch.zeros(ROWS * ranks, TIME, dtype=torch.long)
     batch = {"x": ids, "y": ids}
     optimizer = torch.optim.AdamW(model.parameters())
     return capture(model, token_loss, optimizer, batch).graph
 
 
-def planned(strategy: weft.Strategy, grid: Any = None) -> Compiled:
+def planned(strategy: weft.Strategy, grid: Any = None, **more: Any) -> Compiled:
     grid = list(range(RANKS)) if grid is None else grid
     place, options = weft.placement("cpu", grid), strategy.options()
-    graph = captured(len(place.ranks))
+    graph = captured(len(place.ranks), **more)
     hints = strategy_hints(strategy, graph, stage_placements(options.stages, place))
     return compile_graph(graph, hints, place, (0,), options)
 
@@ -101,6 +103,23 @@ def test_whole_tokens_cost_no_more_than_sums() -> None:
     strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=2.0)
     sums = 2 * 2 * 2 * (TOKENS * RANKS) * WIDTH * 4 * (RANKS - 1) // RANKS
     assert sum(sent(planned(strategy)).values()) <= sums
+
+
+def test_of_whole_tokens_sums_travel_not_their_rows() -> None:
+    """Four experts on two ranks: a sum over both in each direction, and no work on rows of others."""
+    strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=1.0)
+    compiled = planned(strategy, [0, 1], each=4)
+    sums = 2 * 2 * (2 * TOKENS) * WIDTH * 4  # half of two mixtures' sums, to be reduced and gathered
+    assert sum(sent(compiled).values()) <= 1.01 * sums
+    rows = {value.shape[:1] for value in compiled.graph.values.values() if value.shape[1:] == (WIDTH,)}
+    assert (4 * 2 * TOKENS,) not in rows
+
+
+def test_biases_do_not_travel() -> None:
+    """A bias is as wide as what is computed; numbers of rows and experts alone travel beside the rows."""
+    parameters = {"*.up*": S(0), "*.down*": S(0), "*": B}
+    found = sent(planned(replace(EXPERT, parameters=parameters), biased=True))
+    assert 2 * 4 * SENT <= found["all_to_all"] <= 2 * 4 * SENT * 1.002
 
 
 def test_data_parallelism_exchanges_gradients_alone() -> None:
