@@ -109,9 +109,12 @@ def test_of_whole_tokens_sums_travel_not_their_rows() -> None:
     """Four experts on two ranks: a sum over both in each direction, and no work on rows of others."""
     strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=1.0)
     compiled = planned(strategy, [0, 1], each=4)
-    sums = 2 * 2 * (2 * TOKENS) * WIDTH * 4  # half of two mixtures' sums, to be reduced and gathered
+    # Half of the sums of two mixtures, forward and backward, to be reduced and to be gathered.
+    sums = 2 * 2 * (2 * TOKENS) * WIDTH * 4
     assert sum(sent(compiled).values()) <= 1.01 * sums
-    rows = {value.shape[:1] for value in compiled.graph.values.values() if value.shape[1:] == (WIDTH,)}
+    rows = {
+        value.shape[:1] for value in compiled.graph.values.values() if value.shape[1:] == (WIDTH,)
+    }
     assert (4 * 2 * TOKENS,) not in rows
 
 

@@ -11,7 +11,7 @@ data axis.
 | ZeRO 1, 2 | 2 (p-1)/p n | reduce-scatter of gradients, all-gather of parameters; section 7.2.1 |
 | ZeRO 3 | 3 (p-1)/p n | parameters gathered in the forward and the backward; section 7.2.2 |
 | tensor | (2 regions layers + ends) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of each region |
-| its experts | k/t of a region, where that is less and no shared expert reads all tokens | GShard, section 3.2, see below |
+| its experts | k/t of a region, where that is less and no expert is shared | GShard, section 3.2: rows go and come |
 | tensor + sequence | the same | reduce-scatter and all-gather in place of all-reduce; 2205.05198, section 4.2.2 |
 | hybrid | tensor, with a/d, and data parallel with n/t | Megatron-LM (2104.04473), section 3.3 |
 | experts | data parallel without experts, and 4 (p-1)/p k a/p a layer | GShard (2006.16668), section 3.2 |

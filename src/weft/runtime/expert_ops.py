@@ -165,9 +165,7 @@ def dispatch(
     return made.reshape(blocks, groups * capacity, *x.shape[1:])
 
 
-def combine(
-    z: Tensor, places: Tensor, groups: int, capacity: int, first: int, each: int
-) -> Tensor:
+def combine(z: Tensor, places: Tensor, groups: int, capacity: int, first: int, each: int) -> Tensor:
     """`weft.combine`: sums of each `each` rows from their places in [blocks, groups · capacity, …]."""
     blocks, rest = z.shape[0], z.shape[2:]
     wide = each > 1 and z.dtype in (torch.bfloat16, torch.float16)
