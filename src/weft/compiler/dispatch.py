@@ -168,8 +168,8 @@ class _Writer:
         maker = self.graph.producers[name]
         if name not in self.blocks and isinstance(maker, Call) and maker.op == ONES:
             block = self.blocks[name] = self._in_buffer(self.graph.values[name])
-            args = (maker.args[0], block.shape)
-            self.nodes.append(replace(maker, args=args, outputs=(block,)))
+            op, args = "aten.new_ones.default", (Ref(self.mixture.ids.name), block.shape)
+            self.nodes.append(replace(maker, op=op, args=args, outputs=(block,)))
         if name not in self.blocks:
             tokens = repeated(self.graph, name)
             source, each = tokens if tokens and self._whole_tokens(tokens[1]) else (name, 1)

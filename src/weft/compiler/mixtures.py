@@ -25,7 +25,7 @@ class Mixture:
     Attributes:
         ids: the value with the expert of each row.
         calls: the products.
-        biases: calls that read tables of as many experts, split alike, and add up their gradients.
+        biases: calls that read tables of as many experts, split alike.
         experts: how many there are.
         blocks: into how many blocks they are cut.
         groups: of rows; those of one rank.
@@ -145,7 +145,7 @@ def _mixture(
     even = rows / groups / blocks
     held = most if capacity is None else min(most, ceil(capacity * even))
     tables = biases(graph, ids.name, count)
-    alike = {_split_axes(graph, name, on_grid) for name in map(table_of, tables) if name} == axes
+    alike = {_split_axes(graph, table_of(each), on_grid) for each in tables} == axes
     return Mixture(
         ids, calls, tables if alike else (), count, blocks, groups, held, capacity is not None
     )
