@@ -165,21 +165,6 @@ def test_a_split_weight_is_used_where_it_lies_at_a_large_batch() -> None:
     assert not any(text.startswith(("w2", "wt2")) for text in collectives(graph, found))
 
 
-def test_what_repeats_a_whole_parameter_for_the_batch_is_split_with_it() -> None:
-    """As attention's sinks and class tokens: no exchange of what they stand beside."""
-    b = Build()
-    b.input("x", (64, 16))
-    b.input("w", (1, 1), "parameter")
-    b.call("aten.expand.default", "each", (64, 1), "w", (64, 1))
-    both = (Ref("x"), Ref("each"))
-    b.call("aten.cat.default", "y", (64, 17), both, 1)
-    b.call("aten.amax.default", "z", (64,), "y", (1,))
-    graph = b.graph()
-    found = deduce(graph, Hints({"x": (S0,), "w": (B,)}), PAIR)
-    assert sbp(found, "w", "y", "z") == ["B", "S(0)", "S(0)"]
-    assert collectives(graph, found) == []
-
-
 def test_the_layer_after_a_column_split_is_split_by_rows() -> None:
     """What Megatron-LM does by hand, found from the hint for the first layer alone, as its activations are large."""
     graph = mlp(65536, 64, 256, 64)

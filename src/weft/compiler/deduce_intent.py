@@ -108,7 +108,7 @@ def forbidden(
 def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
     """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter.
 
-    What repeats a parameter, as for each row of the batch, is an activation.
+    What repeats one, as a token for each sequence of the batch, is an activation.
     """
     found = {name: name for name in parameters}
     for node in graph.of_kind(Call):
