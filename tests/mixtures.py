@@ -35,31 +35,45 @@ class Mixture(nn.Module):
     [n, time, width] -> the same.
     """
 
-    def __init__(self, width: int, experts: int, middle: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        width: int,
+        experts: int,
+        middle: Callable[[Tensor], Tensor],
+        each: int = CHOSEN,
+        biased: bool = False,
+    ) -> None:
         super().__init__()
         self.product: Product = F.grouped_mm
         self.middle = middle
+        self.each = each
+        self.biased = biased
         self.gate = nn.Linear(width, experts)
         self.up = nn.Parameter(torch.randn(experts, 4 * width, width) / width)
         self.down = nn.Parameter(torch.randn(experts, width, 2 * width) / width)
+        if biased:
+            self.up_bias = nn.Parameter(torch.randn(experts, 4 * width))
+            self.down_bias = nn.Parameter(torch.randn(experts, width))
 
     def forward(self, x: Tensor) -> Tensor:
         experts, _, width = self.up.shape
         tokens = x.reshape(-1, width)
-        weights, chosen = self.gate(tokens).softmax(-1).topk(CHOSEN)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(self.each)
         ids, order = torch.sort(chosen.reshape(-1))
         offs = torch.histc(ids.float(), experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
-        rows = self.product(tokens[order // CHOSEN], self.up.transpose(1, 2), offs=offs)
+        rows = self.product(tokens[order // self.each], self.up.transpose(1, 2), offs=offs)
+        rows = rows + self.up_bias[ids] if self.biased else rows
         gate, up = rows.chunk(2, -1)
         rows = self.product(self.middle(gate) * up, self.down.transpose(1, 2), offs=offs)
+        rows = rows + self.down_bias[ids] if self.biased else rows
         rows = rows * weights.reshape(-1)[order].unsqueeze(-1)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=x.device)
-        return x + rows[back].view(-1, CHOSEN, width).sum(1).view(x.shape)
+        return x + rows[back].view(-1, self.each, width).sum(1).view(x.shape)
 
 
 class Model(nn.Module):
-    """Embedding, mixtures, a head: tokens int64 [n, time] -> logits."""
+    """Embedding, mixtures, a head: tokens int64 [n, time] -> logits; `more` is for the mixtures."""
 
     def __init__(
         self,
@@ -68,10 +82,12 @@ class Model(nn.Module):
         middle: Callable[[Tensor], Tensor] = F.silu,
         layers: int = 1,
         product: Product = F.grouped_mm,
+        **more: Any,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList([Mixture(width, experts, middle) for _ in range(layers)])
+        mixtures = (Mixture(width, experts, middle, **more) for _ in range(layers))
+        self.layers = nn.ModuleList(mixtures)
         self.head = nn.Linear(width, WORDS)
         for layer in self.layers:
             layer.product = product

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,21 +30,24 @@ TOKENS = ROWS * TIME  # of a rank
 SENT = TOKENS * CHOSEN * WIDTH * 4 * (RANKS - 1) // RANKS  # bytes of its rows that leave it
 S, B = weft.split, weft.broadcast
 EXPERT = weft.expert_parallel(["*.up", "*.down"], capacity=1.0)
+# Behind attention rows lie split; looking all of them up on every rank would cost nothing.
+EXPERT = replace(EXPERT, activations={"embedding": S(0)})
 
 
-def captured(ranks: int = RANKS) -> LogicalGraph:
+@cache
+def captured(ranks: int = RANKS, **more: Any) -> LogicalGraph:
     with torch.device("meta"):
-        model = Model(width=WIDTH, experts=EXPERTS, layers=2)
+        model = Model(width=WIDTH, experts=EXPERTS, layers=2, **more)
         ids = torch.zeros(ROWS * ranks, TIME, dtype=torch.long)
     batch = {"x": ids, "y": ids}
     optimizer = torch.optim.AdamW(model.parameters())
     return capture(model, token_loss, optimizer, batch).graph
 
 
-def planned(strategy: weft.Strategy, grid: Any = None) -> Compiled:
+def planned(strategy: weft.Strategy, grid: Any = None, **more: Any) -> Compiled:
     grid = list(range(RANKS)) if grid is None else grid
     place, options = weft.placement("cpu", grid), strategy.options()
-    graph = captured(len(place.ranks))
+    graph = captured(len(place.ranks), **more)
     hints = strategy_hints(strategy, graph, stage_placements(options.stages, place))
     return compile_graph(graph, hints, place, (0,), options)
 
@@ -73,7 +77,7 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
 def test_a_group_beside_data_parallelism_sends_no_more() -> None:
     grid = [[RANKS * i + j for j in range(RANKS)] for i in range(2)]
     over = {"*.up": (B, S(0)), "*.down": (B, S(0)), "*": B}
-    strategy = weft.Strategy({"*": S(0)}, over, expert_capacity=1.0)
+    strategy = replace(EXPERT, batch={"*": S(0)}, parameters=over)
     found = sent(planned(strategy, grid))
     assert 2 * 4 * SENT <= found["all_to_all"] <= 2 * 4 * SENT * 1.002
 
@@ -99,6 +103,26 @@ def test_whole_tokens_cost_no_more_than_sums() -> None:
     strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=2.0)
     sums = 2 * 2 * 2 * (TOKENS * RANKS) * WIDTH * 4 * (RANKS - 1) // RANKS
     assert sum(sent(planned(strategy)).values()) <= sums
+
+
+def test_of_whole_tokens_sums_travel_not_their_rows() -> None:
+    """Four experts on two ranks: a sum over both in each direction, and no work on rows of others."""
+    strategy = weft.Strategy({"*": B}, {"*.up": S(0), "*.down": S(0), "*": B}, expert_capacity=1.0)
+    compiled = planned(strategy, [0, 1], each=4)
+    # Half of the sums of two mixtures, forward and backward, to be reduced and to be gathered.
+    sums = 2 * 2 * (2 * TOKENS) * WIDTH * 4
+    assert sum(sent(compiled).values()) <= 1.01 * sums
+    rows = {
+        value.shape[:1] for value in compiled.graph.values.values() if value.shape[1:] == (WIDTH,)
+    }
+    assert (4 * 2 * TOKENS,) not in rows
+
+
+def test_biases_do_not_travel() -> None:
+    """A bias is as wide as what is computed; numbers of rows and experts alone travel beside the rows."""
+    parameters = {"*.up*": S(0), "*.down*": S(0), "*": B}
+    found = sent(planned(replace(EXPERT, parameters=parameters), biased=True))
+    assert 2 * 4 * SENT <= found["all_to_all"] <= 2 * 4 * SENT * 1.002
 
 
 def test_data_parallelism_exchanges_gradients_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft.compiler import memory_exchange
 from weft.compiler.memory import Memory, levels, memory
 from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
@@ -205,3 +206,9 @@ def test_what_somebody_else_reads_is_copied() -> None:
 )
 def test_exchanges_take_their_buffers(each: Collective | Transfer, expected: int) -> None:
     assert exchange_bytes(each) == expected * 1024
+
+
+def test_large_reductions_take_the_buffers_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_exchange, "SLICE", 2048)
+    large = Collective("reduce_scatter", 0, value("a", 8), value("b", 2), dim=1, sizes=(64,) * 4)
+    assert exchange_bytes(large) == (2 + 2 * 2) * 1024  # the result, and a slice twice

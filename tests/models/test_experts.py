@@ -19,7 +19,6 @@ SIZES = huggingface._GATED
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES = {
     "mixtral": huggingface.FAMILIES["mixtral"],
-    "olmoe": huggingface.FAMILIES["olmoe"],
     "qwen2-moe": huggingface.Family(
         "Qwen2MoeConfig",
         "Qwen2MoeForCausalLM",
@@ -64,8 +63,7 @@ def case(family: huggingface.Family) -> Case:
 @pytest.mark.parametrize(
     ("name", "grid", "strategy"),
     [
-        ("mixtral", PAIR, EXPERT),
-        ("olmoe", GRID, BOTH),
+        ("mixtral", GRID, BOTH),
         ("qwen2-moe", PAIR, ZERO),
         ("deepseek-v3", PAIR, EXPERT),
         ("gpt-oss", PAIR, EXPERT),

@@ -41,10 +41,11 @@ def ways_of_rows() -> Iterator[TorchCall]:
         call = (12, groups, blocks, capacity)
         yield torch_call("weft.routes", chosen, *call)
         places = routes(chosen, *call)
-        yield torch_call("weft.dispatch", f(24, 5), places, *call[1:], 0, 0)
-        yield torch_call("weft.dispatch", chosen, places, *call[1:], -1, 0)
+        yield torch_call("weft.dispatch", chosen, places, *call[1:], -1, 0, 1)
         buffer = f(blocks, groups * capacity, 5)
-        yield torch_call("weft.combine", buffer, places, groups, capacity, 0)
+        for each in (1, 2):
+            yield torch_call("weft.dispatch", f(24 // each, 5), places, *call[1:], 0, 0, each)
+            yield torch_call("weft.combine", buffer, places, groups, capacity, 0, each)
 
 
 FAMILIES = (products_of_rows, products_of_blocks, ways_of_rows)

@@ -63,9 +63,9 @@ def test_zero() -> None:
 
 def test_matrices_under_autocast_travel_in_two_bytes() -> None:
     half = Facts(**{**vars(TINY), "cast": 2})
-    # 64 + 32 elements of matrices, 24 others; what lies on a rank stays as it was.
-    assert textbook.zero_1(half, (4,)).sent["all_gather"] == 3 / 4 * (96 * 2 + 24 * 4)
-    assert textbook.data(half, (4,)).bytes == 2 * 3 / 4 * (96 * 2 + 24 * 4)
+    # 64 elements of a matrix, 32 of experts, 24 others; what lies on a rank stays as it was.
+    assert textbook.zero_1(half, (4,)).sent["all_gather"] == 3 / 4 * (64 * 2 + 56 * 4)
+    assert textbook.data(half, (4,)).bytes == 2 * 3 / 4 * (64 * 2 + 56 * 4)
     assert textbook.data(half, (4,)).states == 2 * ALL
 
 
@@ -75,6 +75,16 @@ def test_tensor_parallel() -> None:
     assert found.sent == {"all_reduce": 6 * 1280}
     assert found.parameters == 256 / 2 + 128 + 64 + 32
     assert found.work == 4000
+
+
+def test_tensor_parallel_experts() -> None:
+    """On 4 ranks, a token's two experts need half of what all tokens need, if no expert is shared."""
+    region = 2 * 3 / 4 * 1280
+    found = textbook.tensor(TINY, (4,))
+    assert found.sent == {"all_reduce": (2 * (1 + 0.5) + 2) * region}
+    shared = textbook.tensor(Facts(**{**vars(TINY), "shared": 1}), (4,))
+    assert shared.sent == {"all_reduce": 6 * region}
+    assert found.exchanges == shared.exchanges == 6 + textbook.OF_MIXTURE + FEW
 
 
 def test_hybrid() -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from weft.compiler import memory_exchange
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator, LocalValue
 from weft.layout import shard_sizes
@@ -38,8 +39,11 @@ def whole(rows, columns=3, dtype=torch.float32):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("rows", [1, 5, 8])
-def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows):
+@pytest.mark.parametrize(("rows", "at_a_time"), [(1, None), (5, None), (8, None), (5, 1), (8, 25)])
+def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows, at_a_time, monkeypatch):
+    """In one go, and in slices of as many bytes."""
+    if at_a_time:
+        monkeypatch.setattr(memory_exchange, "SLICE", at_a_time)
     tensor = whole(rows)
     sizes = shard_sizes(tensor.shape[dim], size)
     pieces = tensor.split(sizes, dim)

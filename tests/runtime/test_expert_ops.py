@@ -21,14 +21,15 @@ def test_kernels_do_what_the_ops_mean(family: object) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_part_of_the_blocks(first: int) -> None:
+def test_a_part_of_the_blocks(first: int, each: int) -> None:
     """What a rank of some blocks gets and gives back, of rows that all ranks hold."""
     ids = torch.tensor([0, 3, 5, 1, 1, 4, 5, -1])
     places = routes(ids, 6, 2, 3, 2)
     for op, given in (("dispatch", (2, 1, 2, 0, first)), ("combine", (2, 2, first))):
-        x = torch.randn(8, 3) if op == "dispatch" else torch.randn(1, 4, 3)
-        args = (x, places, *given)
+        x = torch.randn(8 // each, 3) if op == "dispatch" else torch.randn(1, 4, 3)
+        args = (x, places, *given, each)
         torch.testing.assert_close(EXPERT_OPS[f"weft.{op}"](*args), CHECKS[f"weft.{op}"](*args))
 
 
@@ -36,8 +37,8 @@ def test_what_goes_comes_back() -> None:
     ids = torch.tensor([5, 0, 0, 2, 4, 6, 1, 3])  # 6 is no expert
     x = torch.randn(8, 3)
     places = routes(ids, 6, 2, 3, 3)
-    z = EXPERT_OPS["weft.dispatch"](x, places, 2, 3, 3, 0, 0)
-    back = EXPERT_OPS["weft.combine"](z, places, 2, 3, 0)
+    z = EXPERT_OPS["weft.dispatch"](x, places, 2, 3, 3, 0, 0, 1)
+    back = EXPERT_OPS["weft.combine"](z, places, 2, 3, 0, 1)
     torch.testing.assert_close(back, x * (ids < 6).unsqueeze(1))
 
 

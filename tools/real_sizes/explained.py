@@ -37,6 +37,10 @@ _APART = (
     "what lies between regions stays in pieces, so an all-reduce is a reduce-scatter and an "
     "all-gather of the same bytes"
 )
+_LATENT = (
+    "latents of keys and values are made once, each rank its rows, and gathered; "
+    "the textbook's ranks all make them"
+)
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
@@ -48,6 +52,8 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
+    Explained("*", "experts", "bytes", 0.6, 0.98, _ROWS),
+    Explained("DeepSeek-V2 Lite", "[th]*", "bytes", 1.02, 1.09, _LATENT),
     *(Explained(name, "[th]*", "bytes", 0.6, 0.9, _SIDE) for name in ("Phi-2", "GPT-NeoX 20B")),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
     Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),

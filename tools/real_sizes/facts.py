@@ -5,7 +5,7 @@ Nothing here reads a graph or a plan: the facts come from the model's own parame
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -51,6 +51,7 @@ class Facts:
         blocks: those of the forward of all blocks.
         chosen: experts of a token.
         sparse: layers with experts.
+        shared: those of them with experts for all tokens, too.
     """
 
     weights: tuple[Weight, ...]
@@ -66,6 +67,7 @@ class Facts:
     blocks: int
     chosen: int = 0
     sparse: int = 0
+    shared: int = 0
 
     @property
     def trained(self) -> tuple[Weight, ...]:
@@ -95,8 +97,18 @@ def facts(family: Family, shape: Shape, model: nn.Module, trained: Collection[st
         work=work,
         blocks=blocks,
         chosen=family.chosen[0],
-        sparse=sum(each.endswith(".experts.down_proj") for each in parameters),
+        sparse=len(_mixtures(parameters)),
+        shared=sum(
+            any(name.startswith(mixture) and matches(name, family.columns) for name in parameters)
+            for mixture in _mixtures(parameters)
+        ),
     )
+
+
+def _mixtures(names: Iterable[str]) -> list[str]:
+    """The modules of mixtures of experts, with a dot behind."""
+    last = "experts.down_proj"
+    return [name.removesuffix(last) for name in names if name.endswith(f".{last}")]
 
 
 def _weight(family: Family, name: str, tensor: nn.Parameter, trained: bool) -> Weight:

@@ -12,6 +12,8 @@ from tools.real_sizes.family import Family
 from tools.real_sizes.textbook import Grid, Textbook
 
 MICRO_BATCHES = 8
+# The textbook's tokens spread evenly over the experts.
+EVEN = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def _tensor(sequence: int | None, hybrid: bool) -> Callable[[Family], weft.Strat
         # Whole experts on each rank: their outputs are summed as a row layer's.
         sbp = (weft.broadcast, weft.split(0)) if hybrid else weft.split(0)
         experts = dict.fromkeys(family.experts, sbp)
-        found = replace(found, parameters={**experts, **found.parameters})
+        found = replace(found, parameters={**experts, **found.parameters}, expert_capacity=EVEN)
         if sequence is None:
             return found
         laid = make(family.columns, family.rows, sequence).activations
@@ -76,9 +78,8 @@ KINDS: Mapping[str, Kind] = {
     "tensor + sequence": Kind(_tensor(1, False), textbook.sequence),
     "hybrid": Kind(_tensor(None, True), textbook.tensor),
     "hybrid + sequence": Kind(_tensor(1, True), textbook.sequence),
-    # The textbook's tokens spread evenly over the experts.
     "experts": Kind(
-        lambda family: weft.expert_parallel(family.experts, capacity=1.0), textbook.experts
+        lambda family: weft.expert_parallel(family.experts, capacity=EVEN), textbook.experts
     ),
     "tables": Kind(lambda family: weft.expert_parallel(family.lookups), textbook.tables),
     "pipeline": Kind(_pipeline(4, None), textbook.pipeline(MICRO_BATCHES), stages=True),

@@ -1,8 +1,9 @@
 """The textbook: what each strategy sends, computes and holds, in closed formulas with their sources.
 
 All figures are those of one rank and one step. `p` is the number of ranks along an axis, `n` the bytes of the trained
-parameters as they travel (2 an element of a matrix in mixed precision), `a` those of an activation between two blocks
-for the sequences of one rank of the data axis.
+parameters as they travel (2 an element of a matrix in mixed precision, but not of experts: torch's grouped product is
+not autocast, pytorch issue 174763), `a` those of an activation between two blocks for the sequences of one rank of the
+data axis.
 
 | strategy | bytes that a rank sends | source |
 |---|---|---|
@@ -10,6 +11,7 @@ for the sequences of one rank of the data axis.
 | ZeRO 1, 2 | 2 (p-1)/p n | reduce-scatter of gradients, all-gather of parameters; section 7.2.1 |
 | ZeRO 3 | 3 (p-1)/p n | parameters gathered in the forward and the backward; section 7.2.2 |
 | tensor | (2 regions layers + ends) 2 (t-1)/t a | Megatron-LM (1909.08053), section 3: f and g of each region |
+| its experts | k/t of a region, where that is less and no expert is shared | GShard, section 3.2: rows go and come |
 | tensor + sequence | the same | reduce-scatter and all-gather in place of all-reduce; 2205.05198, section 4.2.2 |
 | hybrid | tensor, with a/d, and data parallel with n/t | Megatron-LM (2104.04473), section 3.3 |
 | experts | data parallel without experts, and 4 (p-1)/p k a/p a layer | GShard (2006.16668), section 3.2 |
@@ -37,6 +39,8 @@ MOMENTS = 2
 
 # Exchanges beside those of the formulas: the loss, the number of labels, norms.
 FEW = 8
+# Of a mixture: rows there and back, twice; experts' numbers and weights, and the router's gradients.
+OF_MIXTURE = 8
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,13 @@ def size(weights: Iterable[Weight]) -> int:
 def moved(facts: Facts, weights: Iterable[Weight]) -> float:
     """Bytes of parameters, or of their gradients, as they travel: matrices in the dtype in which they are multiplied.
 
-    ZeRO (1910.02054), section 7: parameters and gradients of mixed precision are exchanged in 16 bits.
+    ZeRO (1910.02054), section 7: parameters and gradients of mixed precision are exchanged in 16 bits. Experts are
+    multiplied in their own dtype: torch's grouped product is not autocast (pytorch issue 174763).
     """
-    return sum(each.elements * facts.cast if each.product else each.bytes for each in weights)
+    return sum(
+        each.elements * facts.cast if each.product and not each.expert else each.bytes
+        for each in weights
+    )
 
 
 def data(facts: Facts, grid: Grid) -> Figures:
@@ -119,27 +127,39 @@ def zero_3(facts: Facts, grid: Grid) -> Figures:
 def tensor(facts: Facts, grid: Grid) -> Figures:
     """Regions of a column and a row layer; along the first axis of a grid, data parallel."""
     d, t = (1, *grid)[-2:]
-    regions = 2 * facts.regions * facts.layers + facts.ends
-    between = regions * 2 * ring(t) * facts.activation / d
+    between = _exchanged(facts, t) * 2 * ring(t) * facts.activation / d
 
     def share(weight: Weight) -> float:
         return 1 / t if weight.split else 1.0
 
     reduced = sum(moved(facts, [weight]) * share(weight) for weight in facts.trained)
     sent = {"all_reduce": between + 2 * ring(d) * reduced}
+    regions = 2 * facts.regions * facts.layers + facts.ends + OF_MIXTURE * facts.sparse
     gradients = len(facts.trained) if d > 1 else 0
     return _figures(facts, sent, d * t, regions + gradients, share)
+
+
+def _exchanged(facts: Facts, t: int) -> float:
+    """All-reduces of an activation in a step, forward and backward.
+
+    A mixture is a region: its experts lie on the ranks, and what they make of all tokens is summed. Where the rows of
+    the k experts of a token are fewer than the ranks, they go to their experts' ranks and come back for k/t of that.
+    """
+    rows = min(1.0, facts.chosen / t)
+    saved = (facts.sparse - facts.shared) * (1 - rows)
+    return 2 * (facts.regions * facts.layers - saved) + facts.ends
 
 
 def sequence(facts: Facts, grid: Grid) -> Figures:
     """As `tensor`; between regions every rank has a part of the positions, so whole weights have partial gradients."""
     found = tensor(facts, grid)
     d, t = (1, *grid)[-2:]
-    regions = 2 * facts.regions * facts.layers + facts.ends
-    half = regions * ring(t) * facts.activation / d
+    half = _exchanged(facts, t) * ring(t) * facts.activation / d
     whole = size(weight for weight in facts.trained if not weight.split)
     reduced = found.sent["all_reduce"] - 2 * half + 2 * ring(t) * whole
-    sent = {"all_reduce": reduced, "all_gather": half, "reduce_scatter": half}
+    # What shared experts make is scattered as a row layer's output; what the others make comes by itself.
+    beside = facts.shared * min(1.0, facts.chosen / t) * ring(t) * facts.activation / d
+    sent = {"all_reduce": reduced, "all_gather": half, "reduce_scatter": half + beside}
     return replace(found, sent=sent, exchanges=2 * found.exchanges + len(facts.trained))
 
 
@@ -149,7 +169,7 @@ def experts(facts: Facts, grid: Grid) -> Figures:
     tokens = 4 * facts.sparse * ring(p) * facts.chosen * facts.activation / p
     reduced = 2 * ring(p) * moved(facts, (each for each in facts.trained if not each.expert))
     sent = {"all_reduce": reduced, "all_to_all": tokens}
-    count = len(facts.trained) + 8 * facts.sparse
+    count = len(facts.trained) + OF_MIXTURE * facts.sparse
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.expert else 1.0)
 
 

@@ -8,7 +8,8 @@ group of rows, those of one rank, may send to a block: all that there can be, or
 share as `capacity` says; more is an error at run time, never a row less.
 
 Before: `y = expert_mm(f(expert_mm(x, w, ids)), v, ids)`, rows [s, …]. After: the same on rows
-[blocks, groups · capacity, …], and `y` combined; in the backward too.
+[blocks, groups · capacity, …], and `y` combined; in the backward too. A token's k rows are sent from
+the token, and the sum of what its experts make is what comes back: `weft.combine` adds it up.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from weft.compiler.buffer_calls import calls_in_buffers
 from weft.compiler.deduce import Hints
+from weft.compiler.expert_biases import ONES, as_products
 from weft.compiler.mixtures import Mixture, expert_notes, mixtures
-from weft.compiler.row_calls import has_rows, in_blocks, works_on_rows
+from weft.compiler.needed import needed
+from weft.compiler.row_calls import has_rows, in_blocks
+from weft.compiler.row_groups import repeated, summed
 from weft.compiler.stages import Stages
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.rules.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 
 
@@ -52,43 +57,23 @@ def dispatch_rows(
 
 def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     """The graph with the rows of one mixture sent to its experts."""
-    writer = _Writer(graph, mixture, _inside(graph, mixture))
+    graph, products = as_products(graph, mixture.biases)
+    mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
+    writer = _Writer(graph, mixture, calls_in_buffers(graph, mixture))
     for node in graph.nodes:
         writer.write(node)
-    return replace(graph, nodes=tuple(writer.nodes))
-
-
-def _inside(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
-    """The ids of the mixture's products and of the calls between them that work on rows alone."""
-    rows = mixture.ids.shape[0]
-    products = {id(call) for call in mixture.calls}
-    below: set[int] = set()  # what products lead to
-    made: set[str] = set()
-    for node in graph.nodes:
-        if id(node) in products:
-            made.update(_rows_made(node, rows))
-        elif isinstance(node, Call) and any(name in made for name in node_uses(node)):
-            alone = works_on_rows(graph, node, rows)
-            if alone and all(has_rows(graph, node, x, rows) for x in node_uses(node) if x in made):
-                below.add(id(node))
-                made.update(value.name for value in node.outputs if value)
-    inside = set(products)
-    read: set[str] = set()
-    for node in reversed(graph.nodes):
-        leads = id(node) in below and any(v.name in read for v in _outputs(node))
-        if id(node) in products or leads:
-            inside.add(id(node))
-            read.update(node_uses(node))
-    return frozenset(inside)
-
-
-def _rows_made(node: Node, rows: int) -> list[str]:
-    return [v.name for v in _outputs(node) if v.shape[:1] == (rows,) and len(v.shape) == 2]
+    return needed(replace(graph, nodes=tuple(writer.nodes)))
 
 
 @dataclass
 class _Writer:
-    """Writes the nodes of the new graph; `blocks` holds what stands for values in the buffers."""
+    """Writes the nodes of the new graph.
+
+    Attributes:
+        inside: the ids of calls that run on rows in the buffers.
+        blocks: what stands for values there.
+        places, experts: of the rows: where they go, and the experts of those that come.
+    """
 
     graph: LogicalGraph
     mixture: Mixture
@@ -96,10 +81,14 @@ class _Writer:
     nodes: list[Node] = field(default_factory=list)
     blocks: dict[str, Value] = field(default_factory=dict)
     places: Ref | None = None
+    experts: Ref | None = None
 
     def write(self, node: Node) -> None:
-        if not isinstance(node, Call) or id(node) not in self.inside:
+        if not isinstance(node, Call):
             self.nodes.append(node)
+            return
+        if id(node) not in self.inside:
+            self.nodes.append(self._summed(node) or node)
             return
         self._route(node)
         if node.op in (EXPERT_MM, EXPERT_GRADIENT):
@@ -109,12 +98,12 @@ class _Writer:
 
     def _product(self, node: Call) -> None:
         x, other, _, *more = node.args
-        blocks = Ref(self.blocks[self.mixture.ids.name].name)
+        assert self.experts is not None  # sent before
         if node.op == EXPERT_MM:
-            args: tuple[Arg, ...] = (self._block(node, x), other, blocks, *more)
+            args: tuple[Arg, ...] = (self._block(node, x), other, self.experts, *more)
             self._made(replace(node, args=args))
         else:
-            args = (self._block(node, x), self._block(node, other), blocks, *more)
+            args = (self._block(node, x), self._block(node, other), self.experts, *more)
             self.nodes.append(replace(node, args=args))
 
     def _between(self, node: Call) -> None:
@@ -137,28 +126,62 @@ class _Writer:
             if value is None or block is None:
                 continue
             self.blocks[value.name] = block
-            if any(id(user) not in self.inside for user in self.graph.users[value.name]):
-                args = (
-                    Ref(block.name),
-                    self._places(),
-                    self.mixture.groups,
-                    self.mixture.capacity,
-                    0,
-                )
+            if any(self._reads_rows(user, value.name) for user in self.graph.users[value.name]):
+                args = self._combined(block, 1)
                 self.nodes.append(Call(COMBINE, args, (), (value,), node.location, node.phase))
+
+    def _reads_rows(self, user: Node, name: str) -> bool:
+        """Whether a node outside of the buffers reads rows, not sums of those of each token."""
+        if id(user) in self.inside:
+            return False
+        made = [value.name for value in _outputs(user)]
+        readers = [reader for one in made for reader in self.graph.users[one]]
+        return not readers or any(self._source(reader) != name for reader in readers)
+
+    def _source(self, node: Node) -> str | None:
+        """What is made in the buffers, where a call adds up the rows of each token of it."""
+        found = summed(self.graph, node) if isinstance(node, Call) else None
+        if found is None or not self._whole_tokens(found[1]):
+            return None
+        name, _ = found
+        return name if id(self.graph.producers[name]) in self.inside else None
+
+    def _summed(self, node: Call) -> Call | None:
+        """A call that adds up the rows of each token, by what is in the buffers."""
+        name = self._source(node)
+        if name is None:
+            return None
+        each = self.mixture.ids.shape[0] // self.graph.values[_made(node)].shape[0]
+        return replace(node, op=COMBINE, args=self._combined(self.blocks[name], each), kwargs=())
+
+    def _combined(self, block: Value, each: int) -> tuple[Arg, ...]:
+        mixture = self.mixture
+        return (Ref(block.name), self._places(), mixture.groups, mixture.capacity, 0, each)
+
+    def _whole_tokens(self, each: int) -> bool:
+        """Whether all rows of a token, `each`, are in one group."""
+        return self.mixture.ids.shape[0] // each % self.mixture.groups == 0
 
     def _block(self, node: Call, arg: Arg) -> Ref:
         """The value of a row operand in the buffers, which is sent there first if it is not."""
         name = _name(arg)
+        maker = self.graph.producers[name]
+        if name not in self.blocks and isinstance(maker, Call) and maker.op == ONES:
+            block = self.blocks[name] = self._in_buffer(self.graph.values[name])
+            op, args = "aten.new_ones.default", (Ref(self.mixture.ids.name), block.shape)
+            self.nodes.append(replace(maker, op=op, args=args, outputs=(block,)))
         if name not in self.blocks:
-            self._send(node, name, Ref(name), 0)
+            tokens = repeated(self.graph, name)
+            source, each = tokens if tokens and self._whole_tokens(tokens[1]) else (name, 1)
+            self.blocks[name] = self._in_buffer(self.graph.values[name])
+            self._send(node, self.blocks[name], Ref(source), 0, each)
         return Ref(self.blocks[name].name)
 
-    def _send(self, node: Call, name: str, rows: Ref, around: int) -> None:
-        mixture, block = self.mixture, self._in_buffer(self.graph.values[name])
-        args = (rows, self._places(), mixture.groups, mixture.blocks, mixture.capacity, around, 0)
+    def _send(self, node: Call, block: Value, rows: Ref, around: int, each: int = 1) -> None:
+        mixture = self.mixture
+        sizes = (mixture.groups, mixture.blocks, mixture.capacity, around, 0, each)
+        args = (rows, self._places(), *sizes)
         self.nodes.append(Call(DISPATCH, args, (), (block,), node.location, node.phase))
-        self.blocks[name] = block
 
     def _route(self, node: Call) -> None:
         """Where rows go, and the experts of those that come, counted from each block's first."""
@@ -173,7 +196,9 @@ class _Writer:
         each = mixture.experts // mixture.blocks
         op, counted = "aten.remainder.Scalar", (Ref(ids.name), each)
         self.nodes.append(Call(op, counted, (), (own,), node.location, node.phase))
-        self._send(node, ids.name, Ref(own.name), -1)
+        sent = self._in_buffer(own)
+        self._send(node, sent, Ref(own.name), -1)
+        self.experts = Ref(sent.name)
 
     def _places(self) -> Ref:
         assert self.places is not None  # made before the first call in the buffers
@@ -182,6 +207,12 @@ class _Writer:
     def _in_buffer(self, value: Value) -> Value:
         shape = (self.mixture.blocks, self.mixture.rows, *value.shape[1:])
         return Value(f"{value.name}.sent", shape, value.dtype)
+
+
+def _made(node: Call) -> str:
+    (value,) = node.outputs
+    assert value is not None  # of an op with one result
+    return value.name
 
 
 def _outputs(node: Node) -> Sequence[Value]:

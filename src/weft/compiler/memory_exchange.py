@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard
 
@@ -12,6 +13,9 @@ from weft.compiler.memory_kinds import ActMemory, Kind, Taken, value_bytes
 from weft.ir.plan import Collective, Communicate, Exchange, LocalValue, Transfer
 from weft.layout import Region
 from weft.units import ITEM_SIZE
+
+# Of an input that is reduced and scattered, so many bytes travel at a time.
+SLICE = 256 * 2**20
 
 
 def communicate(
@@ -59,6 +63,33 @@ def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Cou
     return most
 
 
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A reduce-scatter in slices: every rank's piece is cut along `axis`, its `extent`, into `length` at a time.
+
+    Attributes:
+        bytes: of the pieces of a slice together.
+    """
+
+    axis: int
+    extent: int
+    length: int
+    bytes: int
+
+
+def slices_of(each: Collective) -> Slices | None:
+    """How a reduce-scatter of a large input runs, so that what arrives takes little beside it; None in one go."""
+    whole = value_bytes(each.input)
+    if whole <= SLICE or not math.prod(each.sizes):
+        return None
+    piece = list(each.input.shape)
+    piece[each.dim] = max(each.sizes)
+    axis = max(range(len(piece)), key=piece.__getitem__)
+    length = math.ceil(piece[axis] / math.ceil(whole / SLICE))
+    part = len(each.sizes) * math.prod(piece) // piece[axis] * length
+    return Slices(axis, piece[axis], length, part * ITEM_SIZE[each.input.dtype])
+
+
 def exchange_bytes(each: Exchange) -> int:
     """The most that an exchange takes, its output included, as `runtime/collectives.py` runs it."""
     if isinstance(each, Transfer):
@@ -73,6 +104,8 @@ def exchange_bytes(each: Exchange) -> int:
         case "all_to_all":
             pieces = before if each.split_dim else 0
             return pieces + after * (2 if each.dim else 1)
+        case "reduce_scatter" if slices := slices_of(each):
+            return after + 2 * slices.bytes  # those that go, and those that come
         case "reduce_scatter":
             # Pieces that are not contiguous are copied; one arrives from each of the others.
             return (before if each.dim else 0) + after * max(1, len(each.sizes) - 1)

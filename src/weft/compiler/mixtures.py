@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from weft.compiler.deduce import Hints
+from weft.compiler.expert_biases import biases, table_of
 from weft.compiler.sorted_rows import SORTS
 from weft.compiler.stages import Stages
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Ref, Value
@@ -24,6 +25,7 @@ class Mixture:
     Attributes:
         ids: the value with the expert of each row.
         calls: the products.
+        biases: calls that read tables of as many experts, split alike.
         experts: how many there are.
         blocks: into how many blocks they are cut.
         groups: of rows; those of one rank.
@@ -33,6 +35,7 @@ class Mixture:
 
     ids: Value
     calls: tuple[Call, ...]
+    biases: tuple[Call, ...]
     experts: int
     blocks: int
     groups: int
@@ -141,7 +144,11 @@ def _mixture(
     most = _most(graph, ids, rows // groups, count // blocks)
     even = rows / groups / blocks
     held = most if capacity is None else min(most, ceil(capacity * even))
-    return Mixture(ids, calls, count, blocks, groups, held, capacity is not None)
+    tables = biases(graph, ids.name, count)
+    alike = {_split_axes(graph, table_of(each), on_grid) for each in tables} == axes
+    return Mixture(
+        ids, calls, tables if alike else (), count, blocks, groups, held, capacity is not None
+    )
 
 
 def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:

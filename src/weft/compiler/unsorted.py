@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from weft.compiler.expert_biases import bias_gradients
 from weft.compiler.expert_ids import segments_known
 from weft.compiler.needed import needed
 from weft.compiler.renamed import renamed
@@ -44,7 +45,7 @@ def unsorted(graph: LogicalGraph) -> LogicalGraph:
     while (sort := _next_sort(graph, done)) is not None:
         done.update(value.name for value in sort.outputs if value)
         graph = _without(graph, sort) or graph
-    return graph
+    return bias_gradients(graph)
 
 
 def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:

@@ -57,22 +57,29 @@ def routes(ids: Any, experts: int, groups: int, blocks: int, capacity: int) -> A
 
 
 def dispatch(
-    x: Any, places: Any, groups: int, blocks: int, capacity: int, around: int, first: int
+    x: Any,
+    places: Any,
+    groups: int,
+    blocks: int,
+    capacity: int,
+    around: int,
+    first: int,
+    each: int,
 ) -> Any:
     """`weft.dispatch` row by row."""
     made = x.new_full((blocks, groups * capacity, *x.shape[1:]), around)
     for row, block, column in _targets(places, groups, capacity, first):
         if 0 <= block < blocks:
-            made[block, column] = x[row]
+            made[block, column] = x[row // each]
     return made
 
 
-def combine(z: Any, places: Any, groups: int, capacity: int, first: int) -> Any:
+def combine(z: Any, places: Any, groups: int, capacity: int, first: int, each: int) -> Any:
     """`weft.combine` row by row."""
-    made = z.new_zeros(len(places), *z.shape[2:])
+    made = z.new_zeros(len(places) // each, *z.shape[2:])
     for row, block, column in _targets(places, groups, capacity, first):
         if 0 <= block < len(z):
-            made[row] = z[block, column]
+            made[row // each] += z[block, column]
     return made
 
 

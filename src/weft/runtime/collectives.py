@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from weft.compiler.memory_exchange import Slices, slices_of
 from weft.errors import InternalError
 from weft.ir.plan import Collective, CollectiveKind, LocalValue, Transfer
 from weft.layout import Region
@@ -173,16 +174,40 @@ def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def _reduce_scatter(
     channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Those of one dtype and reduction in one message."""
-    split = [
-        [piece.contiguous() for piece in tensor.split_with_sizes(each.sizes, each.dim)]
-        for each, tensor in zip(collectives, inputs, strict=True)
-    ]
+    """Those of one dtype and reduction in one message, large ones in slices of their own."""
     outputs: dict[int, Tensor] = {}
-    for (_, reduction), numbers in _alike(collectives).items():
-        pieces = [[split[number][index] for number in numbers] for index in range(channel.size)]
-        outputs.update(zip(numbers, channel.reduce_scatter(pieces, reduction), strict=True))
+    split: dict[int, list[Tensor]] = {}
+    for number, (each, tensor) in enumerate(zip(collectives, inputs, strict=True)):
+        pieces = tensor.split_with_sizes(each.sizes, each.dim)
+        if slices := slices_of(each):
+            outputs[number] = _in_slices(channel, pieces, slices, each.reduction)
+        else:
+            split[number] = [piece.contiguous() for piece in pieces]
+    for (_, reduction), alike in _alike(collectives).items():
+        numbers = [number for number in alike if number in split]
+        if numbers:
+            joined = [[split[number][index] for number in numbers] for index in range(channel.size)]
+            outputs.update(zip(numbers, channel.reduce_scatter(joined, reduction), strict=True))
     return tuple(outputs[number] for number in range(len(collectives)))
+
+
+def _in_slices(
+    channel: Channel, pieces: Sequence[Tensor], slices: Slices, reduction: str
+) -> Tensor:
+    """Reduce the piece for each rank there, a slice of all pieces at a time."""
+    made = torch.empty_like(pieces[channel.index], memory_format=torch.contiguous_format)
+    for first in range(0, slices.extent, slices.length):
+        parts = [[_cut(piece, slices, first).contiguous()] for piece in pieces]
+        (mine,) = channel.reduce_scatter(parts, reduction)
+        _cut(made, slices, first).copy_(mine)
+    return made
+
+
+def _cut(tensor: Tensor, slices: Slices, first: int) -> Tensor:
+    """A view of a slice; the last one of a small piece may be short, or empty."""
+    size = tensor.shape[slices.axis]
+    first = min(first, size)
+    return tensor.narrow(slices.axis, first, min(slices.length, size - first))
 
 
 _RUNNERS: dict[

@@ -148,25 +148,40 @@ def _check(counts: Tensor, capacity: int, rows: int) -> None:
 
 
 def dispatch(
-    x: Tensor, places: Tensor, groups: int, blocks: int, capacity: int, around: int, first: int
+    x: Tensor,
+    places: Tensor,
+    groups: int,
+    blocks: int,
+    capacity: int,
+    around: int,
+    first: int,
+    each: int,
 ) -> Tensor:
-    """`weft.dispatch`: rows [s, …] at their places in [blocks, groups · capacity, …]."""
+    """`weft.dispatch`: rows [s / each, …] at their places in [blocks, groups · capacity, …]."""
     made = x.new_full((groups, blocks * capacity, *x.shape[1:]), around)
     ours, target = _targets(places, groups, blocks, capacity, first)
-    made.flatten(0, 1)[target] = x[ours]
+    made.flatten(0, 1)[target] = x[ours if each == 1 else ours // each]
     made = made.view(groups, blocks, capacity, *x.shape[1:]).transpose(0, 1)
     return made.reshape(blocks, groups * capacity, *x.shape[1:])
 
 
-def combine(z: Tensor, places: Tensor, groups: int, capacity: int, first: int) -> Tensor:
-    """`weft.combine`: rows [s, …] from their places in [blocks, groups · capacity, …], zeros where they have none."""
-    blocks = z.shape[0]
-    made = z.new_zeros(places.shape[0], *z.shape[2:])
+def combine(z: Tensor, places: Tensor, groups: int, capacity: int, first: int, each: int) -> Tensor:
+    """`weft.combine`: sums of each `each` rows from their places in [blocks, groups · capacity, …]."""
+    blocks, rest = z.shape[0], z.shape[2:]
+    wide = each > 1 and z.dtype in (torch.bfloat16, torch.float16)
+    made = z.new_zeros(places.shape[0] // each, *rest, dtype=torch.float32 if wide else z.dtype)
     ours, target = _targets(places, groups, blocks, capacity, first)
     group, place = target // (blocks * capacity), target % (blocks * capacity)
-    column = group * capacity + place % capacity
-    made[ours] = z[place // capacity, column]
-    return made
+    block, column = place // capacity, group * capacity + place % capacity
+    if each == 1:
+        made[ours] = z[block, column]
+        return made
+    # One of each `each` at a time: no row is written twice, so the order of the sum is fixed.
+    for i in range(each):
+        turn = (ours % each == i).nonzero().squeeze(1)
+        rows = ours[turn] // each
+        made[rows] += z[block[turn], column[turn]]
+    return made.to(z.dtype)
 
 
 def _targets(

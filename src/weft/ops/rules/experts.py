@@ -15,10 +15,12 @@ go to `blocks` blocks of experts, up to `capacity` of each group to each block. 
 experts, groups, blocks, capacity) -> [s]` is the place of each row in its group's buffer
 [blocks · capacity], in each block by expert, -1 for one without an expert; it raises where a group has
 more rows for a block.
-`weft.dispatch(x[s, …], routes[s], groups, blocks, capacity, around, first) -> [b, groups · capacity, …]`
-lays the rows there, `around` elsewhere; `weft.combine(z, routes[s], groups, capacity, first) -> [s, …]`
-takes them back, zeros for those that are not among the blocks from `first`. In between, an exchange
-from groups to blocks is all-to-all.
+`weft.dispatch(x[s / each, …], routes[s], groups, blocks, capacity, around, first, each) ->
+[b, groups · capacity, …]` lays the rows there, each one `each` times in a row, `around` elsewhere;
+`weft.combine(z, routes[s], groups, capacity, first, each) -> [s / each, …]` takes them back, zeros for
+those that are not among the blocks from `first`, and adds up each `each` of them, 16 bits in float32. In
+between, an exchange from groups to blocks is all-to-all; where rows are whole, it is the sum of what
+the ranks combine.
 """
 
 from __future__ import annotations
@@ -132,6 +134,13 @@ def _moved(call: OpCall) -> int:
     return 2 * tensor_bytes(made) if made else 0
 
 
+def _combined(call: OpCall) -> int:
+    """The result is written, and as many rows are read as it adds up and the buffers hold."""
+    made = call.results[0]
+    rows = tensor_bytes(made) * int(argument(call, 5)) if made else 0
+    return min(tensor_bytes(call.operands[0]), rows) + (tensor_bytes(made) if made else 0)
+
+
 def _no_work(call: OpCall) -> int:
     return 0
 
@@ -148,4 +157,4 @@ rule(ROUTES, _routes, adapt=_adapt_routes, flops=_no_work)
 rule(
     DISPATCH, _dispatch, linear=_linear_rows, adapt=_adapt_dispatch, flops=_no_work, traffic=_moved
 )
-rule(COMBINE, _combine, linear=FIRST, adapt=_adapt_combine, flops=_no_work, traffic=_moved)
+rule(COMBINE, _combine, linear=FIRST, adapt=_adapt_combine, flops=_no_work, traffic=_combined)
