@@ -32,7 +32,6 @@ _ONCE = (
     "gathered once is what the backward does not read, as tables that are only looked up and biases, "
     "and the last block, whose backward follows its forward"
 )
-_SIDE = "attention and MLP stand side by side: their input is gathered once, its gradient is reduced once"
 _APART = (
     "what lies between regions stays in pieces, so an all-reduce is a reduce-scatter and an "
     "all-gather of the same bytes"
@@ -48,7 +47,6 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
-    *(Explained(name, "[th]*", "bytes", 0.6, 0.9, _SIDE) for name in ("Phi-2", "GPT-NeoX 20B")),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
     Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),
     Explained(

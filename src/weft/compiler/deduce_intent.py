@@ -106,12 +106,17 @@ def forbidden(
 
 
 def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
-    """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter."""
+    """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter.
+
+    What repeats one, as a token for each sequence of the batch, is an activation.
+    """
     found = {name: name for name in parameters}
     for node in graph.of_kind(Call):
         names = operand_names(node)
         if len(names) == 1 and names[0] in found and is_ours(node):
-            found.update((v.name, found[names[0]]) for v in node.outputs if v is not None)
+            size = math.prod(graph.values[names[0]].shape)
+            made = (value for value in node.outputs if value and math.prod(value.shape) <= size)
+            found.update((value.name, found[names[0]]) for value in made)
     return found
 
 

@@ -15,7 +15,7 @@ from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Split
-from weft.ops import OpCall, Signature, flops, localize, traffic
+from weft.ops import OpCall, Signature, flops, item, localize, traffic
 from weft.units import Bytes, Flops
 
 # One signature for each axis of the grid.
@@ -83,7 +83,8 @@ class WorkOptions:
 
     def _cost(self, local: OpCall) -> float:
         devices = int(np.prod(self.grid))
-        return self.cost_model.work(Flops(devices * flops(local)), Bytes(devices * traffic(local)))
+        touched = Bytes(devices * traffic(local))
+        return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from weft.compiler.activations import lay_activations
 from weft.compiler.aliases import copy_escaping_views
+from weft.compiler.apart import keep_apart
 from weft.compiler.causal_masks import causal_masks
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
@@ -142,7 +143,7 @@ def transform(
     graph: LogicalGraph, placement: Placement, options: Options, homes: Mapping[str, int] | None
 ) -> tuple[LogicalGraph, Stages]:
     """What does not depend on layouts: where calls run, how often, in which dtypes."""
-    graph = verify(graph)
+    graph = verify(keep_apart(verify(graph)))
     graph = verify(causal_masks(graph))
     graph = verify(unsorted(graph))
     graph = verify(join_products(graph))

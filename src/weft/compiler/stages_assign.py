@@ -146,8 +146,8 @@ def _backward(
     """The stage of every backward call, by the name of its first result.
 
     What belongs to no forward call, such as sums of gradients and the seed, stands with its
-    operands where these are of one stage, else where its result is read: where the value is made
-    that it is the gradient of.
+    operands where these are of one stage; else with the one nearest to where its result is read,
+    where the value is made that it is the gradient of: so only sums go from stage to stage.
     """
     of_sequence: dict[int, int] = {}
     made: dict[str, int] = {}
@@ -164,7 +164,9 @@ def _backward(
     wanted = _readers(graph, {**forward, **known}, homes)
     for name, call in backward.items():
         operands = {made[used] for used in node_uses(call) if used in made}
-        stage = operands.pop() if len(operands) == 1 else wanted.get(name, 0)
+        stage = min(operands, default=0)
+        if len(operands) != 1:
+            stage = max(stage, wanted.get(name, 0))
         stage = known.get(name, stage)
         made.update((value.name, stage) for value in node_outputs(call))
     return {name: made[name] for name in backward}
