@@ -36,6 +36,16 @@ _APART = (
     "what lies between regions stays in pieces, so an all-reduce is a reduce-scatter and an "
     "all-gather of the same bytes"
 )
+_NORMS = (
+    "where activations between regions are split by their width, which sends less for a table's gradient, each norm "
+    "exchanges a number for each position"
+)
+_WINDOW = (
+    "the mask of a window over the batch is made for a part of the batch on each rank: attention runs by sequences, "
+    "and heads go there and back"
+)
+_TWO = "both sums of a parallel block are laid along the sequence, as the strategy says: each is scattered alone"
+_STATISTICS = "BatchNorm's statistics are those of all ranks: each forward of it, and each backward, adds them up"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
@@ -47,6 +57,11 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
+    Explained("Mistral 7B", "tensor", "exchanges", 2.05, 2.7, _WINDOW),
+    Explained("*", "tensor", "exchanges", 2.05, 4.4, _NORMS),
+    Explained("GPT-NeoX 20B", "*sequence", "bytes", 1.02, 1.25, _TWO),
+    Explained("ResNet-50", "pipeline*", "exchanges", 1.02, 4.0, _STATISTICS),
+    Explained("ResNet-50", "recompute", "exchanges", 1.02, 1.1, _STATISTICS),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
     Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),
     Explained(

@@ -24,10 +24,11 @@ from weft.ops.rules.factories import UNIFORM
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 VIEW, MATMUL = "aten.view.default", "aten.matmul.default"
 MUL, ADD = "aten.mul.Tensor", "aten.add.Tensor"
+TRANSPOSE, PERMUTE = "aten.transpose.int", "aten.permute.default"
+REPEAT, EXPAND = "aten.repeat.default", "aten.expand.default"
 BMM, BADDBMM = "aten.bmm.default", "aten.baddbmm.default"
 # The positions of arguments that number a dimension.
 _DIMS = {
-    "aten.transpose.int": (1, 2),
     "aten._softmax.default": (1,),
     "aten._softmax_backward_data.default": (2,),
 }
@@ -77,6 +78,8 @@ class _Writer:
         if isinstance(node, Call) and made and node.op in VIEWS:
             self._view(node, made)
             return
+        if isinstance(node, Call) and made and node.op == REPEAT:
+            self._repeat(node, made)
         if isinstance(node, Call) and made and len(made.shape) == _RANK:
             self._lift(node, made)
         self.nodes.append(node)
@@ -107,12 +110,29 @@ class _Writer:
                 source = self._write(node, VIEW, (Ref(source.name), shape), made, shape)
             self.apart[made.name] = source, found
 
+    def _repeat(self, node: Call, made: Value) -> None:
+        """Biases of heads, repeated for each sequence: sequences and heads, apart by an expansion."""
+        source, repeats = self.graph.values[_name(node.args[0])], node.args[1]
+        assert isinstance(repeats, tuple)
+        if len(source.shape) == len(repeats) == _RANK and repeats[1:] == (1, 1):
+            merged = Merged(_RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
+            shape = merged.apart(made.shape)
+            there = self._write(node, EXPAND, (Ref(source.name), shape), made, shape)
+            self.apart[made.name] = there, merged
+
     def _lift(self, node: Call, made: Value) -> None:
         """Write a call apart too, where what it reads is there apart, and it allows that."""
         known = {self.apart[name][1] for name in node_uses(node) if name in self.apart}
         if len(known) != 1 or any(list(refs(arg)) for _, arg in node.kwargs):
             return
         (merged,) = known
+        if node.op in (TRANSPOSE, PERMUTE):
+            turned, order = merged.turned(_order(node))
+            shape = turned.apart(made.shape)
+            args = (*self._there(node.args[:1]), order)
+            self.apart[made.name] = self._write(node, PERMUTE, args, made, shape), turned
+            self.lifted.add(made.name)
+            return
         product = node.op in (BMM, BADDBMM)
         args = node.args if product else _arguments(node, merged)
         if args is None or (product and merged.dim):
@@ -133,7 +153,7 @@ class _Writer:
         value, maker = self.graph.values[name], self.graph.producers[name]
         if merged.stretches(value.shape):
             return True
-        if not isinstance(maker, Call) or maker.kwargs and maker.op != UNIFORM:
+        if not isinstance(maker, Call) or any(list(refs(arg)) for _, arg in maker.kwargs):
             return False
         if maker.op == UNIFORM:
             shape = merged.apart(value.shape)
@@ -185,6 +205,19 @@ class _Writer:
         made = Value(f"{of.name}.apart{len(self.nodes)}", shape, of.dtype)
         self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
         return made
+
+
+def _order(node: Call) -> list[int]:
+    """The dimensions of what a transposition reads, in the order of what it makes."""
+    given = node.args[1] if node.op == PERMUTE else node.args[1:]
+    assert isinstance(given, tuple)
+    dims = [dim % _RANK for dim in given if isinstance(dim, int)]
+    if node.op == PERMUTE:
+        return dims
+    one, two = dims
+    found = list(range(_RANK))
+    found[one], found[two] = two, one
+    return found
 
 
 def _arguments(node: Call, merged: Merged) -> tuple[Arg, ...] | None:

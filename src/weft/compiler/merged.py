@@ -32,6 +32,16 @@ class Merged:
         dim %= self.rank
         return None if dim == self.dim else dim + (len(self.sizes) - 1) * (dim > self.dim)
 
+    def turned(self, order: Sequence[int]) -> tuple[Merged, tuple[int, ...]]:
+        """What the dimensions in another order merge, and the order of those that are apart."""
+        more = range(len(self.sizes))
+        groups = [
+            [dim + i for i in more] if dim == self.dim else [dim + more[-1] * (dim > self.dim)]
+            for dim in range(self.rank)
+        ]
+        apart = tuple(each for dim in order for each in groups[dim])
+        return Merged(self.rank, list(order).index(self.dim), self.sizes), apart
+
     def stretches(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor broadcasts to the same elements, whether they are merged or apart."""
         behind = self.rank - 1 - self.dim

@@ -33,6 +33,7 @@ from weft.compiler.offload import offload
 from weft.compiler.options import Options
 from weft.compiler.overlap import overlap
 from weft.compiler.overlap_worth import Cut, best_cut, may_cut
+from weft.compiler.products_first import products_first
 from weft.compiler.recompute import recompute
 from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_together
 from weft.compiler.signatures import check_signatures
@@ -144,6 +145,7 @@ def transform(
 ) -> tuple[LogicalGraph, Stages]:
     """What does not depend on layouts: where calls run, how often, in which dtypes."""
     graph = verify(keep_apart(verify(graph)))
+    graph = verify(products_first(graph))
     graph = verify(causal_masks(graph))
     graph = verify(unsorted(graph))
     graph = verify(join_products(graph))
