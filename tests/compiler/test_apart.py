@@ -38,7 +38,9 @@ def after(then: str) -> LogicalGraph:
 
 
 def test_what_is_parted_again_stays_apart() -> None:
-    graph = after("%parted = call aten.view.default(%soft, [2, 4, 6, 6]) : float32[2, 4, 6, 6]\noutput \"y\" %parted")
+    graph = after(
+        '%parted = call aten.view.default(%soft, [2, 4, 6, 6]) : float32[2, 4, 6, 6]\noutput "y" %parted'
+    )
     assert ops(graph) == ["permute", "matmul", "_softmax"]
     assert all(call.outputs[0].shape[:2] == (2, 4) for call in graph.of_kind(Call))
 
@@ -48,8 +50,10 @@ def test_what_is_parted_again_stays_apart() -> None:
     [
         'output "y" %soft',
         '%other = call aten.view.default(%soft, [4, 2, 36]) : float32[4, 2, 36]\noutput "y" %other',
-        '%all = call aten.cumsum.default(%soft, 0) : float32[8, 6, 6]\n'
-        '%parted = call aten.view.default(%all, [2, 4, 6, 6]) : float32[2, 4, 6, 6]\noutput "y" %parted',
+        (
+            "%all = call aten.cumsum.default(%soft, 0) : float32[8, 6, 6]\n"
+            '%parted = call aten.view.default(%all, [2, 4, 6, 6]) : float32[2, 4, 6, 6]\noutput "y" %parted'
+        ),
     ],
     ids=["merged", "cut elsewhere", "across what is merged"],
 )

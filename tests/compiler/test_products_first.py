@@ -22,7 +22,7 @@ output "y" %y
 
 
 def after(*sums: str) -> LogicalGraph:
-    lines = "\n".join(f"%{sum.split(' = ')[0]} = call {sum.split(' = ')[1]} : float32[4, 8]" for sum in sums)
+    lines = "\n".join(f"%{each.replace(' = ', ' = call ')} : float32[4, 8]" for each in sums)
     return verify(products_first(verify(parse_graph(GRAPH.format(sums=lines)))))
 
 
@@ -56,5 +56,7 @@ def test_others_are_added_up_too() -> None:
     ids=["in order", "scaled", "twice", "read beside"],
 )
 def test_other_sums_stay(sums: tuple[str, ...]) -> None:
-    before = [each.split("(%")[1].split(")")[0].split(", alpha")[0].replace(", %", "+") for each in sums]
-    assert added(after(*sums)) == [each for each, sum in zip(before, sums, strict=True) if ADD in sum]
+    terms = [
+        each.partition("(%")[2].rstrip(")").partition(", alpha")[0] for each in sums if ADD in each
+    ]
+    assert added(after(*sums)) == [each.replace(", %", "+") for each in terms]

@@ -128,9 +128,9 @@ class _Writer:
         (merged,) = known
         if node.op in (TRANSPOSE, PERMUTE):
             turned, order = merged.turned(_order(node))
-            shape = turned.apart(made.shape)
-            args = (*self._there(node.args[:1]), order)
-            self.apart[made.name] = self._write(node, PERMUTE, args, made, shape), turned
+            there = (*self._there(node.args[:1]), order)
+            found = self._write(node, PERMUTE, there, made, turned.apart(made.shape))
+            self.apart[made.name] = found, turned
             self.lifted.add(made.name)
             return
         product = node.op in (BMM, BADDBMM)
