@@ -45,7 +45,18 @@ _WINDOW = (
     "and heads go there and back"
 )
 _TWO = "both sums of a parallel block are laid along the sequence, as the strategy says: each is scattered alone"
-_STATISTICS = "BatchNorm's statistics are those of all ranks: each forward of it, and each backward, adds them up"
+_THRICE = "a table that encoder, decoder and head read is gathered for each of them"
+_BIASES = (
+    "the gradient of the biases of positions is reduced before it goes to an earlier stage, and rows that were looked "
+    "up are exchanged in each micro-batch"
+)
+_COLUMNS = (
+    "a table whose rows the ranks do not divide lies in shards of columns: gathered, it is copied once more, and "
+    "another stage's part of its gradient goes to columns after it was reduced to rows"
+)
+_CONDITION_SPLIT = "what the layers of the condition make in columns is gathered, and the blocks apply it to whole widths"
+_CONDITION = "the condition goes along with the activation, a vector for each sequence"
+_STATISTICS = "the statistics of BatchNorm are those of all ranks: each forward of it, and each backward, adds them up"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
@@ -55,6 +66,14 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "pipeline*", "bytes", 0.7, 0.98, _ROWS),
     Explained("*", "ZeRO [12]", "bytes", 0.8, 0.98, _ROWS),
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
+    Explained("T5-3B", "ZeRO 3", "bytes", 1.02, 1.05, _THRICE),
+    Explained("T5-3B", "pipeline*", "bytes", 1.02, 1.05, _BIASES),
+    Explained("T5-3B", "pipeline*", "exchanges", 1.02, 1.3, _BIASES),
+    Explained("GPT-2 XL", "pipeline + ZeRO 1", "bytes", 1.02, 1.04, _COLUMNS),
+    Explained("GPT-NeoX 20B", "ZeRO 1", "peak", 1.02, 1.04, _COLUMNS),
+    Explained("DiT-XL/2", "pipeline*", "exchanges", 1.02, 1.4, _CONDITION),
+    Explained("DiT-XL/2", "[th]*", "bytes", 1.02, 1.04, _CONDITION_SPLIT),
+    Explained("ResNet-50", "pipeline*", "bytes", 1.02, 1.04, _STATISTICS),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
     Explained("Mistral 7B", "tensor", "exchanges", 2.05, 2.7, _WINDOW),

@@ -101,7 +101,8 @@ class GivenOptions:
         if key not in self._known:
             fit = self._fitting(given, given.choices[axis], axis, chosen)
             split = self._split_charge(given, axis, chosen)
-            copied = self._idle(given, axis, chosen) if given.sent else 0.0
+            weight = max(float(given.sent), self.cost_model.bytes_per_held * given.fed)
+            copied = weight * self._idle(given, axis, chosen) if weight else 0.0
             costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
             self._known[key] = Options(fit, np.array(costs))
         return self._known[key]
