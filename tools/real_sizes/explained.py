@@ -54,7 +54,9 @@ _COLUMNS = (
     "a table whose rows the ranks do not divide lies in shards of columns: gathered, it is copied once more, and "
     "another stage's part of its gradient goes to columns after it was reduced to rows"
 )
-_CONDITION_SPLIT = "what the layers of the condition make in columns is gathered, and the blocks apply it to whole widths"
+_CONDITION_SPLIT = (
+    "what the condition makes in columns is gathered: the blocks apply it to whole widths"
+)
 _CONDITION = "the condition goes along with the activation, a vector for each sequence"
 _STATISTICS = "the statistics of BatchNorm are those of all ranks: each forward of it, and each backward, adds them up"
 
