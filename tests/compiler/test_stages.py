@@ -189,17 +189,24 @@ class Skips(nn.Module):
             first = y = self.layers[0](x)
         for number, layer in enumerate(self.layers[1:], 1):
             with weft.stage(number):
-                y = layer(y) * first
+                y = layer(y) * first * first
         return y
 
 
 def test_sums_of_gradients_go_from_stage_to_stage() -> None:
-    """What each stage adds to the gradient of a skip is added there: one tensor crosses each cut."""
+    """What each stage adds to the gradient of a skip is added up there."""
     batch = {"x": torch.randn(4, 8)}
     graph = captured(Skips(), lambda model, batch: model(batch["x"]).square().mean(), batch)
     graph, _ = assigned(graph, 4)
     sums = [call for call in graph.of_kind(Call) if call.op == "aten.add.Tensor"]
-    assert [call.phase.stage for call in sums if call.phase.kind == "backward"] == [2, 1, 1]
+    assert [call.phase.stage for call in sums if call.phase.kind == "backward"] == [
+        3,
+        2,
+        2,
+        1,
+        1,
+        1,
+    ]
 
 
 # Two stages with a skip, a leaf of the batch for both, and a weight that both read.
