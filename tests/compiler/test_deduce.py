@@ -18,11 +18,12 @@ from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
 from weft.compiler.deduce_descent import Known
+from weft.compiler.deduce_intent import uses
 from weft.compiler.deduce_options import WorkOptions
 from weft.compiler.deduce_problem import Work
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
-from weft.ir import LogicalGraph
+from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import (
     Call,
     Input,
@@ -575,3 +576,18 @@ def test_the_same_graph_gives_the_same_layouts() -> None:
 def test_a_deep_model_takes_seconds() -> None:
     found = deduce(mlp(512, *[64] * 150), Hints({"x": (S0, None)}), SQUARE)
     assert found.proven
+
+
+def test_a_repeated_parameter_is_an_activation() -> None:
+    """A token that each sequence has is one parameter, but as many activations: it may be split with the batch."""
+    graph = parse_graph(
+        'graph "tokens"\n'
+        '%token = parameter "token" : float32[1, 1, 8]\n'
+        '%x = batch "x" : float32[4, 3, 8]\n'
+        "%moved = call aten.view.default(%token, [1, 8]) : float32[1, 8]\n"
+        "%each = call aten.expand.default(%token, [4, -1, -1]) : float32[4, 1, 8]\n"
+        "%y = call aten.cat.default([%each, %x], 1) : float32[4, 4, 8]\n"
+        'output "y" %y\n'
+        'output "moved" %moved\n'
+    )
+    assert uses(graph, {"token": None}) == {"token": "token", "moved": "token"}

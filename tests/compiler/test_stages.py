@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import weft
 from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.capture import capture
 from weft.compiler.calls import op_call
@@ -174,6 +175,38 @@ def test_backward_calls_follow_their_forward() -> None:
     assert stages.homes["tokens.weight"] == 0
     update = next(node for node in graph.nodes if getattr(node, "rule", "") == "SGD")
     assert graph.producers[update.source.name].phase.stage == 0
+
+
+class Skips(nn.Module):
+    """The first of four layers is read by all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with weft.stage(0):
+            first = y = self.layers[0](x)
+        for number, layer in enumerate(self.layers[1:], 1):
+            with weft.stage(number):
+                y = layer(y) * first * first
+        return y
+
+
+def test_sums_of_gradients_go_from_stage_to_stage() -> None:
+    """What each stage adds to the gradient of a skip is added up there."""
+    batch = {"x": torch.randn(4, 8)}
+    graph = captured(Skips(), lambda model, batch: model(batch["x"]).square().mean(), batch)
+    graph, _ = assigned(graph, 4)
+    sums = [call for call in graph.of_kind(Call) if call.op == "aten.add.Tensor"]
+    assert [call.phase.stage for call in sums if call.phase.kind == "backward"] == [
+        3,
+        2,
+        2,
+        1,
+        1,
+        1,
+    ]
 
 
 # Two stages with a skip, a leaf of the batch for both, and a weight that both read.

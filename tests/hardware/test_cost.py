@@ -16,6 +16,13 @@ def test_elementwise_work_is_traffic() -> None:
     assert CostModel(bytes_per_traffic=0.5).work(Flops(10), Bytes(80)) == 40.0
 
 
+def test_sums_are_traffic_in_any_dtype() -> None:
+    """A sum reads each element once, whatever its size."""
+    cost = CostModel(bytes_per_traffic=0.5)
+    for item in (2, 4, 8):
+        assert cost.work(Flops(100), Bytes(101 * item), item) == 101 * item * 0.5
+
+
 def test_replicating_a_layer_is_dearer_than_reducing_its_gradient() -> None:
     """The reason for the default of `bytes_per_flop`: it holds for a batch of one row."""
     cost, width, parts = CostModel(), 1024, 2

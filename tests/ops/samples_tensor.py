@@ -207,6 +207,7 @@ def products() -> Iterator[TorchCall]:
     x = f(5, 5)
     yield aten("mm", x, x)
     yield aten("bmm", f(4, 5, 6), f(4, 6, 4))
+    yield aten("matmul", f(4, 2, 5, 6), f(4, 2, 6, 3))
     for bias in (f(6), f(5, 6), f(1, 6), f(5, 1), f(1)):
         yield aten("addmm", bias, f(5, 4), f(4, 6), beta=2, alpha=3)
     yield aten("baddbmm", f(4, 5, 6), f(4, 5, 4), f(4, 4, 6))

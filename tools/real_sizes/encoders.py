@@ -112,7 +112,7 @@ ENCODERS = (
         products=6,
         columns=("*.query", "*.key", "*.value", "*.intermediate.dense"),
         rows=("*.output.dense",),
-        tables=("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
+        tables=("bert.embeddings.word_embeddings",),
         tied=("bert.embeddings.word_embeddings",),
         blocks=("bert.encoder.layer.*",),
     ),
@@ -133,6 +133,9 @@ ENCODERS = (
         blocks=("encoder.block.*", "decoder.block.*"),
         regions=2.5,
         ends=4,
+        # The encoder's output goes along with the decoder; so do the biases of positions, and the table once more.
+        crossing=lambda tokens: (tokens * 1024,) * 5,
+        once=lambda tokens: 3 * 32 * tokens * tokens + 32128 * 1024,
     ),
     Family(
         "ViT-L/16",
@@ -147,6 +150,7 @@ ENCODERS = (
             "*cls_token*": 0,
             "*patch_embeddings*": _PATCHES,
             "classifier*": 1,
+            "*": _PATCHES + 1,
         },
         positions=lambda tokens: _PATCHES + 1,
         columns=("*.q_proj", "*.k_proj", "*.v_proj", "*.fc1"),
@@ -173,5 +177,7 @@ ENCODERS = (
         tensor=1,
         tied=("model.decoder.embed_tokens",),
         blocks=("model.encoder.layers.*", "model.decoder.layers.*"),
+        # Half the encoder and more of it, then its output along with the decoder.
+        crossing=lambda tokens: (_SOUND * 1280,) * 3 + (tokens * 1280,),
     ),
 )

@@ -32,7 +32,6 @@ _ONCE = (
     "gathered once is what the backward does not read, as tables that are only looked up and biases, "
     "and the last block, whose backward follows its forward"
 )
-_SIDE = "attention and MLP stand side by side: their input is gathered once, its gradient is reduced once"
 _APART = (
     "what lies between regions stays in pieces, so an all-reduce is a reduce-scatter and an "
     "all-gather of the same bytes"
@@ -41,6 +40,29 @@ _LATENT = (
     "latents of keys and values are made once, each rank its rows, and gathered; "
     "the textbook's ranks all make them"
 )
+_NORMS = (
+    "where activations between regions are split by their width, which sends less for a table's gradient, each norm "
+    "exchanges a number for each position"
+)
+_WINDOW = (
+    "the mask of a window over the batch is made for a part of the batch on each rank: attention runs by sequences, "
+    "and heads go there and back"
+)
+_TWO = "both sums of a parallel block are laid along the sequence, as the strategy says: each is scattered alone"
+_THRICE = "a table that encoder, decoder and head read is gathered for each of them"
+_BIASES = (
+    "the gradient of the biases of positions is reduced before it goes to an earlier stage, and rows that were looked "
+    "up are exchanged in each micro-batch"
+)
+_COLUMNS = (
+    "a table whose rows the ranks do not divide lies in shards of columns: gathered, it is copied once more, and "
+    "another stage's part of its gradient goes to columns after it was reduced to rows"
+)
+_CONDITION_SPLIT = (
+    "what the condition makes in columns is gathered: the blocks apply it to whole widths"
+)
+_CONDITION = "the condition goes along with the activation, a vector for each sequence"
+_STATISTICS = "the statistics of BatchNorm are those of all ranks: each forward of it, and each backward, adds them up"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
@@ -50,11 +72,22 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("*", "pipeline*", "bytes", 0.7, 0.98, _ROWS),
     Explained("*", "ZeRO [12]", "bytes", 0.8, 0.98, _ROWS),
     Explained("*", "ZeRO 3", "bytes", 0.5, 0.98, _ONCE),
+    Explained("T5-3B", "ZeRO 3", "bytes", 1.02, 1.05, _THRICE),
+    Explained("T5-3B", "pipeline*", "bytes", 1.02, 1.05, _BIASES),
+    Explained("T5-3B", "pipeline*", "exchanges", 1.02, 1.3, _BIASES),
+    Explained("GPT-2 XL", "pipeline + ZeRO 1", "bytes", 1.02, 1.04, _COLUMNS),
+    Explained("DiT-XL/2", "pipeline*", "exchanges", 1.02, 1.4, _CONDITION),
+    Explained("DiT-XL/2", "[th]*", "bytes", 1.02, 1.04, _CONDITION_SPLIT),
+    Explained("ResNet-50", "pipeline*", "bytes", 1.02, 1.04, _STATISTICS),
     Explained("*", "tensor*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "hybrid*", "bytes", 0.9, 0.98, _ROWS),
     Explained("*", "experts", "bytes", 0.6, 0.98, _ROWS),
     Explained("DeepSeek-V2 Lite", "[th]*", "bytes", 1.02, 1.09, _LATENT),
-    *(Explained(name, "[th]*", "bytes", 0.6, 0.9, _SIDE) for name in ("Phi-2", "GPT-NeoX 20B")),
+    Explained("Mistral 7B", "tensor", "exchanges", 2.05, 2.7, _WINDOW),
+    Explained("*", "tensor", "exchanges", 2.05, 4.4, _NORMS),
+    Explained("GPT-NeoX 20B", "*sequence", "bytes", 1.02, 1.25, _TWO),
+    Explained("ResNet-50", "pipeline*", "exchanges", 1.02, 4.0, _STATISTICS),
+    Explained("ResNet-50", "recompute", "exchanges", 1.02, 1.1, _STATISTICS),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),
     Explained("*", "hybrid", "exchanges", 1.02, 2.05, _APART),
     Explained(

@@ -52,6 +52,9 @@ class Facts:
         chosen: experts of a token.
         sparse: layers with experts.
         shared: those of them with experts for all tokens, too.
+        crossing: bytes of the tensors of the whole batch that go from stage to stage, where they are not one
+            activation each time.
+        once: bytes of what goes to a later stage once a step.
     """
 
     weights: tuple[Weight, ...]
@@ -68,6 +71,8 @@ class Facts:
     chosen: int = 0
     sparse: int = 0
     shared: int = 0
+    crossing: tuple[int, ...] = ()
+    once: int = 0
 
     @property
     def trained(self) -> tuple[Weight, ...]:
@@ -84,6 +89,8 @@ def facts(family: Family, shape: Shape, model: nn.Module, trained: Collection[st
     """The facts of a model of `family`, of which the optimizer updates the parameters `trained`."""
     parameters = dict(model.named_parameters())
     work, blocks = work_of(family, shape, model)
+    item = 2 if shape.precision == "pure bf16" else 4
+    crossing = family.crossing(shape.tokens) if family.crossing else ()
     return Facts(
         tuple(_weight(family, name, each, name in trained) for name, each in parameters.items()),
         layers=shape.layers,
@@ -92,7 +99,7 @@ def facts(family: Family, shape: Shape, model: nn.Module, trained: Collection[st
         tokens=family.positions(shape.tokens),
         sequences=shape.sequences,
         hidden=family.hidden,
-        item=2 if shape.precision == "pure bf16" else 4,
+        item=item,
         cast=4 if shape.precision == "fp32" else 2,
         work=work,
         blocks=blocks,
@@ -102,6 +109,8 @@ def facts(family: Family, shape: Shape, model: nn.Module, trained: Collection[st
             any(name.startswith(mixture) and matches(name, family.columns) for name in parameters)
             for mixture in _mixtures(parameters)
         ),
+        crossing=tuple(shape.sequences * each * item for each in crossing),
+        once=family.once(shape.tokens) * item,
     )
 
 

@@ -66,6 +66,9 @@ class Family:
         work: floating-point operations of a step, and of the forward of its blocks, where matrices and attention are
             not all.
         tensor: into how many parts heads and widths can be split.
+        crossing: elements of the tensors of one sequence that go from one of four even stages to the next, for so many
+            tokens; None where it is one activation between blocks each time.
+        once: elements that go to a later stage once a step, beside tied tables' first copies.
     """
 
     name: str
@@ -91,6 +94,8 @@ class Family:
     tensor: int = 8
     sequence: bool = True
     work: Work | None = None
+    crossing: Callable[[int], tuple[int, ...]] | None = None
+    once: Callable[[int], int] = lambda tokens: 0
     loss: Loss = lambda model, batch: model(**batch).loss
 
     def model(self, shape: Shape) -> nn.Module:

@@ -146,6 +146,8 @@ LANGUAGE = (
         _sizes(2560, 10240, 32, 32, 51200, resid_pdrop=0.1),
         columns=(*_QKV, "*.fc1"),
         rows=("*.dense", "*.fc2"),
+        # Attention and MLP side by side, each with a dropout of its own behind its sum.
+        regions=1.5,
     ),
     decoder("OLMo 2 7B", "2501.00656, table 3", "Olmo2", 32, _sizes(4096, 11008, 32, 32, 100352)),
     Family(
@@ -178,6 +180,7 @@ LANGUAGE = (
         tables=("gpt_neox.embed_in", "lm_head"),
         passes={"*embed_in*": 0, "*norm*": 0, "*.bias": 0},
         blocks=("gpt_neox.layers.*",),
+        regions=1,  # attention and MLP side by side
     ),
     decoder(
         "Mixtral 8x7B",

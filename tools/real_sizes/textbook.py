@@ -25,7 +25,7 @@ Work is that of one device over the ranks. A rank holds 2 more tensors of a para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -81,15 +81,17 @@ def size(weights: Iterable[Weight]) -> int:
     return sum(weight.bytes for weight in weights)
 
 
-def moved(facts: Facts, weights: Iterable[Weight]) -> float:
+def moved(facts: Facts, weights: Sequence[Weight]) -> float:
     """Bytes of parameters, or of their gradients, as they travel: matrices in the dtype in which they are multiplied.
 
-    ZeRO (1910.02054), section 7: parameters and gradients of mixed precision are exchanged in 16 bits. Experts are
+    ZeRO (1910.02054), section 7: parameters and gradients of mixed precision are exchanged in 16 bits. A
+    table that is the head as well is looked up as it is stored, and its gradient is added up so. Experts are
     multiplied in their own dtype: torch's grouped product is not autocast (pytorch issue 174763).
     """
+    narrow = (each.product and not each.tied and not each.expert for each in weights)
     return sum(
-        each.elements * facts.cast if each.product and not each.expert else each.bytes
-        for each in weights
+        each.elements * facts.cast if cast else each.bytes
+        for each, cast in zip(weights, narrow, strict=True)
     )
 
 
@@ -105,7 +107,9 @@ def zero_1(facts: Facts, grid: Grid) -> Figures:
     (p,) = grid
     whole = moved(facts, facts.trained)
     sent = {"reduce_scatter": ring(p) * whole, "all_gather": ring(p) * whole}
-    found = _figures(facts, sent, p, 2 * len(facts.trained), lambda weight: 1 / p)
+    found = _figures(
+        facts, sent, p, 2 * len(facts.trained), lambda weight: 1 / p if weight.trained else 1.0
+    )
     return replace(found, gathered=whole)
 
 
@@ -118,6 +122,7 @@ def zero_3(facts: Facts, grid: Grid) -> Figures:
     return replace(
         found,
         sent={**found.sent, "all_gather": gathers},
+        parameters=size(facts.weights) / grid[0],
         exchanges=3 * len(facts.trained) + FEW,
         # The block that runs, and two that are gathered ahead.
         gathered=min(whole, 3 * block),
@@ -167,7 +172,7 @@ def experts(facts: Facts, grid: Grid) -> Figures:
     """Tokens go to the ranks of their experts and come back, in the forward and in the backward."""
     (p,) = grid
     tokens = 4 * facts.sparse * ring(p) * facts.chosen * facts.activation / p
-    reduced = 2 * ring(p) * moved(facts, (each for each in facts.trained if not each.expert))
+    reduced = 2 * ring(p) * moved(facts, [each for each in facts.trained if not each.expert])
     sent = {"all_reduce": reduced, "all_to_all": tokens}
     count = len(facts.trained) + OF_MIXTURE * facts.sparse
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.expert else 1.0)
@@ -177,7 +182,7 @@ def tables(facts: Facts, grid: Grid) -> Figures:
     """Every rank looks up its own rows for the whole batch; sums are scattered, gradients gathered."""
     (p,) = grid
     rows = ring(p) * facts.activation
-    reduced = 2 * ring(p) * moved(facts, (each for each in facts.trained if not each.lookup))
+    reduced = 2 * ring(p) * moved(facts, [each for each in facts.trained if not each.lookup])
     sent = {"all_reduce": reduced, "reduce_scatter": rows, "all_gather": rows}
     count = 4 * len(facts.trained)
     return _figures(facts, sent, p, count, lambda weight: 1 / p if weight.lookup else 1.0)
@@ -189,13 +194,11 @@ def pipeline(micro_batches: int, zero: bool = False) -> Textbook:
     def textbook(facts: Facts, grid: Grid) -> Figures:
         stages, d = grid
         inside = (zero_1 if zero else data)(facts, (d,))
-        cuts = 2 * (stages - 1)
+        there = facts.crossing or (facts.activation,) * (stages - 1)
         # A table that is the head as well lies in the first stage: it goes to the last, its gradient comes back.
-        crossing = cuts * facts.activation / d + 2 * size(
-            each for each in facts.weights if each.tied
-        )
-        sent = {**inside.sent, "transfer": crossing}
-        exchanges = inside.exchanges + stages * FEW + cuts * micro_batches
+        once = facts.once + size(each for each in facts.weights if each.tied)
+        sent = {**inside.sent, "transfer": 2 * (sum(there) / d + once)}
+        exchanges = inside.exchanges + stages * FEW + 2 * len(there) * micro_batches
         return replace(inside, sent=sent, exchanges=exchanges)
 
     return textbook

@@ -15,7 +15,7 @@ from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Split
-from weft.ops import OpCall, Signature, flops, localize, traffic
+from weft.ops import OpCall, Signature, flops, item, localize, traffic
 from weft.units import Bytes, Flops
 
 # One signature for each axis of the grid.
@@ -84,7 +84,8 @@ class WorkOptions:
 
     def _cost(self, local: OpCall) -> float:
         devices = int(np.prod(self.grid))
-        return self.cost_model.work(Flops(devices * flops(local)), Bytes(devices * traffic(local)))
+        touched = Bytes(devices * traffic(local))
+        return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class GivenOptions:
         if key not in self._known:
             fit = self._fitting(given, given.choices[axis], axis, chosen)
             split = self._split_charge(given, axis, chosen)
-            copied = self._idle(given, axis, chosen) if given.sent else 0.0
+            weight = max(float(given.sent), self.cost_model.bytes_per_held * given.fed)
+            copied = weight * self._idle(given, axis, chosen) if weight else 0.0
             costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
             self._known[key] = Options(fit, np.array(costs))
         return self._known[key]

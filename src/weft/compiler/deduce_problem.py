@@ -48,6 +48,7 @@ class Given:
         prefer_broadcast: whether a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
         sent: whether it comes from another stage: every copy of it is sent.
+        fed: whether it is a leaf of the batch: every copy of it is held.
     """
 
     spec: TensorSpec
@@ -55,6 +56,7 @@ class Given:
     prefer_broadcast: bool = False
     thin: Thin = frozenset()
     sent: bool = False
+    fed: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,8 @@ def _input(
         )
     prefer = node.role in ("parameter", "buffer")
     allowed = thin.get(node.value.name, frozenset())
-    return Given(_spec(node.value), tuple(choices), prefer, allowed)
+    fed = node.role == "batch"
+    return Given(_spec(node.value), tuple(choices), prefer, allowed, fed=fed)
 
 
 def _free(node: Input, cut: frozenset[str]) -> tuple[SBP, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from weft.compiler.activations import lay_activations
 from weft.compiler.aliases import copy_escaping_views
+from weft.compiler.apart import keep_apart
 from weft.compiler.causal_masks import causal_masks
 from weft.compiler.clip import clip_norm
 from weft.compiler.communicators import communicators
@@ -32,6 +33,7 @@ from weft.compiler.offload import offload
 from weft.compiler.options import Options
 from weft.compiler.overlap import overlap
 from weft.compiler.overlap_worth import Cut, best_cut, may_cut
+from weft.compiler.products_first import products_first
 from weft.compiler.recompute import recompute
 from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_together
 from weft.compiler.signatures import check_signatures
@@ -142,7 +144,8 @@ def transform(
     graph: LogicalGraph, placement: Placement, options: Options, homes: Mapping[str, int] | None
 ) -> tuple[LogicalGraph, Stages]:
     """What does not depend on layouts: where calls run, how often, in which dtypes."""
-    graph = verify(graph)
+    graph = verify(keep_apart(verify(graph)))
+    graph = verify(products_first(graph))
     graph = verify(causal_masks(graph))
     graph = verify(unsorted(graph))
     graph = verify(join_products(graph))

@@ -147,7 +147,8 @@ def _backward(
 
     What belongs to no forward call, such as sums of gradients and the seed, stands with its
     operands where these are of one stage, else where its result is read: where the value is made
-    that it is the gradient of.
+    that it is the gradient of. A sum to which more of a stage is added stands there, so that the
+    stage sends its sum alone.
     """
     of_sequence: dict[int, int] = {}
     made: dict[str, int] = {}
@@ -164,10 +165,23 @@ def _backward(
     wanted = _readers(graph, {**forward, **known}, homes)
     for name, call in backward.items():
         operands = {made[used] for used in node_uses(call) if used in made}
-        stage = operands.pop() if len(operands) == 1 else wanted.get(name, 0)
+        stage = min(operands, default=0)
+        if len(operands) != 1 and not _goes_on(graph, call, known, stage):
+            stage = wanted.get(name, 0)
         stage = known.get(name, stage)
         made.update((value.name, stage) for value in node_outputs(call))
     return {name: made[name] for name in backward}
+
+
+def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
+    """Whether what a call makes is added to more that is made in a stage."""
+    readers = (node for value in node_outputs(call) for node in graph.users[value.name])
+    return any(
+        known.get(_name(graph.producers[used])) == stage
+        for reader in readers
+        if isinstance(reader, Call) and _name(reader) not in known
+        for used in node_uses(reader)
+    )
 
 
 def _readers(

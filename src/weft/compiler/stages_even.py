@@ -19,7 +19,7 @@ from weft.compiler.calls import op_call
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Value
-from weft.ops import OpCall, flops, traffic
+from weft.ops import OpCall, flops, item, traffic
 from weft.units import ITEM_SIZE
 
 Floats = NDArray[np.float64]
@@ -103,7 +103,7 @@ def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
 def _cost(whole: OpCall, cost_model: CostModel) -> float:
     """What one call costs; an op without a rule, which deduction will refuse, costs nothing."""
     try:
-        return cost_model.work(flops(whole), traffic(whole))
+        return cost_model.work(flops(whole), traffic(whole), item(whole))
     except RuleError:
         return 0.0
 

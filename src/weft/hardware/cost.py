@@ -19,7 +19,7 @@ class CostModel:
         bytes_per_collective: what one more collective weighs beside its bytes; stands for its
             latency.
         bytes_per_flop: what one floating-point operation weighs, in calls with more than one for
-            every 4 bytes read or written; others, such as element-wise ones, are bound by memory
+            every element read or written; others, such as element-wise ones, are bound by memory
             and weigh their traffic alone. On real devices it is far below 1; it is deliberately
             dear, so that a strategy keeps its meaning at small sizes. With x of (n, k) and w of (k,
             m) in float32, data parallelism pays 2(p-1)·4·k·m bytes to reduce the gradient of w;
@@ -54,11 +54,13 @@ class CostModel:
         """Cost of boxing that moves `moved` bytes over all devices in `collectives` collectives."""
         return moved + self.bytes_per_collective * collectives
 
-    def work(self, flops: Flops, traffic: Bytes) -> float:
+    def work(self, flops: Flops, traffic: Bytes, item: int = 4) -> float:
         """Cost of calls with `flops` and `traffic` (bytes read and written), both summed over all devices.
+
+        `item` is the size of an element.
 
         What bounds a call is what it costs: a product reads and writes while it computes.
         """
-        if flops > traffic / 4:
+        if flops > traffic / item:
             return self.bytes_per_flop * flops
         return self.bytes_per_traffic * traffic

@@ -8,6 +8,7 @@ from weft.ops.call import Signature as Signature
 from weft.ops.call import TensorSpec as TensorSpec
 from weft.ops.call import Token as Token
 from weft.ops.cost import flops as flops
+from weft.ops.cost import item as item
 from weft.ops.cost import traffic as traffic
 from weft.ops.factors import Factors as Factors
 from weft.ops.localize import localize as localize

@@ -54,6 +54,12 @@ def traffic(call: OpCall) -> Bytes:
     return Bytes(sum(tensor_bytes(spec) for spec in _tensors(call)))
 
 
+def item(call: OpCall) -> int:
+    """Bytes of an element of the numbers that a call computes with: its widest floating-point dtype, else 4."""
+    floats = (spec.dtype for spec in _tensors(call) if "float" in spec.dtype)
+    return max((ITEM_SIZE.get(dtype, 4) for dtype in floats), default=4)
+
+
 def tensor_bytes(spec: TensorSpec) -> int:
     """Bytes of one tensor; dtypes unknown to weft (such as uint64 seeds) count as 8 bytes an element."""
     return prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8)

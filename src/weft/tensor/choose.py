@@ -16,7 +16,7 @@ from weft.compiler.deduce_options import all_have_elements
 from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import Broadcast, Layout, Placement
-from weft.ops import OpCall, Signature, TensorSpec, flops, localize, signatures, traffic
+from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, signatures, traffic
 from weft.ops.cost import tensor_bytes
 from weft.ops.windows import signatures_with_windows, slides_at
 from weft.units import ITEM_SIZE, Bytes, Flops
@@ -92,7 +92,8 @@ class _Search:
     def cost(self, chosen: PerAxis, local: OpCall) -> float:
         """Boxing of all operands and work of all ranks, in bytes."""
         ranks = len(self.placement.ranks)
-        total = _COST.work(Flops(ranks * flops(local)), Bytes(ranks * traffic(local)))
+        touched = Bytes(ranks * traffic(local))
+        total = _COST.work(Flops(ranks * flops(local)), touched, item(local))
         for operand, (spec, layout) in enumerate(
             zip(self.call.operands, self.layouts, strict=True)
         ):

@@ -12,6 +12,7 @@ BIASED: dict[str, Any] = {"linear": ((0, 1), (0, 2)), "added": (0,)}
 # `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.class_loss`).
 rule((*aten("mm"), "weft.class_scores"), "m k+, k n -> m n", linear=EITHER)
 rule(aten("bmm"), "b m k+, b k n -> b m n", linear=EITHER)
+rule(aten("matmul"), "... m k+, ... k n -> ... m n", linear=EITHER)
 rule(aten("addmm"), "m n, m k+, k n -> m n", **BIASED)
 rule(aten("baddbmm"), "b m n, b m k+, b k n -> b m n", **BIASED)
 rule(aten("addmv"), "m, m k+, k -> m", **BIASED)
