@@ -1,0 +1,93 @@
+"""Chains of calls and stamps: where two ranks part, and what they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.errors import RankFailure
+from weft.runtime.calls import Calls, looking
+from weft.runtime.stamps import Stamp, check_stamp
+
+
+def calls(*texts: str) -> Calls:
+    made = Calls()
+    for text in texts:
+        made.enter(text)
+    return made
+
+
+class Board:
+    """What two ranks post."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.announced: list[BaseException] = []
+
+    def post(self, text: str, kind: str) -> None:
+        self.texts["own"] = text
+
+    def posted(self, rank: int, kind: str) -> str:
+        return self.texts.get("peer", "")
+
+    def announce(self, error: BaseException) -> None:
+        self.announced.append(error)
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "parted"),
+    [
+        (["a", "b"], ["a", "b"], None),
+        (["a", "b"], ["a"], None),  # the other one is late
+        (["a"], ["a", "b", "c"], None),
+        (["a", "b"], ["a", "c"], ("b", "c")),
+        (["a", "b", "c"], ["a", "c"], ("b", "c")),
+        (["b"] * 50, ["a"] + ["b"] * 49, ("b", "b")),  # long ago: only the checksums tell
+        ([], ["a"], None),
+    ],
+)
+def test_where_calls_part(own: list[str], peer: list[str], parted: tuple[str, str] | None) -> None:
+    found = calls(*own).parted(calls(*peer).posted())
+    assert (found and (found[0].text, found[1].text)) == parted
+
+
+def test_a_call_knows_the_users_line() -> None:
+    made = calls("a")
+    assert Path(made.last.file).name == Path(__file__).name
+    assert f"{Path(__file__).name}:" in str(made.last)
+
+
+def test_a_rank_that_waits_tells_both_calls() -> None:
+    board = Board()
+    look = looking(calls("compile", "step 0"), board, 0, (0, 1))  # type: ignore[arg-type]
+    look()
+    board.texts["peer"] = calls("compile").posted()
+    look()
+    assert not board.announced
+    board.texts["peer"] = calls("compile", "full_state_dict").posted()
+    with pytest.raises(RankFailure, match=r"rank 0 is in step 0 \(.*rank 1 in full_state_dict"):
+        look()
+    assert len(board.announced) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Stamp(1, 2, 4), "make different calls"),
+        (Stamp(1, 3, 3), "different hyperparameters"),
+        (Stamp(2, 2, 3), "different batches"),
+        (Stamp(2, 3, 4), "make different calls"),
+    ],
+)
+def test_what_stamps_tell(other: Stamp, words: str) -> None:
+    own = Stamp(1, 2, 3)
+    with pytest.raises(RankFailure, match=f"rank 5 .*{words}|{words}.*rank 5"):
+        check_stamp(int(own), int(other), 5)
+    check_stamp(int(own), int(own), 5)
+    check_stamp(int(own), 0, 5)  # a message without one
+
+
+def test_a_stamp_fits_a_number_of_eight_bytes() -> None:
+    assert 0 < int(Stamp(0, 0, 0)) < 2**63
+    assert 0 < int(Stamp(2**40, 2**40, 2**40)) < 2**63
