@@ -250,3 +250,23 @@ def test_explain_lists_buckets() -> None:
     row = next(row for row in rows if row[1:2] == ["all_reduce"])
     # All gradients go together.
     assert int(row[2]) > int(row[3]) == 1
+
+
+def test_a_program_says_what_it_is() -> None:
+    model = nn.Linear(4, 2)
+    batch = {"x": torch.ones(8, 4), "y": torch.ones(8, 2)}
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return (model(batch["x"]) - batch["y"]).square().mean()
+
+    with weft.local_world(2):
+        ranks = weft.placement("cpu", [0, 1])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = weft.compile(model, loss_fn, optimizer, batch, placement=ranks)
+        program.step(batch)
+        text = "Linear, training step by SGD on cpu [0, 1]; batch x float32[8, 4], y float32[8, 2]; 1 steps made"
+        assert repr(program) == f"<weft.Program: {text}>"
+        evaluation = program.evaluation(loss_fn, batch)
+        assert "Linear, evaluation on cpu [0, 1]" in str(evaluation)
+        program.close()
+        assert repr(program).endswith("closed>")

@@ -15,6 +15,7 @@ from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
+from weft.ir.logical import Input, Update
 from weft.program.agreement import OptionsChecksum
 from weft.program.build import Setting, build, evaluation, gathering
 from weft.program.explain import explain
@@ -47,6 +48,19 @@ class Program:
         self._steps = 0
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, self._variants.close)
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        rules = dict.fromkeys(each.rule for each in graph.of_kind(Update) if each.rule != "copy")
+        kind = f"training step by {', '.join(rules)}" if rules else "evaluation"
+        leaves = (
+            f"{node.key} {node.value.dtype}{list(node.value.shape)}"
+            for node in graph.of_kind(Input)
+            if node.role == "batch"
+        )
+        where = ", ".join(map(str, graph.placements))
+        made = "closed" if not self._close.alive else f"{self._steps} steps made"
+        return f"<weft.Program: {graph.name}, {kind} on {where}; batch {', '.join(leaves)}; {made}>"
 
     def _enter(self, what: str) -> int:
         """A call begins that all ranks must make."""
