@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.activations import lay_activations
@@ -120,6 +120,7 @@ def compile_graph(
     ranks: Sequence[int],
     options: Options | None = None,
     homes: Mapping[str, int] | None = None,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
@@ -132,10 +133,14 @@ def compile_graph(
         ranks: those to make plans for.
         options: what the passes are told.
         homes: stages of parameters and buffers, where another program has decided them.
+        begin: is told the name of each phase that begins.
     """
     options = options or Options()
+    begin("cutting into stages and micro-batches")
     graph, stages = transform(graph, placement, options, homes)
+    begin("choosing layouts")
     laid = lay(graph, hints, placement, stages, options)
+    begin("planning")
     lowered = lower(laid, placement, ranks, options)
     return _compiled(laid, lowered, ranks, options)
 

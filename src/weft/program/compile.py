@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError, UserError
@@ -18,6 +19,7 @@ from weft.program.collector import uncollected
 from weft.program.hints import split_parameters, strategy_hints
 from weft.program.local_batch import LocalBatch
 from weft.program.program import Program
+from weft.program.progress import progress
 from weft.program.step import Step
 from weft.program.strategy import Strategy, data_parallel
 from weft.program.variables import (
@@ -96,26 +98,55 @@ def compile(
     local = LocalBatch(strategy, placement, world) if batch == "local" else None
     step = _step(model, loss_fn, optimizer, local.whole(example_batch) if local else example_batch)
     options = replace(strategy.options(), device=world.links())
-    placements = stage_placements(options.stages, placement)
-    apart = split_parameters(strategy, dict(step.model.named_parameters()))
-    captured = step.captured(placement.device_type, options.precision, apart)
-    hints = with_leaves(strategy_hints(strategy, captured.graph, placements), step.leaves)
-    compiled = compile_graph(captured.graph, hints, placement, ranks, options)
-    variables = initial_variables(step.model, compiled.graph, world, ranks)
-    seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
-    setting = Setting(step.model, world, placement, options, variables, seed, kernels, local)
-    add_optimizer_states(setting, compiled.graph, step.optimizer)
-    add_loss_scale(setting, compiled.graph)
-    add_masters(setting, compiled.graph)
+    planner = _Planner(strategy, placement, ranks, options)
+    with progress(0 in ranks) as begin:
+        first = planner.plan(step, begin)
+        begin("filling variables")
+        variables = initial_variables(step.model, first[1].graph, world, ranks)
+        seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
+        setting = Setting(step.model, world, placement, options, variables, seed, kernels, local)
+        add_optimizer_states(setting, first[1].graph, step.optimizer)
+        add_loss_scale(setting, first[1].graph)
+        add_masters(setting, first[1].graph)
+        begin("starting the ranks")
+        homes = first[1].stages.homes
+        return Program(
+            setting,
+            first,
+            step.optimizer,
+            lambda batch: planner.plan(step.of_shape(batch), homes=homes),
+        )
 
-    def plan(batch: Any) -> Planned:
-        other = step.of_shape(batch)
-        captured = other.captured(placement.device_type, options.precision, apart)
-        hints = with_leaves(strategy_hints(strategy, captured.graph, placements), other.leaves)
-        homes = compiled.stages.homes
-        return captured, compile_graph(captured.graph, hints, placement, ranks, options, homes)
 
-    return Program(setting, (captured, compiled), step.optimizer, plan)
+@dataclass(frozen=True)
+class _Planner:
+    """What plans of one program have in common."""
+
+    strategy: Strategy
+    placement: Placement
+    ranks: tuple[int, ...]
+    options: Options
+
+    def plan(
+        self,
+        step: Step,
+        begin: Callable[[str], None] = lambda _: None,
+        homes: Mapping[str, int] | None = None,
+    ) -> Planned:
+        """Capture a step, and compile it.
+
+        Args:
+            step: for one shape of the batch.
+            begin: is told what begins.
+            homes: the stages of variables, where the plan for another shape has decided them.
+        """
+        placements = stage_placements(self.options.stages, self.placement)
+        begin("capturing")
+        apart = split_parameters(self.strategy, dict(step.model.named_parameters()))
+        captured = step.captured(self.placement.device_type, self.options.precision, apart)
+        hints = with_leaves(strategy_hints(self.strategy, captured.graph, placements), step.leaves)
+        graph, ranks, options = captured.graph, self.ranks, self.options
+        return captured, compile_graph(graph, hints, self.placement, ranks, options, homes, begin)
 
 
 def _step(
