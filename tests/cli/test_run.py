@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 # The bound on how long a failure may keep the other ranks.
-SECONDS = 30
+SECONDS = 60
 
 WAIT = "import os, sys, threading\nfrom pathlib import Path\n"
 
@@ -120,6 +120,17 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     deadline = time.monotonic() + SECONDS
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank is still there"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux only")
+def test_a_rank_whose_launcher_is_gone_already_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(7)")
+    worker = [sys.executable, "-m", "weft.cli.worker", str(script)]
+    for launcher, code in ((os.getpid(), 7), (os.getppid(), 1)):
+        environment = {**os.environ, "WEFT_LAUNCHER": str(launcher)}
+        done = subprocess.run(worker, env=environment, timeout=SECONDS, check=False)
+        assert done.returncode == code
 
 
 def wait_for_pid(path: Path) -> int:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.cli.failure import NOTES, describe, read_notes
+from weft.cli.worker import LAUNCHER
 from weft.runtime.launch import Fleet, launch
 
 WORKER = "weft.cli.worker"
@@ -27,6 +28,7 @@ def run_script(script: Path, arguments: Sequence[str], fleet: Fleet) -> int:
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         os.environ[NOTES] = folder
+        os.environ[LAUNCHER] = str(os.getpid())
         try:
             exits = launch(command, fleet, Path(folder))
         except KeyboardInterrupt:

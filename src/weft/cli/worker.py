@@ -18,6 +18,8 @@ from weft.cli.failure import write_note
 from weft.runtime.meeting import meet_in_file
 
 PR_SET_PDEATHSIG = 1
+# Holds the process id of the launcher.
+LAUNCHER = "WEFT_LAUNCHER"
 
 
 def main() -> None:
@@ -38,8 +40,11 @@ def main() -> None:
 
 
 def _end_with_launcher() -> None:
-    if sys.platform == "linux":  # elsewhere a rank outlives a launcher that was killed
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform != "linux":  # there a rank outlives a launcher that was killed
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != os.environ.get(LAUNCHER, str(os.getppid())):
+        os._exit(1)  # it was killed before it could be heard of
 
 
 def _leave(code: int) -> None:
