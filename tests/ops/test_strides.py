@@ -12,6 +12,7 @@ from ops.rule_samples import FAMILIES
 from weft.runtime.check_rules import TorchCall, describe
 from weft.runtime.check_strides import call_problems
 from weft.runtime.dense_operands import dense_op
+from weft.runtime.torch_ops import torch_op
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,13 @@ def samples() -> Iterator[TorchCall]:
 
 def test_no_kernel_that_runs_whole_trusts_strides() -> None:
     assert [line for sample in samples() for line in problems(sample)] == []
+
+
+def test_a_kernel_that_trusts_strides_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = aten("native_group_norm", f(2, 4, 6), f(4), f(4), 2, 4, 6, 2, 1e-5)
+    assert problems(sample) == []
+    monkeypatch.setattr("weft.runtime.check_strides.local_function", torch_op)
+    assert "operands (1,) sliced: result 0 differs" in " ".join(problems(sample))
 
 
 def test_what_lies_well_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
