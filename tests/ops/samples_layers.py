@@ -90,8 +90,22 @@ def losses() -> Iterator[TorchCall]:
         yield aten("binary_cross_entropy", p, q, None, reduction)
         yield aten("binary_cross_entropy_with_logits", x, q, None, f(4).exp(), reduction)
         yield aten("binary_cross_entropy_backward", gradient, p, q, None, reduction)
+        yield from _margin(f(5, 4), reduction)
         yield from _nll("nll_loss", f(5, 4), i(4, 5), reduction)
         yield from _nll("nll_loss2d", f(5, 4, 6, 4), i(4, 5, 6, 4), reduction)
+
+
+def _margin(scores: torch.Tensor, reduction: int) -> Iterator[TorchCall]:
+    gradient = f(len(scores)) if reduction == 0 else f()
+    rest = (i(4, 5), 1, 0.7, f(4).exp(), reduction)
+    yield aten("multi_margin_loss", scores, *rest)
+    yield aten("multi_margin_loss_backward", gradient, scores, *rest)
+    labels = torch.tensor(
+        [[0, 3, -1, 1], [2, -1, 0, 0], [3, 2, 1, 0], [-1, 0, 0, 0], [1, 2, -1, -1]]
+    )
+    yield aten("multilabel_margin_loss_forward", scores, labels, reduction)
+    _, seen = A.multilabel_margin_loss_forward.default(scores, labels, reduction)
+    yield aten("multilabel_margin_loss_backward", gradient, scores, labels, reduction, seen)
 
 
 def _nll(

@@ -50,6 +50,12 @@ def max_pool(shape, kernel, stride, padding, dilation=1, ceil=False):
     ]
 
 
+def integer_pool(shape, *arguments):
+    """Negative sums too, which are rounded towards zero."""
+    x = draw(*shape).mul(50).long()
+    return [torch_call("aten.avg_pool2d.default", x, *arguments, False, True, None)]
+
+
 def avg_pool(shape, kernel, stride, padding, ceil=False, include=True, divisor=None):
     x = draw(*shape)
     arguments = (kernel, stride, padding, ceil, include, divisor)
@@ -75,6 +81,7 @@ SAMPLES = {
     "max ceil": max_pool([2, 3, 10, 9], [3, 3], [2, 2], [1, 1], 1, True),
     "avg": avg_pool([2, 3, 9, 8], [2, 2], [2, 2], 0),
     "avg overlapping": avg_pool([2, 3, 11, 9], [3, 3], [2, 1], [1, 1]),
+    "avg of integers": integer_pool([2, 3, 9, 8], [3, 2], [2, 1], [1, 1]),
     "avg ceil": avg_pool([2, 3, 10, 12], [3, 3], [2, 2], [1, 1], True),
     "avg of what is there": avg_pool([3, 10, 12], [3, 3], [2, 2], [1, 1], True, False),
     "avg divisor": avg_pool([2, 3, 10, 12], [3, 2], [2, 2], [1, 0], False, True, 5),

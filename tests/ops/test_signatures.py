@@ -9,6 +9,7 @@ import pytest
 from weft.errors import RuleError
 from weft.layout import Partial
 from weft.ops import OpCall, Operand, TensorSpec, registered_ops, rule, signatures
+from weft.ops.call import Token
 
 
 def make(
@@ -182,7 +183,8 @@ def test_a_factor_that_the_result_lacks_stays_whole_without_a_mark() -> None:
         ("uint8", "int8", ""),
         ("complex64", "complex128", "sum"),
         ("complex128", "complex64", ""),
-        ("complex64", "float32", ""),
+        ("complex64", "float32", "sum"),
+        ("complex128", "float32", ""),
     ],
 )
 @pytest.mark.parametrize("op", ["aten._to_copy.default", "aten.copy.default"])
@@ -200,3 +202,70 @@ def test_reductions_pass_conversions_that_keep_what_they_need(
         if isinstance(sbp, Partial)
     }
     assert found == set(passing.split())
+
+
+def sums_pass(op: str, args: tuple[object, ...], operands: str, result: str) -> bool:
+    """Whether a sum of the first operand passes an op on tensors of [2, 4, 8, 8] of these dtypes."""
+    specs = tuple(TensorSpec((2, 4, 8, 8), dtype) for dtype in operands.split())
+    call = OpCall(op, args, (), specs, (TensorSpec((2, 4, 8, 8), result),))
+    legal = signatures(call, 2)
+    return any(one.operands[0] == one.results[0] == Partial() for one in legal)
+
+
+BOTH, POOL = (Operand(0), Operand(1)), (Operand(0), (3, 3), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "passing", "rounding"),
+    [
+        ("mul.Tensor", BOTH, "float32 float32 -> float32", "int64 float32 -> float32"),
+        ("mul.Tensor", BOTH, "int64 int64 -> int64", "float32 bfloat16 -> bfloat16"),
+        ("mul.Scalar", (Operand(0), 2.5), "float64 -> float64", "int64 -> float32"),
+        ("div.Tensor", BOTH, "int16 float32 -> float32", "int32 float32 -> float32"),
+        ("deg2rad.default", (Operand(0),), "float32 -> float32", "int64 -> float32"),
+        (
+            "_log_softmax_backward_data.default",
+            (*BOTH, 1, Token("dtype", "float32")),
+            "float32 float32 -> float32",
+            "float32 float32 -> bfloat16",
+        ),
+        ("cumsum.default", (Operand(0), 1), "int32 -> int64", "float32 -> int64"),
+        ("avg_pool1d.default", (Operand(0), (3,)), "float32 -> float32", "int64 -> int64"),
+        ("avg_pool2d.default", POOL, "float32 -> float32", "int64 -> int64"),
+        ("avg_pool3d.default", POOL, "bfloat16 -> bfloat16", "int64 -> int64"),
+        (
+            "upsample_bilinear2d.default",
+            (Operand(0), (8, 8)),
+            "float32 -> float32",
+            "uint8 -> uint8",
+        ),
+        (
+            "upsample_bicubic2d.default",
+            (Operand(0), (8, 8)),
+            "float32 -> float32",
+            "uint8 -> uint8",
+        ),
+    ],
+)
+def test_sums_do_not_pass_what_rounds_each_summand(
+    op: str, args: tuple[object, ...], passing: str, rounding: str
+) -> None:
+    assert sums_pass(f"aten.{op}", args, *passing.split(" -> "))
+    assert not sums_pass(f"aten.{op}", args, *rounding.split(" -> "))
+
+
+def test_sums_pass_from_complex_numbers_to_their_parts() -> None:
+    call = OpCall(
+        "aten.view_as_real.default",
+        (Operand(0),),
+        (),
+        (TensorSpec((4,), "complex64"),),
+        (TensorSpec((4, 2), "float32"),),
+    )
+    assert "P(sum) -> P(sum)" in texts(call)
+
+
+def test_sums_pass_a_conversion_that_the_user_allows() -> None:
+    args = (Operand(0), Token("dtype", "bfloat16"))
+    assert sums_pass("weft.cast_parts", args, "float32", "bfloat16")
+    assert not sums_pass("weft.cast_whole", args, "float32", "bfloat16")

@@ -139,6 +139,35 @@ def test_level_3_with_ops_over_the_batch(name: str, micro_batches: int) -> None:
         assert_same_training(program, [batch] * 3, expected)
 
 
+class Block(nn.Module):
+    """A residual block with an op over the batch between its parameters, which are gathered together."""
+
+    def __init__(self, op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(
+            6, bias=False
+        )  # a mean that is taken away takes its gradient along
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.op = op
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = x + self.down(torch.tanh(self.up(self.op(self.norm(x)))))
+        return made
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("names", [("sort", "mean"), ("mean", "sort"), ("mean", "mean")])
+def test_level_3_with_ops_over_the_batch_within_blocks(names: tuple[str, ...]) -> None:
+    """A sum over micro-batches that is read in the loop makes them wait, too."""
+    torch.manual_seed(0)
+    blocks = [Block(OVER_THE_BATCH[name]) for name in names]
+    model, batch = nn.Sequential(nn.Linear(6, 6), *blocks, nn.Linear(6, 6)), torch.randn(8, 6)
+    expected = plain_training(model, squares, [batch] * 3)
+    strategy = replace(DATA, micro_batches=2, zero=weft.Zero(3))
+    with compiled(model, squares, batch, PAIR, strategy) as program:
+        assert_same_training(program, [batch] * 3, expected)
+
+
 def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.interpret import run_programs
 from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
 from tools.opinfo.reference import Expected, captured, expected
@@ -27,6 +29,7 @@ from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.check_rules import TorchCall, check_call, close, split_again
+from weft.runtime.check_strides import stride_problems
 from weft.runtime.torch_ops import to_torch
 
 _PLACE = re.compile(r"( at)? /\S+:\d+\b:?")
@@ -114,7 +117,7 @@ def reason_of(error: Exception) -> str:
 def problems(
     case: Case, known: Expected, found: Captured, inputs: Mapping[str, Tensor], effort: Effort
 ) -> Iterator[str]:
-    """What is wrong with a sample: on one rank, in its signatures, in the layouts."""
+    """What is wrong with a sample: on one rank, in its signatures, kernels and decompositions, in the layouts."""
     one = Trial((1,), {key: (Broadcast(),) for key in inputs})
     values = run(found.graph, one, inputs)[0]
     named = {node.key: values[node.value.name] for node in found.graph.of_kind(Output)}
@@ -126,7 +129,12 @@ def problems(
         yield from _shapes(case, named, known_values)
     else:
         yield from _differences(case, "captured", named, known_values)
-    for line in signature_problems(found.graph, values):
+    calls = chain(
+        signature_problems(found.graph, values),
+        stride_problems(found.graph, values),
+        decomposition_problems(case),
+    )
+    for line in calls:
         yield f"{case.describe()}: {line}"
     for trial in trials(inputs, effort.layouts, case.key):
         every = run(found.graph, trial, inputs, found_outputs := {})

@@ -22,7 +22,9 @@ python -m tools.opinfo
 
 For each op, up to {samples} samples. Values and gradients are captured as one graph, run on one rank and compared with
 plain torch. Every signature that a rule declares for a call in that graph runs on the shards of 4 ranks and of 2 × 2,
-empty ones included.
+empty ones included, and every kernel on operands that lie otherwise in memory: transposed, sliced, expanded, with
+channels last. Every decomposition that capture takes is compared with the kernel that it stands for, on ties, zeros
+and indices of -1 too.
 Then the inputs are laid out in up to {layouts} ways on the grids (4,), (2, 2) and (1, 4): split along every
 dimension, uneven and empty shards included, and as sums; deduction and boxing do the rest; all ranks' results are
 compared. Random ops are compared with themselves on one rank, as weft draws numbers by position. Where summands of

@@ -136,6 +136,8 @@ class _Reader:
             self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
         elif _is_double_transpose(node):
             self._refs[node] = self._refs[node.args[0].args[0]]  # type: ignore[index, union-attr]
+        elif str(node.target) in _COMPUTED and isinstance(node.args[0], complex):
+            self._refs[node] = node.args[0].conjugate()
         elif node.target is aten._linalg_check_errors.default:
             self._read_linalg_check(node)
         elif not _is_check(node):
@@ -253,8 +255,17 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
     return Value(name, tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
 
 
+# Views whose elements are computed when they are read. What lies on a rank is read by its memory, by
+# communication and by views of other dtypes.
+_COMPUTED = {
+    "aten._conj.default": "aten._conj_physical.default",
+    "aten._neg_view.default": "aten.neg.default",
+}
+
+
 def _op_name(op: Any) -> str:
-    return str(op).removesuffix(".default") if op.namespace == "weft" else str(op)
+    name = str(op)
+    return name.removesuffix(".default") if op.namespace == "weft" else _COMPUTED.get(name, name)
 
 
 def _is_same(node: torch.fx.Node) -> bool:

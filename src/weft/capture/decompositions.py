@@ -53,9 +53,30 @@ def _ones_like(
 _SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
 
 
+def _factors_itself(op: Any) -> Callable[..., Any]:
+    """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous.
+
+    Of a contiguous real matrix the kernel factorizes the transpose. Whether a matrix lies so on a rank is
+    another question than whether it did here, so it is given one that does.
+    """
+
+    def decomposed(A: torch.Tensor) -> Any:
+        if A.is_contiguous() or A.is_complex():
+            return NotImplemented
+        return op(A.mT.contiguous())
+
+    return decomposed
+
+
+_FACTORED: dict[str, Callable[..., Any]] = {
+    f"{name}.default": _factors_itself(getattr(torch.ops.aten, name).default)
+    for name in ("_linalg_det", "_linalg_slogdet")
+}
+
+
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
-    named = {**_SEED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
+    named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
     named = {**named, **random.TABLE, **sampling.TABLE}
     found = _resolve({**named, **foreach.TABLE, **fused.TABLE, **experts.TABLE})
     return {**foreach.foreach(), **found, **experts.of_libraries()}

@@ -18,15 +18,19 @@ from weft.ops import has_rule
 
 aten = torch.ops.aten
 
-# Their decompositions write memory by strides, draw random numbers, or are longer than what they
-# stand for.
-_KEPT = ("as_strided", "empty", "resize", "_fft")
+# Their decompositions write memory by strides, draw random numbers, are longer than what they stand
+# for, or differ from the kernel (`python -m tools.opinfo` compares them).
+_KEPT = ("as_strided", "empty", "resize", "_fft", "_unsafe_masked_index", "linspace")
 
 
 def fallback() -> Decompositions:
     """Decompositions of the ops that no rule knows; rules that users declare are looked up anew each time."""
     found = {op: function for op, function in _core().items() if not _has_rule(str(op))}
-    return {**found, aten._efficientzerotensor.default: _zeros}
+    own: Decompositions = {
+        aten._efficientzerotensor.default: _zeros,
+        aten.index_fill.int_Tensor: _index_fill,
+    }
+    return {**found, **own}
 
 
 def _has_rule(op: str) -> bool:
@@ -100,3 +104,10 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
     """Zeros that are no special kind of tensor."""
     named = {key: value for key, value in options.items() if key in ("dtype", "device")}
     return torch.zeros(list(size), **named)
+
+
+def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> Any:
+    """As torch's own, which takes no negative indices."""
+    size = self.shape[dim] if self.dim() else 1
+    index = torch.where(index < 0, index + size, index)
+    return _core()[aten.index_fill.int_Tensor](self, dim, index, value)

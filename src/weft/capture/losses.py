@@ -69,6 +69,48 @@ def _elementwise_backward(op: Any) -> Callable[..., Any]:
     return decomposed
 
 
+def _rows_forward(op: Any, several: bool) -> Callable[..., Any]:
+    """Of a loss of rows of classes with one target, or `several`; then its backward reads a second result."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        values, reduction = _without_reduction(op, args, kwargs)
+        target = values["target"]
+        if reduction == _NONE and values["self"].dim() == 2:
+            return NotImplemented
+        made = op(*_as_rows(values, several).values())
+        each, *others = made if isinstance(made, tuple) else (made,)
+        found = each.sum() / each.numel() if reduction == _MEAN else each.sum()
+        if reduction == _NONE:
+            found = each.reshape(() if several else target.shape)
+        return (found, *(one.reshape(target.shape) for one in others)) if others else found
+
+    return decomposed
+
+
+def _rows_backward(op: Any, several: bool) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        values, reduction = _without_reduction(op, args, kwargs)
+        if reduction == _NONE and values["self"].dim() == 2:
+            return NotImplemented
+        rows = _as_rows(values, several)
+        count = len(rows["self"])
+        grad = values["grad_output"] / count if reduction == _MEAN else values["grad_output"]
+        made = op(*{**rows, "grad_output": grad.expand(count)}.values())
+        return made.reshape(values["self"].shape)
+
+    return decomposed
+
+
+def _as_rows(values: dict[str, Any], several: bool) -> dict[str, Any]:
+    """The arguments of a loss with a single row of classes as those of a matrix with one row."""
+    if values["self"].dim() == 2:
+        return values
+    shapes = {"self": (1, -1), "target": (1, -1) if several else (1,), "is_target": (1, -1)}
+    return values | {
+        name: values[name].reshape(shape) for name, shape in shapes.items() if name in values
+    }
+
+
 def _without_reduction(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
@@ -94,6 +136,16 @@ TABLE: dict[str, Callable[..., Any]] = {
     "nll_loss_backward.default": _nll_backward(aten.nll_loss_backward.default),
     "nll_loss2d_forward.default": _nll_forward(aten.nll_loss2d_forward.default),
     "nll_loss2d_backward.default": _nll_backward(aten.nll_loss2d_backward.default),
+    "multi_margin_loss.default": _rows_forward(aten.multi_margin_loss.default, several=False),
+    "multi_margin_loss_backward.default": _rows_backward(
+        aten.multi_margin_loss_backward.default, several=False
+    ),
+    "multilabel_margin_loss_forward.default": _rows_forward(
+        aten.multilabel_margin_loss_forward.default, several=True
+    ),
+    "multilabel_margin_loss_backward.default": _rows_backward(
+        aten.multilabel_margin_loss_backward.default, several=True
+    ),
 }
 for _name in _ELEMENTWISE:
     TABLE[f"{_name}.default"] = _elementwise_forward(getattr(aten, _name).default)

@@ -19,17 +19,24 @@ from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs
 Layouts: TypeAlias = Sequence[tuple[str, str]]
 
 
-def lay_activations(graph: LogicalGraph, layouts: Layouts) -> LogicalGraph:
+def lay_activations(
+    graph: LogicalGraph, layouts: Layouts, modules: Sequence[str] = ()
+) -> LogicalGraph:
     """Hint at what modules return that a pattern names; the first that does counts.
 
     What a module returns is what it makes and other calls of the forward read.
+
+    Args:
+        graph: without layouts.
+        layouts: patterns, and what they ask for.
+        modules: that a pattern may name, besides those with a call.
 
     Raises:
         StrategyError: when a pattern names no module.
     """
     if not layouts:
         return graph
-    _check(graph, layouts)
+    _check(graph, layouts, modules)
     hinted: dict[str, tuple[str, str]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -75,8 +82,8 @@ def _around(node: Call) -> Iterator[str]:
     return (".".join(parts[: count + 1]) for count in range(len(parts)))
 
 
-def _check(graph: LogicalGraph, layouts: Layouts) -> None:
-    paths = {path for call in graph.of_kind(Call) for path in _around(call)}
+def _check(graph: LogicalGraph, layouts: Layouts, modules: Sequence[str]) -> None:
+    paths = {path for call in graph.of_kind(Call) for path in _around(call)} | set(modules)
     for pattern, _ in layouts:
         if not any(fnmatchcase(path, pattern) for path in paths):
             near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)

@@ -25,7 +25,9 @@ OFFLOAD, LOAD = "weft.offload", "weft.load"
 SMALLEST = 1024
 
 
-def offload(program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str]) -> LocalProgram:
+def offload(
+    program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str], known: Sequence[str] = ()
+) -> LocalProgram:
     """Let values of the modules that `patterns` name wait in host memory for the backward.
 
     Values of less than 1 KiB stay, and so do those that share memory with variables, with the
@@ -35,6 +37,7 @@ def offload(program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str])
         program: of one rank.
         graph: that it was made from.
         patterns: of module paths; what lies below a module belongs to it.
+        known: modules that a pattern may name, besides those with a call.
 
     Raises:
         StrategyError: when a pattern names no module.
@@ -42,7 +45,7 @@ def offload(program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str])
     if not patterns:
         return program
     modules = _modules(graph)
-    _check(patterns, modules.values())
+    _check(patterns, (*modules.values(), *known))
     named = {name for name, path in modules.items() if any(covers(one, path) for one in patterns)}
     first = {
         value.name: place

@@ -79,6 +79,7 @@ class Options:
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, as texts of hints.
+        modules: paths of all modules of the model: patterns may also name one that has no op.
         device: what computes and what connects the ranks; None takes the usual figures of the type.
         expert_capacity: rows that a rank may send to the experts of another, in even shares; None
             for all that there can be.
@@ -96,6 +97,7 @@ class Options:
     clip_norm: float | None = None
     memory_limit: int | None = None
     activations: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, ...] = ()
     device: Device | None = None
     expert_capacity: float | None = None
 

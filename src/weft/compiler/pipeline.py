@@ -156,8 +156,8 @@ def transform(
     graph = verify(join_products(graph))
     graph = verify(scale_loss(graph))
     graph, stages = assign_stages(graph, options, placement, homes)
-    graph = verify(lay_activations(graph, options.activations))
-    graph = verify(recompute(graph, options.recompute))
+    graph = verify(lay_activations(graph, options.activations, options.modules))
+    graph = verify(recompute(graph, options.recompute, options.modules))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
     return graph, stages
@@ -196,7 +196,10 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     parts = [overlap(each, cut.parts) for each in local.values()]
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
         parts = [join_losses(each) for each in parts]
-    programs = tuple(offload(copy_escaping_views(each), graph, options.offload) for each in parts)
+    programs = tuple(
+        offload(copy_escaping_views(each), graph, options.offload, options.modules)
+        for each in parts
+    )
     if together:
         schedule = plan_together(programs, groups, stages, options, classes)
     else:

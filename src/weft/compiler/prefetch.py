@@ -146,7 +146,7 @@ def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gat
     for actor in actors:
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
-    rounds = _rounds(actors)
+    rounds = _rounds(program, actors)
     rings: dict[tuple[Phase, int], list[_Gather]] = {}
     for actor in actors:
         if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
@@ -161,23 +161,29 @@ def _rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[_Gat
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))
 
 
-def _rounds(actors: Sequence[Actor]) -> list[int]:
+def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
     """For each actor, how often micro-batches have waited for one another before its acts are wanted.
 
-    What is made of parameters alone belongs to its first reader.
+    They do for what is read once a step, and for what is complete after the last of them alone. What is
+    made of parameters alone belongs to its first reader.
     """
+
+    def waits(maker: int, name: str, reader: Actor) -> bool:
+        return actors[maker].acts > 1 and (reader.acts == 1 or name not in program.loop)
+
     makers = {name: actor.id for actor in actors for name in actor.produces}
     found: list[int | None] = []
     readers: list[list[int]] = [[] for _ in actors]
     for actor in actors:
-        before = [id for name in actor.consumes if (id := makers.get(name, actor.id)) < actor.id]
+        made = [(makers.get(name, actor.id), name) for name in actor.consumes]
+        before = [(id, name) for id, name in made if id < actor.id]
         rounds = [
-            round + (actors[id].acts > 1 and actor.acts == 1)
-            for id in before
+            round + waits(id, name, actor)
+            for id, name in before
             if (round := found[id]) is not None
         ]
         found.append(max(rounds, default=0 if isinstance(actor, Feed) else None))
-        for id in before:
+        for id, _ in before:
             readers[id].append(actor.id)
     for actor in reversed(actors):
         if found[actor.id] is None:

@@ -22,18 +22,21 @@ from weft.ir.logical import Call, LogicalGraph, Node, Phase, Ref, node_outputs, 
 AFTER = "weft.after"
 
 
-def recompute(graph: LogicalGraph, patterns: Sequence[str]) -> LogicalGraph:
+def recompute(
+    graph: LogicalGraph, patterns: Sequence[str], modules: Sequence[str] = ()
+) -> LogicalGraph:
     """Let the backward make again what the forward made in the regions that `patterns` name.
 
     Args:
         graph: without layouts; every call has its phase.
         patterns: of module paths, one part for each part of a path ("blocks.*" is each block), or
             of ops ("aten.gelu.default").
+        modules: that a pattern may name, besides those with a call.
 
     Raises:
         StrategyError: when a pattern names nothing.
     """
-    region_of = regions(graph, patterns)
+    region_of = regions(graph, patterns, modules)
     again = region_of.keys() - kept_values(graph, region_of)
     if not again:
         return graph

@@ -14,14 +14,16 @@ from weft.ir.logical import Call, LogicalGraph, Output, node_outputs, node_uses
 OPS = "ops"
 
 
-def regions(graph: LogicalGraph, patterns: Sequence[str]) -> dict[str, str]:
-    """The region of each value that can be made again.
+def regions(
+    graph: LogicalGraph, patterns: Sequence[str], modules: Sequence[str] = ()
+) -> dict[str, str]:
+    """The region of each value that can be made again; patterns may also name one of `modules`.
 
     Raises:
         StrategyError: when a pattern names neither a module nor an op of the forward.
     """
     forward = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
-    paths = {around for call in forward for around in _around(_module(call))}
+    paths = {around for call in forward for around in _around(_module(call))} | set(modules)
     ops = {call.op for call in forward}
     for pattern in patterns:
         if not any(_names(pattern, path) for path in paths) and not _matching(ops, pattern):

@@ -69,7 +69,7 @@ def _fixed(
     noted = {name: _note(call, count) for name, call in calls.items()}
     found = {name: stage for name, stage in noted.items() if stage is not None}
     if not isinstance(options.stages, int):
-        return _by_patterns(graph, options.stages, found, homes)
+        return _by_patterns(graph, options, found, homes)
     if not found and homes is None:
         found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
     return found, dict(homes or {})
@@ -77,15 +77,17 @@ def _fixed(
 
 def _by_patterns(
     graph: LogicalGraph,
-    stages: Sequence[Stage],
+    options: Options,
     noted: Mapping[str, int],
     homes: Mapping[str, int] | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """What the strategy's patterns say, before what the code notes."""
+    assert not isinstance(options.stages, int)  # a number has no patterns
+    stages = options.stages
     modules = {name: _module(call) for name, call in _forward_calls(graph).items()}
     variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
     if homes is None:
-        check_patterns(stages, set(modules.values()), variables)
+        check_patterns(stages, {*modules.values(), *options.modules}, variables)
     found = {**noted, **_matched(stages, modules)}
     given = _matched(stages, {key: key for key in variables})
     if homes is None:

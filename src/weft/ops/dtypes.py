@@ -27,6 +27,16 @@ def holds(wide: str, narrow: str) -> bool:
     return "int" in wide and _bits(wide) >= _bits(narrow) and _signed(wide) >= _signed(narrow)
 
 
+def keeps(made: str, given: str) -> bool:
+    """Whether the numbers of which elements consist, real and imaginary parts, lose nothing from `given` to `made`."""
+    return holds(_PARTS.get(made, made), _PARTS.get(given, given))
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether the dtype is one of integers."""
+    return "int" in dtype
+
+
 def _bits(integer: str) -> int:
     """Bits of the largest value; those of `int8` are 7."""
     return int(integer.strip("uint")) - _signed(integer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.layout import SBP, Partial, Split, neutral, shard_range
+from weft.layout import SBP, Broadcast, Partial, Split, neutral, shard_range
 from weft.ops.call import Argument, OpCall, Operand, Signature, TensorSpec, Token, tensor_spec
 from weft.ops.rule import Cut, rule_of
 
@@ -57,6 +57,11 @@ def _has_nothing(cut: Cut) -> bool:
         return False
     if rule.added and any(isinstance(sbp, Partial) for sbp in signature.operands):
         return False
+    if any(
+        spec and sbp == Broadcast() and 0 not in spec.shape
+        for spec, sbp in zip(call.results, signature.results, strict=True)
+    ):
+        return False  # what does not depend on the factor, such as the gradient of a bias
     ports = zip(
         (*call.operands, *call.results), (*signature.operands, *signature.results), strict=True
     )

@@ -50,6 +50,7 @@ class Rule:
 
     factors: str | Callable[[OpCall], Factors]
     linear: Groups | Callable[[OpCall], Groups] = ()
+    lossy: bool = False
     added: tuple[int, ...] = ()
     monotone: Groups | Callable[[OpCall], Groups] = ()
     extrema: tuple[Reduction, ...] = ("max", "min")
@@ -97,7 +98,9 @@ def rule(
         **options: the other fields of `Rule`:
             linear: groups of argument positions (or a function from a call to them). Partial(sum)
                 passes when all operands of a group are Partial and all others Broadcast; a number
-                other than 0 in the group forbids it.
+                other than 0 in the group forbids it, and so does a result of a dtype that does not
+                hold the operands' numbers: summands would be rounded before they are summed.
+            lossy: whether Partial(sum) passes all the same.
             added: positions of arguments that are added to the rest, as the bias of addmm is: when
                 a factor that they lack is contracted, they must be Partial too, or every rank would
                 add them.

@@ -11,6 +11,7 @@ from weft.layout import SBP, Broadcast, Partial, Reduction, Split
 from weft.layout.reduction import BITWISE, reductions_of
 from weft.ops.arguments import operand_indices, slots
 from weft.ops.call import OpCall, Signature, TensorSpec
+from weft.ops.dtypes import keeps
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import Groups, Rule, rule_of
 
@@ -39,7 +40,11 @@ def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Sign
     found: Iterable[Signature | None] = chain(
         (_uniform(call, Broadcast()),),
         _splits(rule, call, parts, empty),
-        (_partial(call, group, "sum") for group in groups if _sums(call, group)),
+        (
+            _partial(call, group, "sum")
+            for group in groups
+            if _sums(call, group) and (rule.lossy or _keeps(call, group))
+        ),
         (
             _partial(call, group, reduction)
             for group in _existing(rule.monotone_groups(call), call)
@@ -157,6 +162,18 @@ def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
     """Whether Partial(sum) passes: a number other than 0 would be added once on every rank."""
     members = (call.args[i] for i in group if i < len(call.args))
     return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
+
+
+def _keeps(call: OpCall, group: tuple[int, ...]) -> bool:
+    """Whether the results' dtypes hold what the summands hold: rounding them loses what cancels in their sum."""
+    given = {
+        call.operands[operand].dtype
+        for i in group
+        if i < len(call.args)
+        for operand in operand_indices(call.args[i])
+    }
+    made = {spec.dtype for spec in call.results if spec}
+    return all(keeps(result, operand) for result in made for operand in given)
 
 
 def _at(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:

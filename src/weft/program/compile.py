@@ -97,7 +97,8 @@ def compile(
     ranks = local_ranks(world, placement)
     local = LocalBatch(strategy, placement, world) if batch == "local" else None
     step = _step(model, loss_fn, optimizer, local.whole(example_batch) if local else example_batch)
-    options = replace(strategy.options(), device=world.links())
+    modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
+    options = replace(strategy.options(), modules=modules, device=world.links())
     planner = _Planner(strategy, placement, ranks, options)
     with progress(0 in ranks) as begin:
         first = planner.plan(step, begin)

@@ -133,7 +133,7 @@ class Feeder:
 
 
 def _lay(tensor: Tensor, device: torch.device) -> Tensor:
-    """Contiguous, on a device; nothing is copied that is so already."""
+    """Contiguous, with its own elements, on a device; nothing is copied that is so already."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         # From pinned memory the host need not wait for the copy; it is our own, since the caller
         # may overwrite the batch.
@@ -141,4 +141,4 @@ def _lay(tensor: Tensor, device: torch.device) -> Tensor:
         return pinned.copy_(tensor).to(device, non_blocking=True)
     if tensor.device != device:
         tensor = tensor.to(device)
-    return tensor.contiguous()
+    return tensor.contiguous().resolve_conj().resolve_neg()

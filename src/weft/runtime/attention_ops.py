@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_aten = torch.ops.aten
+from weft.runtime.dense_operands import dense_op
+
 _FULL = (torch.float32, torch.float64)
 
 
@@ -81,8 +82,8 @@ def attention_rows_backward(
     return of_query, of_key, of_value
 
 
-_FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
-_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FORWARD = dense_op("aten._scaled_dot_product_flash_attention_for_cpu.default")
+_BACKWARD = dense_op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
 
 
 def _forward(

@@ -30,6 +30,7 @@ from weft.runtime.check_losses import (
     nll_shard,
 )
 from weft.runtime.check_recurrent import lstm, lstm_backward
+from weft.runtime.convolution_ops import CONVOLUTION_OPS
 from weft.runtime.local_ops import blank, slice_
 from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import next_scale
@@ -438,6 +439,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.cast_parts": lambda x, dtype: x.to(dtype),
     "weft.cast_whole": lambda x, dtype: x.to(dtype),
     **EXPERT_CHECKS,
+    **CONVOLUTION_OPS,
     **TIME_OPS,
     **NORM_OPS,
     "weft.next_scale": next_scale,

@@ -28,6 +28,8 @@ from weft.compiler.aliases import VIEW_OPS
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
 from weft.ops.call import Token
+from weft.runtime.convolution_ops import CONVOLUTION_OPS
+from weft.runtime.dense_operands import dense_op
 from weft.runtime.local_ops import LOCAL_OPS
 from weft.runtime.matmul import matmul_op
 from weft.runtime.norm_ops import norm_op
@@ -275,8 +277,14 @@ def _bind_op(op: str, bound: dict[str, Any]) -> str:
     if op == UNIFORM:
         return "draw"
     name = re.sub(r"\W", "_", op)
-    bound[name] = LOCAL_OPS[op] if op in LOCAL_OPS else torch_op(op)
+    bound[name] = local_function(op)
     return name
+
+
+def local_function(op: str) -> Callable[..., Any]:
+    """What runs an op on local tensors."""
+    own = LOCAL_OPS.get(op) or CONVOLUTION_OPS.get(op)
+    return own or dense_op(op)
 
 
 def _deletion(names: Sequence[str]) -> list[str]:

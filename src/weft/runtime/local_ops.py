@@ -63,7 +63,7 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
     Raises:
         torch.linalg.LinAlgError: with torch's own message.
     """
-    torch.ops.aten._linalg_check_errors.default(info, name, is_matrix=matrix)
+    torch.ops.aten._linalg_check_errors.default(info.contiguous(), name, is_matrix=matrix)
     return x
 
 

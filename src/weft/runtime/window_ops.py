@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.windows import Frame, Frames
+from weft.runtime import convolution_ops
 
 aten = torch.ops.aten
 
@@ -35,10 +36,8 @@ def convolution(
     """`aten.convolution`: x is cut to the rows that the rank's outputs read."""
     sliding = _frames(frames)
     padded, rest = _padded_where_cut(x, sliding), _rest(sliding)
-    found: Tensor = aten.convolution.default(
-        padded, weight, bias, stride, rest, dilation, transposed, output_padding, groups
-    )
-    return found
+    settings = (stride, rest, dilation, transposed, output_padding, groups)
+    return convolution_ops.convolution(padded, weight, bias, *settings)
 
 
 def convolution_backward(
@@ -69,16 +68,17 @@ def convolution_backward(
         reach = _reach(grad, sliding)
         # Only the shape of the input matters to its gradient.
         like = grad.new_empty(()).expand(x.shape[0], x.shape[1], *reach)
-        whole = aten.convolution_backward.default(
+        whole = convolution_ops.convolution_backward(
             grad, like, weight, None, *settings, [True, False, False]
         )[0]
         starts = [_start(frame) if frame.cut else 0 for frame in sliding]
+        assert whole is not None  # the mask asks for it
         first = _placed(whole, starts, sliding)
     if not (to_weight or to_bias):
         return first, None, None
     own = _own(grad, sliding) if to_input else grad
     padded = _padded_where_cut(x, sliding) if to_weight else x
-    _, second, third = aten.convolution_backward.default(
+    _, second, third = convolution_ops.convolution_backward(
         own, padded, weight, bias_sizes, *settings, [False, to_weight, to_bias]
     )
     return first, second, third
@@ -143,7 +143,8 @@ def avg_pool2d(
     padded = _padded(x, sliding, 0)
     sums: Tensor = aten.avg_pool2d.default(padded, kernel, stride, 0, False, True, 1)
     owned = tuple((frame.out_first, frame.out_count) for frame in sliding)
-    return sums / (divisor or _counts(sliding, owned, count_include_pad, x.dtype, x.device))
+    counts = divisor or _counts(sliding, owned, count_include_pad, x.dtype, x.device)
+    return torch.div(sums, counts, rounding_mode=None if x.is_floating_point() else "trunc")
 
 
 def avg_pool2d_backward(

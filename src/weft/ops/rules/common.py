@@ -6,11 +6,19 @@ from typing import Any
 
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
+from weft.ops.dtypes import is_integer
 from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import Groups
 
 FIRST = ((0,),)  # linear (or monotone) in the first argument
 EITHER = ((0,), (1,))  # in the first and in the second, one at a time
 TOGETHER = ((0, 1),)  # in the first two together
+
+
+def of_floats(call: OpCall) -> Groups:
+    """Linear in the first argument, but for integers, whose results are rounded: sums do not pass that."""
+    result = call.results[0]
+    return FIRST if result and not is_integer(result.dtype) else ()
 
 
 def numbered(rank: int) -> Dims:

@@ -11,7 +11,7 @@ from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import aten, resized, rule
-from weft.ops.rules.common import FIRST, numbered, shape_of
+from weft.ops.rules.common import FIRST, numbered, of_floats, shape_of
 
 
 def _columns(call: OpCall) -> Factors:
@@ -55,9 +55,9 @@ rule(
     linear=FIRST,
 )
 
-rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
-rule(aten("_adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
-rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=FIRST)
+rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=of_floats)
+rule(aten("_adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=of_floats)
+rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=of_floats)
 rule(
     aten("_adaptive_avg_pool2d_backward"),
     "... 1 1, ... 1 1 -> ... 1 1",
@@ -84,12 +84,12 @@ for _dims in (1, 2, 3):
     )
 
 for _name in ("nearest1d", "linear1d"):
-    rule(aten(f"upsample_{_name}"), "... 1 -> ... 1", linear=FIRST)
+    rule(aten(f"upsample_{_name}"), "... 1 -> ... 1", linear=of_floats)
     rule(aten(f"upsample_{_name}_backward"), "... 1 -> ... 1", linear=FIRST, adapt=resized(2))
 rule(
     aten("upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
     "... 1 1 -> ... 1 1",
-    linear=FIRST,
+    linear=of_floats,
 )
 rule(
     aten("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward"),

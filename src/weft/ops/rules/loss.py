@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall
-from weft.ops.factors import Factors
+from weft.ops.factors import Factors, bind, whole_factors
 from weft.ops.rule import aten, rule
 from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
 
@@ -41,6 +41,16 @@ def _elementwise_backward(position: int) -> Callable[[OpCall], Factors]:
     return factors
 
 
+def _rows(text: str, position: int) -> Callable[[OpCall], Factors]:
+    """Factors of a loss of rows of classes, and of its gradient, without reduction; with one it is whole."""
+
+    def factors(call: OpCall) -> Factors:
+        reduced = argument(call, position, "reduction", MEAN) != NONE
+        return whole_factors(call) if reduced else bind(text, call)
+
+    return factors
+
+
 rule(aten("mse_loss"), _elementwise(2))
 rule(aten("smooth_l1_loss huber_loss"), _elementwise(2))
 rule(aten("binary_cross_entropy"), _elementwise(3))
@@ -53,3 +63,11 @@ rule(
 )
 rule(aten("binary_cross_entropy_backward"), _elementwise_backward(4), linear=FIRST)
 rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
+rule(aten("multi_margin_loss"), _rows("n c!, n, _, _, c! -> n", 5))
+rule(aten("multi_margin_loss_backward"), _rows("n, n c!, n, _, _, c! -> n c!", 6), linear=FIRST)
+rule(aten("multilabel_margin_loss_forward"), _rows("n c!, n c! -> n, n c!", 2))
+rule(
+    aten("multilabel_margin_loss_backward"),
+    _rows("n, n c!, n c!, _, n c! -> n c!", 3),
+    linear=FIRST,
+)

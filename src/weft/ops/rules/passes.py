@@ -27,7 +27,7 @@ rule("weft.nonfinite", "...+ -> ", reduction="max", flops=_no_work, traffic=_no_
 # A tensor times a number that is a tensor: what becomes of a gradient stays a gradient.
 rule("weft.scale", pointwise, linear=FIRST)
 # Conversions of what is added up: of each part of a sum, as the user has allowed it; of the whole sum.
-rule("weft.cast_parts", pointwise, linear=FIRST)
+rule("weft.cast_parts", pointwise, linear=FIRST, lossy=True)
 rule("weft.cast_whole", pointwise)
 # Numbers of the step, the same on all ranks.
 rule("weft.clip_factor", whole_factors)

@@ -43,18 +43,6 @@ BACKWARD = """
     _prelu_kernel_backward"""
 
 
-def _linear(source: int) -> Callable[[OpCall], Groups]:
-    """A sum passes a conversion of argument `source` to the result's dtype if that loses nothing.
-
-    Rounding each rank's part before they are summed loses what cancels, and more with every rank.
-    """
-
-    def groups(call: OpCall) -> Groups:
-        return ((source,),) if holds(*_dtypes(call, source)) else ()
-
-    return groups
-
-
 def _ordered(source: int) -> Callable[[OpCall], Groups]:
     """The largest passes rounding; it does not pass where numbers wrap around, or infinity has no place."""
 
@@ -82,7 +70,7 @@ rule(aten("_conj conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, 
 rule(
     (*aten("_to_copy"), "prims.convert_element_type.default"),
     pointwise,
-    linear=_linear(0),
+    linear=FIRST,
     monotone=_ordered(0),
 )
 
@@ -95,7 +83,7 @@ rule(aten("div.Scalar div.Tensor true_divide.Tensor"), pointwise, linear=FIRST)
 rule(aten("maximum minimum fmax fmin max.other min.other"), pointwise, monotone=EITHER)
 rule(aten("addcmul"), pointwise, linear=((0, 1), (0, 2)))
 rule(aten("addcdiv lerp.Scalar lerp.Tensor"), pointwise, linear=TOGETHER)
-rule(aten("copy"), pointwise, linear=_linear(1), monotone=_ordered(1), ignored=(0,))
+rule(aten("copy"), pointwise, linear=((1,),), monotone=_ordered(1), ignored=(0,))
 rule(
     aten("where.self where.Scalar where.ScalarOther where.ScalarSelf"),
     pointwise,

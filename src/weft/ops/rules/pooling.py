@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall
 from weft.ops.rule import Cut, aten, rule
-from weft.ops.rules.common import FIRST, shape_of, spread
+from weft.ops.rules.common import of_floats, shape_of, spread
 from weft.ops.windows import Frames, Sliding, adapt_to_window, slides, whole_frame
 
 
@@ -31,7 +31,7 @@ def _frames(call: OpCall) -> Frames:
 
 
 def _pool(op: str, factors: str, sliding: Sliding, linear: bool) -> None:
-    rule((*aten(op), f"weft.{op}"), factors, linear=FIRST if linear else (), adapt=_adapt)
+    rule((*aten(op), f"weft.{op}"), factors, linear=of_floats if linear else (), adapt=_adapt)
     slides(op, sliding)
 
 
