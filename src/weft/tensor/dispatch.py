@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from weft.tensor.arguments import Reader, takes_slots
 from weft.tensor.divergence import check_every, checking
-from weft.tensor.operands import common_mesh
+from weft.tensor.operands import common_mesh, lifted
 from weft.tensor.recipe import Recipe, make_recipe
 from weft.tensor.spec import Spec
 from weft.tensor.views import note_copies
@@ -40,8 +41,8 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Raises:
         RuleError: when the op has no rule and is made of no ops that have one.
-        LayoutError: for operands on several placements or plain tensors among them; in strict mode
-            for boxing.
+        LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
+            strict mode for boxing.
         UserError: when torch refuses the whole tensors.
     """
     known = _known.get(id(op))
@@ -51,10 +52,12 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         other = known.way(kind, op, args, kwargs)
         if other is not NotImplemented:
             return other
-    reader = Reader(kind, known.slots)
-    key = reader.key(args)
-    if kwargs:
-        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    reader, key = _read(kind, known, args, kwargs)
+    if reader.plain:
+        mesh = common_mesh(kind, op, reader.tensors)
+        args = lifted(kind, op, mesh, args)
+        kwargs = {name: lifted(kind, op, mesh, value) for name, value in kwargs.items()}
+        reader, key = _read(kind, known, args, kwargs)
     recipe = known.recipes.get(key)
     if recipe is None:
         mesh = common_mesh(kind, op, reader.tensors)
@@ -65,21 +68,36 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     ]
     if checking():
         check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
-    made = _wrapped(kind, recipe, recipe.run(own, reader.floats))
-    if recipe.viewed:
-        note_copies(reader.tensors[0], made if recipe.listed else [made])
+    made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
+    if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
+        results = made if recipe.listed else [made]
+        note_copies(reader.tensors[0], results, lambda x: op(x, *args[1:], **kwargs))
     return made
 
 
-def _wrapped(kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]]) -> Any:
+def _read(
+    kind: Any, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Reader, tuple[Any, ...]]:
+    reader = Reader(kind, known.slots)
+    key = reader.key(args)
+    if kwargs:
+        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    return reader, key
+
+
+def _wrapped(
+    kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]], operands: Sequence[Tensor]
+) -> Any:
     """Global tensors around what every rank of this process made."""
+    start = operands[0].storage_offset() if recipe.offsets else 0
+    offsets = [start + offset for offset in recipe.offsets] or [0] * len(recipe.results)
     if not recipe.listed:
-        return kind(recipe.results[0], tuple([part[0] for part in made]))
+        return kind(recipe.results[0], tuple([part[0] for part in made]), offsets[0])
     waiting = iter(range(len(recipe.results)))
     found = []
     for result in recipe.results:
         if result.__class__ is Spec:
             place = next(waiting)
-            result = kind(result, tuple([part[place] for part in made]))
+            result = kind(result, tuple([part[place] for part in made]), offsets[place])
         found.append(result)
     return found

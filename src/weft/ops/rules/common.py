@@ -7,10 +7,16 @@ from typing import Any
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.factors import WHOLE, Dims, Factors
+from weft.ops.rule import Groups
 
 FIRST = ((0,),)  # linear (or monotone) in the first argument
 EITHER = ((0,), (1,))  # in the first and in the second, one at a time
 TOGETHER = ((0, 1),)  # in the first two together
+
+
+def of_floats(call: OpCall) -> Groups:
+    """Linear in the first argument, unless integers are divided: each part of a sum would be rounded."""
+    return () if call.operands[0].dtype.startswith(("int", "uint")) else FIRST
 
 
 def numbered(rank: int) -> Dims:

@@ -11,7 +11,7 @@ from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import aten, resized, rule
-from weft.ops.rules.common import FIRST, numbered, shape_of
+from weft.ops.rules.common import FIRST, numbered, of_floats, shape_of
 
 
 def _columns(call: OpCall) -> Factors:
@@ -55,9 +55,9 @@ rule(
     linear=FIRST,
 )
 
-rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=FIRST)
-rule(aten("_adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=FIRST)
-rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=FIRST)
+rule(aten("avg_pool1d adaptive_avg_pool1d"), "... 1 -> ... 1", linear=of_floats)
+rule(aten("_adaptive_avg_pool2d"), "... 1 1 -> ... 1 1", linear=of_floats)
+rule(aten("avg_pool3d _adaptive_avg_pool3d"), "... 1 1 1 -> ... 1 1 1", linear=of_floats)
 rule(
     aten("_adaptive_avg_pool2d_backward"),
     "... 1 1, ... 1 1 -> ... 1 1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall
 from weft.ops.rule import Cut, aten, rule
-from weft.ops.rules.common import FIRST, shape_of, spread
+from weft.ops.rules.common import of_floats, shape_of, spread
 from weft.ops.windows import Frames, Sliding, adapt_to_window, slides, whole_frame
 
 
@@ -14,7 +14,9 @@ def _adapt(local: OpCall, cut: Cut) -> OpCall:
 
 
 def _frames(call: OpCall) -> Frames:
-    """The frames of height and width."""
+    """The frames of height and width; averages of integers do not slide, as the local op would round otherwise."""
+    if "avg" in call.op and of_floats(call) == ():
+        return ()
     backward = "backward" in call.op
     first = 2 if backward else 1
     specs = slot_specs(call)
@@ -31,7 +33,7 @@ def _frames(call: OpCall) -> Frames:
 
 
 def _pool(op: str, factors: str, sliding: Sliding, linear: bool) -> None:
-    rule((*aten(op), f"weft.{op}"), factors, linear=FIRST if linear else (), adapt=_adapt)
+    rule((*aten(op), f"weft.{op}"), factors, linear=of_floats if linear else (), adapt=_adapt)
     slides(op, sliding)
 
 
