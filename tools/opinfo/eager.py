@@ -44,6 +44,8 @@ TOLERANCE = {
 }
 VERDICTS = ("right", "refused", "wrong", "crash")
 FORMS = ("function", "in place")
+# Ops with tensors that torch reads on the host, after the first; they stay plain.
+_HOST = ("tensor_split",)
 # One run in four is on 2 x 2 ranks.
 _GRIDS = ((2,), (2,), (2,), (2, 2))
 _RANKS = 4
@@ -55,7 +57,7 @@ Lay = Callable[[Tensor], Tensor]
 class EagerEffort:
     """How many samples of an op in each form and dtype, and in how many layouts each."""
 
-    samples: int = 3
+    samples: int = 2
     layouts: int = 1
     dtypes: tuple[torch.dtype, ...] = DTYPES
 
@@ -194,17 +196,24 @@ def _run(
 ) -> tuple[str, str]:
     """Verdict and what happened; without a tolerance values are not compared."""
     try:
-        tensors = [lay(x) for x in case.tensors]
+        host = case.name in _HOST
+        tensors = [x if host and number else lay(x) for number, x in enumerate(case.tensors)]
         found = _results(case, tensors, Backward(given=[lay(x) for x in seeds]))
         found = {
             name: x.full() if isinstance(x, weft.GlobalTensor) else x for name, x in found.items()
         }
+        return _verdict(known, found, tolerance)
     except (InternalError, RankFailure) as error:
         return "crash", f"{type(error).__name__}: {str(error)[:300]}"
     except WeftError as error:
         return "refused", reason_of(error)
     except Exception as error:  # every other error is a bug
         return "crash", f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _verdict(
+    known: dict[str, Any], found: dict[str, Any], tolerance: float | None
+) -> tuple[str, str]:
     for name in dict.fromkeys((*known, *found)):
         problem = _difference(known.get(name), found.get(name), tolerance)
         if problem:

@@ -10,6 +10,25 @@ from typing import Any
 from tools.opinfo.eager import FORMS, VERDICTS, EagerEffort, EagerReport
 
 TITLE = "## Eager global tensors\n"
+HEAD = """Made by
+
+```console
+python -m tools.opinfo --eager
+```
+
+{ops} ops run at once on global tensors, through the same runtime as users' programs: up to {samples} samples in each
+dtype, as functions and as methods that write in place, with the gradients of every input, on 2 ranks or 2 × 2, every
+input and every incoming gradient laid out at random: split along any dimension, uneven and empty shards included,
+whole, or as a sum. Results, numbers for Python and gradients are compared with plain torch; of random ops shapes and
+dtypes. Of {runs} runs {refused} % are refused. Positions that torch reads on the host (`tensor_split`) are plain tensors.
+
+| verdict | means |
+|---|---|
+| right | all results and gradients equal plain torch |
+| refused | an error of weft says what would do |
+| wrong | a value, a gradient, a shape or a dtype differs |
+| crash | any other error |
+"""
 
 
 def totals(reports: Sequence[EagerReport]) -> Counter[tuple[str, str, str]]:
@@ -55,4 +74,31 @@ def write_table(path: Path, reports: Sequence[EagerReport], effort: EagerEffort)
 
 def section(reports: Sequence[EagerReport], effort: EagerEffort) -> str:
     """The section's text."""
-    raise NotImplementedError
+    counts = totals(reports)
+    every = sum(counts.values())
+    refused = _of(counts, "refused") / max(every, 1)
+    lines = [
+        TITLE,
+        HEAD.format(
+            samples=effort.samples, ops=len(reports), runs=every, refused=f"{100 * refused:.1f}"
+        ),
+        "| dtype | form | " + " | ".join(VERDICTS) + " |",
+        "|---|---|" + "---|" * len(VERDICTS),
+    ]
+    for dtype in effort.dtypes:
+        name = str(dtype).removeprefix("torch.")
+        for form in FORMS:
+            row = " | ".join(str(_of(counts, verdict, name, form)) for verdict in VERDICTS)
+            lines.append(f"| {name} | {form} | {row} |")
+    row = " | ".join(str(_of(counts, verdict)) for verdict in VERDICTS)
+    lines.append(f"| all | | {row} |")
+    lines += ["", "| op | not right | why |", "|---|---|---|"]
+    rest = [report for report in reports if report.verdict != "right"]
+    lines += map(_line, sorted(rest, key=lambda r: (-VERDICTS.index(r.verdict), r.name)))
+    return "\n".join(lines) + "\n"
+
+
+def _line(report: EagerReport) -> str:
+    missed = sum(count for (_, _, verdict), count in report.counts.items() if verdict != "right")
+    why = "; ".join([*report.wrong[:1], *report.refused])[:240].replace("|", "\\|")
+    return f"| `{report.name}` | {missed} of {sum(report.counts.values())} | {why} |"

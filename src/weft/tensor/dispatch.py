@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.tensor.arguments import Reader, takes_slots
 from weft.tensor.divergence import check_every, checking
+from weft.tensor.lazy import honour_lazy_bits
 from weft.tensor.operands import common_mesh, lifted
 from weft.tensor.recipe import Recipe, make_recipe
 from weft.tensor.spec import Spec
@@ -26,6 +28,13 @@ class _Known:
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
 
+
+# Views whose elements are no elements of what they are taken of.
+_OTHER_ELEMENTS = (
+    torch.ops.aten.view_as_real.default,
+    torch.ops.aten.view_as_complex.default,
+    torch.ops.aten.view.dtype,
+)
 
 # By the op's id, because the hash of an op is slow; ops live as long as the process.
 _known: dict[int, _Known] = {}
@@ -45,6 +54,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             strict mode for boxing.
         UserError: when torch refuses the whole tensors.
     """
+    honour_lazy_bits()
     known = _known.get(id(op))
     if known is None:
         known = _known[id(op)] = _Known(op)
@@ -71,7 +81,12 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
     if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
         results = made if recipe.listed else [made]
-        note_copies(reader.tensors[0], results, lambda x: op(x, *args[1:], **kwargs))
+        note_copies(
+            reader.tensors[0],
+            results,
+            lambda x: op(x, *args[1:], **kwargs),
+            elements=op not in _OTHER_ELEMENTS,
+        )
     return made
 
 
@@ -88,7 +103,12 @@ def _read(
 def _wrapped(
     kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]], operands: Sequence[Tensor]
 ) -> Any:
-    """Global tensors around what every rank of this process made."""
+    """Global tensors around what every rank of this process made.
+
+    Lazy conjugates are computed: below dispatch nothing would see that they are lazy.
+    """
+    if any(result.__class__ is Spec and result.dtype.is_complex for result in recipe.results):
+        made = [tuple([x.resolve_conj() for x in part]) for part in made]
     start = operands[0].storage_offset() if recipe.offsets else 0
     offsets = [start + offset for offset in recipe.offsets] or [0] * len(recipe.results)
     if not recipe.listed:

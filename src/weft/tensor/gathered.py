@@ -6,8 +6,10 @@ have no rule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import UserError
@@ -64,9 +66,20 @@ def _joined(kind: Any, mesh: Mesh, made: list[Any]) -> Any:
         return tuple(_joined(kind, mesh, list(parts)) for parts in zip(*made, strict=True))
     if not isinstance(first, Tensor):
         return first
+    return joined_copies(kind, mesh, made)
+
+
+def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
+    """A Broadcast tensor of the copies of all ranks of this process.
+
+    Raises:
+        UserError: when it is not strided.
+    """
+    if made[0].layout != torch.strided:
+        raise UserError(f"{user_line()}: global tensors are strided, found {made[0].layout}; use x.full()")
+    own = tuple(x.resolve_conj().resolve_neg() for x in made)
     layout = broadcast_layout(mesh.placement)
-    spec = intern(mesh, layout, first.shape, first.stride(), first.dtype)
-    return kind(spec, tuple(made))
+    return kind(intern(mesh, layout, own[0].shape, own[0].stride(), own[0].dtype), own)
 
 
 def all_global(kind: Any, mesh: Mesh, made: Any) -> Any:

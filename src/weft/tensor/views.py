@@ -1,4 +1,8 @@
-"""Views that had to be copied: writing one writes what it was taken of; other copies must not go stale unseen."""
+"""Views that had to be copied: a write to one reaches what it was taken of, and all its other copies.
+
+Views between ranks' memories cannot share it where layouts differ. So each copy remembers its source and how it was
+taken; a write goes to the source, and copies that are still in use are taken anew.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,17 @@ class Origin:
 
     Attributes:
         source: the tensor.
-        view: takes the same view of a tensor like `source`; None where its elements are no elements of `source`, such
-            as real parts.
+        view: takes the same view of a tensor like `source`.
+        elements: whether its elements are some of those of `source`, not their real parts or the like.
     """
 
     source: Any
-    view: Callable[[Tensor], Tensor] | None
+    view: Callable[[Tensor], Tensor]
+    elements: bool
 
     def written(self, made: Any) -> Any:
         """`source` with `made` in place of the view."""
-        if self.view is None:
+        if not self.elements:
             raise LayoutError(
                 f"{user_line()}: this view of {self.source.spec} had to be copied, so that writing it would not write "
                 "its base; compute a new tensor instead, or take the view of a layout that allows it"
@@ -45,7 +50,7 @@ class Origin:
 
 
 def note_copies(
-    source: Any, results: Sequence[Any], view: Callable[[Tensor], Any] | None = None
+    source: Any, results: Sequence[Any], view: Callable[[Tensor], Any], *, elements: bool = True
 ) -> None:
     """Remember which views of `source` do not share its memory; `view` takes them, one or several.
 
@@ -60,9 +65,9 @@ def note_copies(
     if not copies:
         return
     for number, result in copies:
-        result.origin = Origin(source, None if view is None else _one_of(view, number))
+        result.origin = Origin(source, _one_of(view, number), elements)
     base = base_of(source)
-    base.copies = [*_living(base), *(weakref.ref(result) for _, result in copies)]
+    base.copies = [*living_copies(base), *(weakref.ref(result) for _, result in copies)]
 
 
 def _one_of(view: Callable[[Tensor], Any], number: int) -> Callable[[Tensor], Tensor]:
@@ -74,19 +79,9 @@ def _one_of(view: Callable[[Tensor], Any], number: int) -> Callable[[Tensor], Te
     return one
 
 
-def check_writable(target: Any, written: Sequence[Any] = ()) -> None:
-    """Raise LayoutError when a write to `target` would not reach a copied view that is still in use.
-
-    Args:
-        target: shares its base's memory.
-        written: copies that are written too.
-    """
-    base = base_of(target)
-    if any(all(copy() is not one for one in written) for copy in _living(base)):
-        raise LayoutError(
-            f"{user_line()}: {base.spec} has a view that had to be copied and would not see this write; compute a new "
-            "tensor instead, or take the view of a layout that allows it"
-        )
+def living_copies(base: Any) -> list[Any]:
+    """References to the copies that are still in use, in the order in which they were taken."""
+    return [copy for copy in getattr(base, "copies", ()) if copy() is not None]
 
 
 def base_of(tensor: Any) -> Any:
@@ -94,10 +89,6 @@ def base_of(tensor: Any) -> Any:
     tensor = tensor._base if tensor._is_view() else tensor
     origin = getattr(tensor, "origin", None)
     return tensor if origin is None else base_of(origin.source)
-
-
-def _living(base: Any) -> list[Any]:
-    return [copy for copy in getattr(base, "copies", ()) if copy() is not None]
 
 
 def _shared(parts: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -22,7 +22,7 @@ from weft.tensor.operands import common_mesh
 from weft.tensor.random import Drawing
 from weft.tensor.strided import STRIDED, by_strides
 from weft.tensor.views import note_copies
-from weft.tensor.writes import fused_update, in_place
+from weft.tensor.writes import fused_update, in_place, resized
 
 aten = torch.ops.aten
 
@@ -102,7 +102,7 @@ def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Lazy conjugates and negatives are computed at once: below dispatch nothing sees that they are lazy."""
     (tensor,) = args
     made = _PHYSICAL[op](tensor)
-    note_copies(tensor, [made])
+    note_copies(tensor, [made], op, elements=False)
     return made
 
 
@@ -166,6 +166,8 @@ _SPECIAL: dict[Any, Way] = {
     aten._neg_view.default: _physical,
     aten._linalg_check_errors.default: _checked,
     **dict.fromkeys(STRIDED, by_strides),
+    aten.resize_.default: resized,
+    aten.resize_as_.default: resized,
     aten.detach.default: _same,
     aten.alias.default: _same,
     aten.lift_fresh.default: _same,

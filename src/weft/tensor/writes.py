@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
 from weft.tensor.gathered import all_global, gathered
 from weft.tensor.operands import common_mesh
-from weft.tensor.views import check_writable
+from weft.tensor.views import base_of, living_copies
 
 
 def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,6 +86,8 @@ def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:
                 f"{user_line()}: {op} makes {value.dtype}, which cannot be cast to the {target.dtype} that it writes; "
                 "use the form that returns its result, or cast the operands"
             )
+        elif not target.numel() and target.shape != value.shape:
+            target.become(value.to(target.dtype))
         else:
             write(target, value)
 
@@ -95,19 +98,37 @@ def write(target: Any, made: Any) -> None:
         raise UserError(
             f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}"
         )
-    _into(target, made, ())
-
-
-def _into(target: Any, made: Any, written: Sequence[Any]) -> None:
-    """Write into the memory of `target`, and into what it was copied from; the copies in `written` are written too."""
     origin = getattr(target, "origin", None)
-    if origin is None:
-        check_writable(target, written)
-    else:
-        _into(origin.source, origin.written(made), (*written, target))
+    if origin is not None:
+        write(origin.source, origin.written(made))
+        return
+    _set(target, made)
+    for copy in living_copies(base_of(target)):
+        view = copy()
+        if view is not None:
+            _set(view, view.origin.view(view.origin.source))
+
+
+def _set(target: Any, made: Any) -> None:
     _, own = box(made.spec, made.locals, target.spec.layout, target.spec.mesh, implicit="a write")
     for old, new in zip(target.locals, own, strict=True):
         old.copy_(new)
+
+
+def resized(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_` and `resize_as_`: the same elements in another shape; new ones, whose values nobody may rely on, are 0."""
+    target, given = args[0], args[1]
+    size = tuple(given.shape if isinstance(given, Tensor) else given)
+    if not target.is_contiguous() or target._is_view():
+        raise UserError(
+            f"{user_line()}: {op} of {target.spec}, which is a view or not contiguous, would reach memory of others; "
+            "make a new tensor instead"
+        )
+    missing = math.prod(size) - target.numel()
+    flat = target.detach().reshape(-1)
+    flat = torch.cat([flat, flat.new_zeros(missing)]) if missing > 0 else flat[: math.prod(size)]
+    target.become(flat.reshape(size).clone())
+    return target
 
 
 def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
