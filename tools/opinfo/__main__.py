@@ -47,7 +47,10 @@ def _compiled(options: argparse.Namespace) -> bool:
     effort = Effort(**_given(samples=options.samples, layouts=options.layouts))
     reports = []
     for report in check_all(
-        infos, partial(check_op, effort=effort), lambda name, why: OpReport(name, wrong=[why]), options.jobs
+        infos,
+        partial(check_op, effort=effort),
+        lambda name, why: OpReport(name, wrong=[why]),
+        options.jobs,
     ):
         reports.append(report)
         _show(report, bool(options.op))

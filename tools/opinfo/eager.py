@@ -244,7 +244,9 @@ def _difference(known: Any, found: Any, tolerance: float | None) -> str:
     if isinstance(known, Tensor) and isinstance(found, Tensor):
         if known.shape != found.shape or known.dtype != found.dtype:
             return f"is {found.dtype}{list(found.shape)}, not {known.dtype}{list(known.shape)}"
-        if tolerance is None or _same(found, known, max(tolerance, TOLERANCE.get(known.dtype, 0.0))):
+        if tolerance is None or _same(
+            found, known, max(tolerance, TOLERANCE.get(known.dtype, 0.0))
+        ):
             return ""
         return "differs"
     for one in (known, found):  # no gradient and a gradient of zeros are the same

@@ -20,7 +20,7 @@ python -m tools.opinfo --eager
 dtype, as functions and as methods that write in place, with the gradients of every input, on 2 ranks or 2 × 2, every
 input and every incoming gradient laid out at random: split along any dimension, uneven and empty shards included,
 whole, or as a sum. Results, numbers for Python and gradients are compared with plain torch; of random ops shapes and
-dtypes. Of {runs} runs {refused} % are refused. Positions that torch reads on the host (`tensor_split`) are plain tensors.
+dtypes. Of {runs} runs {refused} % are refused. What torch reads on the host (`tensor_split`) is plain.
 
 | verdict | means |
 |---|---|
@@ -39,7 +39,9 @@ def totals(reports: Sequence[EagerReport]) -> Counter[tuple[str, str, str]]:
     return found
 
 
-def _of(counts: Counter[tuple[str, str, str]], verdict: str, dtype: str = "", form: str = "") -> int:
+def _of(
+    counts: Counter[tuple[str, str, str]], verdict: str, dtype: str = "", form: str = ""
+) -> int:
     return sum(
         count
         for (own, shape, found), count in counts.items()

@@ -28,7 +28,7 @@ _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 _plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
 
 # By tensor, of which version.
-_checksums: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+_checksums: Any = WeakTensorKeyDictionary()
 
 
 def check_agreement(channel: Channel, what: str) -> None:
@@ -54,10 +54,12 @@ def check_agreement(channel: Channel, what: str) -> None:
     texts = channel.exchange_text(last if same else f"{what} ({user_line()})")
     pairs = zip(channel.ranks, texts, strict=True)
     if same:
+        _plain.pop(channel, None)
         raise RankFailure(
             "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
             "of them. Make it global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when "
-            "the first rank's counts. The last were " + "; ".join(f"rank {r}: {text}" for r, text in pairs)
+            "the first rank's counts. The last were "
+            + "; ".join(f"rank {r}: {text}" for r, text in pairs)
         )
     raise RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
@@ -85,9 +87,10 @@ def _checksum(tensor: torch.Tensor) -> int:
     version = None if tensor.is_inference() else tensor._version
     known = _checksums.get(tensor)
     if known is not None and known[0] == version and version is not None:
-        return known[1]
+        return int(known[1])
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    found = zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy())
+    values: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    found = zlib.crc32(values)
     _checksums[tensor] = (version, found)
     return found
 

@@ -76,7 +76,9 @@ def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
         UserError: when it is not strided.
     """
     if made[0].layout != torch.strided:
-        raise UserError(f"{user_line()}: global tensors are strided, found {made[0].layout}; use x.full()")
+        raise UserError(
+            f"{user_line()}: global tensors are strided, found {made[0].layout}; use x.full()"
+        )
     own = tuple(x.resolve_conj().resolve_neg() for x in made)
     layout = broadcast_layout(mesh.placement)
     return kind(intern(mesh, layout, own[0].shape, own[0].stride(), own[0].dtype), own)

@@ -163,7 +163,9 @@ def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[A
                 "make it global again with weft.tensor on a placement of that device"
             )
         if value.layout != torch.strided:
-            raise UserError(f"{user_line()}: global tensors are strided, found {value.layout}; use x.full()")
+            raise UserError(
+                f"{user_line()}: global tensors are strided, found {value.layout}; use x.full()"
+            )
         return intern(mesh, layout, value.shape, value.stride(), value.dtype)
 
     return tuple(spec(index, value) for index, value in enumerate(made))

@@ -56,4 +56,4 @@ def by_strides(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _row_major(x: Tensor, order: list[int]) -> Tensor:
     """The elements in the order of their memory, in memory of their own."""
-    return aten.clone.default(aten.permute.default(x, order), memory_format=torch.contiguous_format)
+    return x.permute(order).clone(memory_format=torch.contiguous_format)

@@ -42,9 +42,7 @@ def way_of(op: Any) -> Way | None:
         return _one_by_one
     if name.startswith("_fused_") and op._schema.is_mutable:
         return fused_update
-    if torch.Tag.data_dependent_output in op.tags or (
-        torch.Tag.dynamic_output_shape in op.tags and op not in _BY_RULE
-    ):
+    if not _OF_VALUES.isdisjoint(op.tags):
         return in_place if op._schema.is_mutable else gathered
     if op in _table():
         return _drawn if torch.Tag.nondeterministic_seeded in op.tags else _taken_apart
@@ -65,9 +63,7 @@ def _taken_apart(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _global(kind, op, args, kwargs, _table()[op](*args, **kwargs))
 
 
-def _global(
-    kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
-) -> Any:
+def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
     """Results of an op that was taken apart: what it made of no values is plain, and becomes global."""
     if isinstance(made, kind):
         return made
@@ -119,6 +115,18 @@ def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return made
 
 
+def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Boolean indices as the positions where they are true; others are left to the rule."""
+    x, indices, *rest = args
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return NotImplemented
+    found: list[Any] = []
+    for index in indices:
+        mask = index is not None and index.dtype in _MASKS
+        found += aten.nonzero.default(index).unbind(1) if mask else [index]
+    return op(x, found, *rest, **kwargs)
+
+
 def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     gathered(kind, op, args, kwargs)
 
@@ -159,12 +167,19 @@ _PHYSICAL: dict[Any, Callable[[Tensor], Tensor]] = {
 }
 # Namespaces of torch's own functions that are no ATen ops.
 _OF_TORCH = ("torch_nn",)
-# Only some of their arguments make results of unknown shapes: boolean masks, which are turned into positions.
-_BY_RULE = (aten.index.Tensor,)
+_MASKS = (torch.bool, torch.uint8)
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+)
 _SPECIAL: dict[Any, Way] = {
     aten._conj.default: _physical,
     aten._neg_view.default: _physical,
     aten._linalg_check_errors.default: _checked,
+    **dict.fromkeys(_INDEXING, _masks_as_positions),
     **dict.fromkeys(STRIDED, by_strides),
     aten.resize_.default: resized,
     aten.resize_as_.default: resized,

@@ -116,7 +116,7 @@ def _set(target: Any, made: Any) -> None:
 
 
 def resized(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`resize_` and `resize_as_`: the same elements in another shape; new ones, whose values nobody may rely on, are 0."""
+    """`resize_` and `resize_as_`: the same elements in another shape; new ones, on which nobody may rely, are 0."""
     target, given = args[0], args[1]
     size = tuple(given.shape if isinstance(given, Tensor) else given)
     if not target.is_contiguous() or target._is_view():
