@@ -81,7 +81,7 @@ class _Search:
     def candidates(
         self, call: OpCall, least: OpCall, chosen: PerAxis
     ) -> Iterator[tuple[PerAxis, OpCall]]:
-        """Every combination, with the call that the rank with the largest shards then runs; `least` with the smallest."""
+        """Every combination, with the call of the rank with the largest shards; `least` is that with the smallest."""
         axis = len(chosen)
         grid = self.placement.shape
         if axis == len(grid):

@@ -23,7 +23,7 @@ from weft.tensor.spec import intern
 
 
 def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of `op`, an overload or any function, on whole tensors; it may write its arguments, which are copies."""
+    """The results of `op`, an overload or any function, on whole copies of its operands, which it may write."""
     reader = Reader(kind)
     reader.key((*args, *kwargs.values()))
     mesh = common_mesh(kind, op, reader.tensors)
