@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from weft.capture.decompositions import overwrites
 from weft.errors import LayoutError, UserError
@@ -29,15 +28,14 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             memory.
     """
     schema = op._schema
-    named = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | kwargs
-    common_mesh(kind, op, [x for x in pytree.tree_leaves(named) if isinstance(x, Tensor)])
-    written = [argument.name for argument in schema.arguments if _is_written(argument)]
+    names, written, outs = _arguments(op)
+    named = dict(zip(names, args, strict=False)) | kwargs
     targets = [named[name] for name in written]
-    for target in pytree.tree_leaves(targets):
-        if not isinstance(target, kind):
-            raise LayoutError(f"{user_line()}: {op} cannot write a global tensor into a plain one")
-    outs = {argument.name for argument in schema.arguments if argument.is_out}
-    mesh = common_mesh(kind, op, pytree.tree_leaves(targets))
+    every = [x for one in targets for x in (one if isinstance(one, list | tuple) else (one,))]
+    if not all(isinstance(target, kind) for target in every):
+        raise LayoutError(f"{user_line()}: {op} cannot write a global tensor into a plain one")
+    others = [x for x in named.values() if isinstance(x, Tensor)]
+    mesh = common_mesh(kind, op, [*every, *others])
     made = _made(kind, op, {name: x for name, x in named.items() if name not in outs}, written)
     own, values = _parted(schema, all_global(kind, mesh, made), targets)
     if torch.Tag.inplace_view in op.tags:
@@ -58,8 +56,12 @@ def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[An
     return made[: -len(targets)], made[-len(targets) :]
 
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+@cache
+def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
+    """Names of all arguments of an op, of those that it writes, and of those that are `out=`."""
+    every = op._schema.arguments
+    written = [a.name for a in every if a.alias_info is not None and a.alias_info.is_write]
+    return [a.name for a in every], written, [a.name for a in every if a.is_out]
 
 
 def _made(kind: Any, op: Any, named: dict[str, Any], written: list[str]) -> Any:
