@@ -92,11 +92,10 @@ def test_what_depends_on_values_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # threads of other tests, when forking
-def test_an_op_that_ends_the_process_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.opinfo.workers.check_op", lambda info, effort: exit_or_report(info))
-    found = {
-        report.name: report for report in check_all([BY_NAME["abs"], BY_NAME["mm"]], Effort(), 1)
-    }
+def test_an_op_that_ends_the_process_is_wrong() -> None:
+    infos = [BY_NAME["abs"], BY_NAME["mm"]]
+    lost = lambda name, why: OpReport(name, wrong=[why])  # noqa: E731
+    found = {report.name: report for report in check_all(infos, exit_or_report, lost, 1)}
     assert found["abs"].wrong == ["ended the process with exit code 3"]
     assert found["mm"].verdict == "right"
 

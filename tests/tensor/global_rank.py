@@ -123,6 +123,25 @@ def diverging_early(rank: int) -> None:
             torch.relu(x) if rank == 0 else torch.exp(x)
 
 
+def plain(rank: int) -> None:
+    """Plain tensors that are the same on both ranks may meet global ones; others are told, with the lines."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=P())
+    scale = torch.arange(4.0)
+    for _ in range(2):
+        assert torch.equal((x * scale).full(), scale.expand(4, 4))
+    scale.add_(rank)
+    for other in (scale, torch.tensor(float(rank))):
+        y = x * other
+        with pytest.raises(RankFailure) as caught:
+            y.full()
+        text = str(caught.value)
+        assert "plain tensors that met global ones differ between the ranks" in text
+        assert f"rank 0: torch.float32 {list(other.shape)} (" in text
+        assert "global_rank.py:" in text
+        assert "weft.from_local(x, …)" in text
+    assert torch.equal(x.full(), torch.ones(4, 4))
+
+
 def missing(rank: int) -> None:
     """Rank 1 does not come: rank 0 is told within the time-out."""
     x = weft.ones(4, 4, placement=PAIR, sbp=P())
@@ -155,7 +174,7 @@ def slow(rank: int) -> None:
 
 if __name__ == "__main__":
     here = start()
-    together = (training, borders, dtensors, diverging, diverging_early, missing)
+    together = (training, borders, dtensors, diverging, diverging_early, plain, missing)
     for case in (slow, crossing) if sys.argv[1:] else together:
         case(here)
         sys.stdout.write(f"{case.__name__} passed\n")

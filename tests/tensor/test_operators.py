@@ -114,23 +114,6 @@ def test_in_place_ops_write_the_parts():
             assert x.zero_().full().abs().sum() == 0
 
 
-def test_views_share_memory_with_their_base_or_cannot_be_written():
-    placement = weft.placement("cpu", [0, 1])
-    with weft.local_world(2), torch.no_grad():
-        x = weft.zeros(4, 2, placement=placement, sbp=S(0))
-        x.t().add_(1)
-        x[:, 1].mul_(5)
-        assert x.full().tolist() == [[1, 5]] * 4
-        wide = weft.zeros(3, 2, placement=placement, sbp=S(1))
-        with pytest.raises(weft.errors.LayoutError, match="had to be copied"):
-            wide.view(6).add_(1)
-        flat = wide.view(6)
-        with pytest.raises(weft.errors.LayoutError, match="would not see this write"):
-            wide.add_(1)
-        del flat
-        assert wide.add_(1).full().tolist() == [[1, 1]] * 3
-
-
 def test_decisions_are_made_once():
     placement = weft.placement("cpu", [0, 1])
     with weft.local_world(2):

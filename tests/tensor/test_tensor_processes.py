@@ -16,7 +16,10 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("global_rank.py")
 
 
-TOGETHER = ["training", "borders", "dtensors", "diverging", "diverging_early", "missing"]
+TOGETHER = [
+    *("training", "borders", "dtensors", "diverging"),
+    *("diverging_early", "plain", "missing"),
+]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""The command: `python -m tools.opinfo` writes docs/ops.md; it fails when anything is wrong."""
+"""The command: `python -m tools.opinfo [--eager]` writes docs/ops.md; it fails when anything is wrong."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tools.opinfo.check import Effort, OpReport
+from tools.opinfo import eager, eager_report
+from tools.opinfo.check import Effort, OpReport, check_op
 from tools.opinfo.report import summary, write_page
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
@@ -21,32 +25,73 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.opinfo", description=__doc__)
     parser.add_argument("--op", nargs="+", default=[], help="names of OpInfos; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--samples", type=int, default=Effort.samples, help="samples of an op")
-    parser.add_argument("--layouts", type=int, default=Effort.layouts, help="layouts of a sample")
+    parser.add_argument("--samples", type=int, help="samples of an op")
+    parser.add_argument("--layouts", type=int, help="layouts of a sample")
     parser.add_argument("--page", type=Path, help=f"where the page goes; {PAGE.name} for all ops")
+    parser.add_argument("--eager", action="store_true", help="eager global tensors, many dtypes")
+    parser.add_argument("--dtype", nargs="+", default=[], help="with --eager: all by default")
+    parser.add_argument("--json", type=Path, help="with --eager: where all counts go")
     options = parser.parse_args()
+    began = time.perf_counter()
+    failed = _eager(options) if options.eager else _compiled(options)
+    print(f"{time.perf_counter() - began:.0f} s")
+    return int(failed)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _compiled(options: argparse.Namespace) -> bool:
     infos = [info for info in opinfos() if not options.op or full_name(info) in options.op]
-    began, reports = time.perf_counter(), []
-    effort = Effort(options.samples, options.layouts)
-    for report in check_all(infos, effort, options.jobs):
+    effort = Effort(**_given(samples=options.samples, layouts=options.layouts))
+    reports = []
+    for report in check_all(
+        infos,
+        partial(check_op, effort=effort),
+        lambda name, why: OpReport(name, wrong=[why]),
+        options.jobs,
+    ):
         reports.append(report)
         _show(report, bool(options.op))
-    print(f"{summary(reports)}; {time.perf_counter() - began:.0f} s")
+    print(summary(reports))
     _show_reasons(reports)
     path = options.page or (None if options.op else PAGE)
     if path:
-        write_page(path, reports, options.samples, options.layouts)
-    return int(any(report.wrong for report in reports))
+        write_page(path, reports, effort.samples, effort.layouts)
+    return any(report.wrong for report in reports)
 
 
-def _show(report: OpReport, every: bool) -> None:
+def _eager(options: argparse.Namespace) -> bool:
+    dtypes = tuple(d for d in eager.DTYPES if not options.dtype or str(d)[6:] in options.dtype)
+    infos = [info for info in opinfos(dtypes) if not options.op or full_name(info) in options.op]
+    effort = eager.EagerEffort(
+        **_given(samples=options.samples, layouts=options.layouts), dtypes=dtypes
+    )
+    reports = []
+    for report in check_all(
+        infos, partial(eager.check_eager, effort=effort), eager.lost, options.jobs
+    ):
+        reports.append(report)
+        _show(report, bool(options.op))
+    print(eager_report.summary(reports))
+    _show_reasons(reports)
+    if options.json:
+        options.json.write_text(json.dumps(eager_report.as_json(reports), indent=1) + "\n")
+    path = options.page or (None if options.op or options.dtype else PAGE)
+    if path:
+        eager_report.write_table(path, reports, effort)
+    return any(report.wrong for report in reports)
+
+
+def _show(report: OpReport | eager.EagerReport, every: bool) -> None:
     if every or report.verdict != "right":
         why = [*report.wrong[:3], *report.refused]
         print(f"{report.verdict} {report.name} ({report.seconds:.1f} s): {'; '.join(why)[:400]}")
         sys.stdout.flush()
 
 
-def _show_reasons(reports: list[OpReport]) -> None:
+def _show_reasons(reports: Any) -> None:
     reasons = Counter(reason[:90] for report in reports for reason in report.refused)
     for reason, count in reasons.most_common(15):
         print(f"  {count} ops: {reason}")

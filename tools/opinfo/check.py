@@ -32,7 +32,7 @@ from weft.runtime.check_rules import TorchCall, check_call, close, split_again
 from weft.runtime.check_strides import stride_problems
 from weft.runtime.torch_ops import to_torch
 
-_PLACE = re.compile(r"( at)? /\S+:\d+\b:?")
+_PLACE = re.compile(r"(^|( at)? )/\S+:\d+\b:? ?")
 Refusal = (CaptureError, LayoutError, RuleError)
 # Their values are whatever memory held.
 UNINITIALIZED = frozenset(

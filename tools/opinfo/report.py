@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tools.opinfo.check import OpReport
+from tools.opinfo.eager_report import TITLE
 from weft.ops import registered_ops
 
 CLASSES = ("right", "partly", "refused", "wrong")
@@ -77,8 +78,9 @@ def page(reports: Sequence[OpReport], samples: int, layouts: int) -> str:
 
 
 def write_page(path: Path, reports: Sequence[OpReport], samples: int, layouts: int) -> None:
-    """Write docs/ops.md."""
-    path.write_text(page(reports, samples, layouts))
+    """Write docs/ops.md, but for its section on eager tensors, which stays."""
+    _, title, eager = (path.read_text() if path.exists() else "").partition(TITLE)
+    path.write_text(page(reports, samples, layouts) + (f"\n{title}{eager}" if title else ""))
 
 
 def _order(report: OpReport) -> tuple[int, str]:

@@ -36,9 +36,9 @@ class Case:
         return f"{self.name}({self.key})"
 
 
-def opinfos() -> list[Any]:
-    """The OpInfos that take float32 on the CPU."""
-    return [info for info in op_db if DTYPE in info.supported_dtypes("cpu")]
+def opinfos(dtypes: Sequence[torch.dtype] = (DTYPE,)) -> list[Any]:
+    """The OpInfos that take one of these dtypes on the CPU."""
+    return [info for info in op_db if not info.supported_dtypes("cpu").isdisjoint(dtypes)]
 
 
 def full_name(info: Any) -> str:
@@ -46,11 +46,24 @@ def full_name(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def cases(info: Any, limit: int) -> Iterator[Case]:
-    """Up to `limit` samples that differ: first those of new shapes, then those of other arguments."""
+def cases(
+    info: Any, limit: int, dtype: torch.dtype = DTYPE, *, in_place: bool = False
+) -> Iterator[Case]:
+    """Up to `limit` samples that differ: first those of new shapes, then those of other arguments.
+
+    Args:
+        info: an OpInfo.
+        limit: how many.
+        dtype: of the samples.
+        in_place: whether it is the method that writes its first argument; ops without one have no samples.
+    """
     torch.manual_seed(0)
-    grad = bool(info.supports_autograd)
-    found = [_case(info, sample) for sample in info.sample_inputs("cpu", DTYPE, requires_grad=grad)]
+    function = info.inplace_variant if in_place else info.op
+    if function is None:
+        return
+    grad = bool(info.supports_autograd) and (dtype.is_floating_point or dtype.is_complex)
+    samples = info.sample_inputs("cpu", dtype, requires_grad=grad)
+    found = [_case(info, function, sample) for sample in samples]
     by_shapes: dict[str, Case] = {}
     by_key: dict[str, Case] = {}
     for case in found:
@@ -71,11 +84,11 @@ def _spread(items: list[Case], limit: int) -> list[Case]:
     return [items[i * len(items) // room] for i in range(room)]
 
 
-def _case(info: Any, sample: Any) -> Case:
+def _case(info: Any, function: Callable[..., Any], sample: Any) -> Case:
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     wanted = tuple(bool(leaf.requires_grad) for leaf in tensors)
-    function, finish = info.op, sample.output_process_fn_grad
+    finish = sample.output_process_fn_grad
 
     def run(given: Sequence[torch.Tensor]) -> Any:
         waiting = iter(given)

@@ -5,20 +5,33 @@ from __future__ import annotations
 import multiprocessing
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from tools.opinfo.check import Effort, OpReport, check_op
 from tools.opinfo.samples import full_name
+
+Report = TypeVar("Report")
 
 LIMIT = 120.0  # seconds that one op may take
 
 
-def check_all(infos: Sequence[Any], effort: Effort, jobs: int) -> Iterator[OpReport]:
-    """The reports of all ops, in the order in which they are done."""
+def check_all(
+    infos: Sequence[Any],
+    check: Callable[[Any], Report],
+    lost: Callable[[str, str], Report],
+    jobs: int,
+) -> Iterator[Report]:
+    """The reports of all ops, in the order in which they are done.
+
+    Args:
+        infos: OpInfos.
+        check: makes the report of one.
+        lost: makes that of an op that ended its process, of its name and what happened.
+        jobs: how many processes.
+    """
     waiting = list(range(len(infos)))[::-1]
-    workers = [_Worker(infos, effort) for _ in range(min(jobs, len(infos)))]
+    workers = [_Worker(infos, check, lost) for _ in range(min(jobs, len(infos)))]
     for worker in workers:
         worker.give(waiting.pop())
     while busy := [worker for worker in workers if worker.op is not None]:
@@ -34,22 +47,28 @@ def check_all(infos: Sequence[Any], effort: Effort, jobs: int) -> Iterator[OpRep
                 worker.stop()
 
 
-class _Worker:
+class _Worker(Generic[Report]):
     """One process that checks one op at a time; started anew when it died or hung.
 
     `op` is the number of the op that it works on, None when it has none.
     """
 
-    def __init__(self, infos: Sequence[Any], effort: Effort) -> None:
+    def __init__(
+        self,
+        infos: Sequence[Any],
+        check: Callable[[Any], Report],
+        lost: Callable[[str, str], Report],
+    ) -> None:
         self._infos = infos
-        self._effort = effort
+        self._check = check
+        self._lost = lost
         self.op: int | None = None
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self._infos, self._effort))
+        self._process = context.Process(target=_serve, args=(other, self._infos, self._check))
         self._process.start()
         other.close()
 
@@ -59,7 +78,7 @@ class _Worker:
         self.op, self._since = op, time.monotonic()
         self.connection.send(op)
 
-    def report(self, ready: bool) -> OpReport | None:
+    def report(self, ready: bool) -> Report | None:
         """The report of the op when it is done or lost."""
         assert self.op is not None  # only asked while it works
         late = time.monotonic() - self._since > LIMIT
@@ -68,24 +87,24 @@ class _Worker:
         name, self.op = full_name(self._infos[self.op]), None
         try:
             if ready:
-                found: OpReport = self.connection.recv()
+                found: Report = self.connection.recv()
                 return found
             why = f"took more than {LIMIT:g} s"
         except EOFError:
             self._process.join()
             why = f"ended the process with exit code {self._process.exitcode}"
         self.stop()
-        return OpReport(name, wrong=[why])
+        return self._lost(name, why)
 
     def stop(self) -> None:
         self._process.kill()
         self._process.join()
 
 
-def _serve(connection: Connection, infos: Sequence[Any], effort: Effort) -> None:
+def _serve(connection: Connection, infos: Sequence[Any], check: Callable[[Any], Any]) -> None:
     warnings.simplefilter("ignore")
     while True:
         began = connection.recv(), time.perf_counter()
-        report = check_op(infos[began[0]], effort)
+        report = check(infos[began[0]])
         report.seconds = time.perf_counter() - began[1]
         connection.send(report)

@@ -43,6 +43,8 @@ class Reader:
         self._slots = slots
         self.tensors: list[Any] = []
         self.floats: list[float] = []
+        # Whether plain tensors are among them.
+        self.plain = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What decides how an op with these arguments is run."""
@@ -77,6 +79,7 @@ class Reader:
             return self.key(tuple(value))
         if isinstance(value, Tensor):
             self.tensors.append(value)
+            self.plain = True
             return (Tensor, value.dtype, value.shape, value.device.type)
         return value
 

@@ -18,6 +18,7 @@ from weft.hardware import CostModel
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, signatures, traffic
 from weft.ops.cost import tensor_bytes
+from weft.ops.localize import BLANK
 from weft.ops.windows import signatures_with_windows, slides_at
 from weft.units import ITEM_SIZE, Bytes, Flops
 
@@ -46,7 +47,7 @@ def choose(
     found: dict[PerAxis, float] = {}
     for keep in (True, False):
         search = _Search(call, tuple(layouts), placement, tuple(fixed), keep)
-        for chosen, local in search.candidates(call, ()):
+        for chosen, local in search.candidates(call, call, ()):
             found.setdefault(chosen, search.cost(chosen, local))
         if found:
             return min(found, key=lambda chosen: found[chosen])
@@ -77,8 +78,10 @@ class _Search:
         # Whether operands leave ranks empty, so that others may too.
         self.empty = not _all_hold_some(call, layouts, placement)
 
-    def candidates(self, call: OpCall, chosen: PerAxis) -> Iterator[tuple[PerAxis, OpCall]]:
-        """Every combination, with the call that the rank with the largest shards then runs."""
+    def candidates(
+        self, call: OpCall, least: OpCall, chosen: PerAxis
+    ) -> Iterator[tuple[PerAxis, OpCall]]:
+        """Every combination, with the call of the rank with the largest shards; `least` is that with the smallest."""
         axis = len(chosen)
         grid = self.placement.shape
         if axis == len(grid):
@@ -86,8 +89,16 @@ class _Search:
                 yield chosen, call
             return
         for signature in self._of_axis(call, axis):
+            if self.empty and not self._fits(least, signature, axis):
+                continue
             local = localize(call, signature, grid[axis], 0)
-            yield from self.candidates(local, (*chosen, signature))
+            last = localize(least, signature, grid[axis], grid[axis] - 1) if self.empty else local
+            yield from self.candidates(local, last, (*chosen, signature))
+
+    def _fits(self, least: OpCall, signature: Signature, axis: int) -> bool:
+        """Whether a rank with the smallest shards can run the signature too, as kernels that take no empty ones ask."""
+        parts = self.placement.shape[axis]
+        return least.op == BLANK or signature in signatures_with_windows(least, parts, self.empty)
 
     def cost(self, chosen: PerAxis, local: OpCall) -> float:
         """Boxing of all operands and work of all ranks, in bytes."""

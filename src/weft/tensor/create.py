@@ -40,7 +40,7 @@ def tensor(
     """
     if isinstance(data, GlobalTensor):
         raise UserError("weft.tensor takes plain data, found a global tensor; use x.to_global(…)")
-    whole = torch.as_tensor(data, dtype=dtype).detach()
+    whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
     layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
     mesh = mesh_of(placement)
     made = GlobalTensor(*cut(from_first(whole, mesh), layout, mesh))
@@ -159,7 +159,8 @@ class _FromLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, *parts: Tensor) -> GlobalTensor:
         ctx.spec = spec
-        return GlobalTensor(spec, tuple(part.view_as(part) for part in parts))
+        plain = (part.resolve_conj().resolve_neg() for part in parts)
+        return GlobalTensor(spec, tuple(part.view_as(part) for part in plain))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

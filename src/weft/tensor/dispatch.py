@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.tensor.arguments import Reader, takes_slots
 from weft.tensor.divergence import check_every, checking
-from weft.tensor.operands import common_mesh
+from weft.tensor.lazy import honour_lazy_bits
+from weft.tensor.operands import common_mesh, lifted
 from weft.tensor.recipe import Recipe, make_recipe
 from weft.tensor.spec import Spec
 from weft.tensor.views import note_copies
@@ -26,6 +29,13 @@ class _Known:
         self.recipes: dict[Any, Recipe] = {}
 
 
+# Views whose elements are no elements of what they are taken of.
+_OTHER_ELEMENTS = (
+    torch.ops.aten.view_as_real.default,
+    torch.ops.aten.view_as_complex.default,
+    torch.ops.aten.view.dtype,
+)
+
 # By the op's id, because the hash of an op is slow; ops live as long as the process.
 _known: dict[int, _Known] = {}
 
@@ -40,10 +50,11 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Raises:
         RuleError: when the op has no rule and is made of no ops that have one.
-        LayoutError: for operands on several placements or plain tensors among them; in strict mode
-            for boxing.
+        LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
+            strict mode for boxing.
         UserError: when torch refuses the whole tensors.
     """
+    honour_lazy_bits()
     known = _known.get(id(op))
     if known is None:
         known = _known[id(op)] = _Known(op)
@@ -51,10 +62,12 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         other = known.way(kind, op, args, kwargs)
         if other is not NotImplemented:
             return other
-    reader = Reader(kind, known.slots)
-    key = reader.key(args)
-    if kwargs:
-        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    reader, key = _read(kind, known, args, kwargs)
+    if reader.plain:
+        mesh = common_mesh(kind, op, reader.tensors)
+        args = lifted(kind, op, mesh, args)
+        kwargs = {name: lifted(kind, op, mesh, value) for name, value in kwargs.items()}
+        reader, key = _read(kind, known, args, kwargs)
     recipe = known.recipes.get(key)
     if recipe is None:
         mesh = common_mesh(kind, op, reader.tensors)
@@ -65,21 +78,46 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     ]
     if checking():
         check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
-    made = _wrapped(kind, recipe, recipe.run(own, reader.floats))
-    if recipe.viewed:
-        note_copies(reader.tensors[0], made if recipe.listed else [made])
+    made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
+    if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
+        results = made if recipe.listed else [made]
+        note_copies(
+            reader.tensors[0],
+            results,
+            lambda x: op(x, *args[1:], **kwargs),
+            elements=op not in _OTHER_ELEMENTS,
+        )
     return made
 
 
-def _wrapped(kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]]) -> Any:
-    """Global tensors around what every rank of this process made."""
+def _read(
+    kind: Any, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Reader, tuple[Any, ...]]:
+    reader = Reader(kind, known.slots)
+    key = reader.key(args)
+    if kwargs:
+        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    return reader, key
+
+
+def _wrapped(
+    kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]], operands: Sequence[Tensor]
+) -> Any:
+    """Global tensors around what every rank of this process made.
+
+    Lazy conjugates are computed: below dispatch nothing would see that they are lazy.
+    """
+    if any(result.__class__ is Spec and result.dtype.is_complex for result in recipe.results):
+        made = [tuple([x.resolve_conj() for x in part]) for part in made]
+    start = operands[0].storage_offset() if recipe.offsets else 0
+    offsets = [start + offset for offset in recipe.offsets] or [0] * len(recipe.results)
     if not recipe.listed:
-        return kind(recipe.results[0], tuple([part[0] for part in made]))
+        return kind(recipe.results[0], tuple([part[0] for part in made]), offsets[0])
     waiting = iter(range(len(recipe.results)))
     found = []
     for result in recipe.results:
         if result.__class__ is Spec:
             place = next(waiting)
-            result = kind(result, tuple([part[place] for part in made]))
+            result = kind(result, tuple([part[place] for part in made]), offsets[place])
         found.append(result)
     return found

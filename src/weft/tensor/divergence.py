@@ -7,9 +7,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.capture.locations import in_library
 from weft.errors import RankFailure
@@ -22,32 +24,75 @@ _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
 
 # How many collectives each channel has run.
 _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
+# A checksum of the plain tensors that met global ones between the ranks of each channel, and the last of them.
+_plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
+
+# By tensor, of which version.
+_checksums: Any = WeakTensorKeyDictionary()
 
 
 def check_agreement(channel: Channel, what: str) -> None:
     """Check that all ranks of a channel are about to run the same collective for the same op.
 
-    Every rank sends a number that stands for its collectives so far and `what` comes next. Only
-    when they differ are the texts exchanged too.
+    Every rank sends numbers that stand for its collectives so far, for `what` comes next, and for the plain
+    tensors that it took as the same on all ranks. Only when they differ are texts exchanged too.
 
     Raises:
         RankFailure: names what every rank runs, and its line.
     """
     count = _counts.get(channel, 0) + 1
     _counts[channel] = count
-    mine = torch.tensor([count, zlib.crc32(what.encode())], device=channel.device)
+    checksum, last = _plain.get(channel, (0, ""))
+    mine = torch.tensor([count, zlib.crc32(what.encode()), checksum], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
     with _told_of_circles(channel, what):
         channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
         return
-    texts = channel.exchange_text(f"{what} ({user_line()})")
+    same = all(torch.equal(other[:2], mine[:2]) for other in found)
+    texts = channel.exchange_text(last if same else f"{what} ({user_line()})")
     pairs = zip(channel.ranks, texts, strict=True)
+    if same:
+        _plain.pop(channel, None)
+        raise RankFailure(
+            "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
+            "of them. Make it global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when "
+            "the first rank's counts. The last were "
+            + "; ".join(f"rank {r}: {text}" for r, text in pairs)
+        )
     raise RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
         + "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
     )
+
+
+def note_plain(mesh: Mesh, tensor: torch.Tensor) -> None:
+    """Remember a plain tensor that meets global ones of `mesh`, for the next `check_agreement` of its ranks.
+
+    Scalars are not read from other devices than the CPU, which would wait for each.
+    """
+    if mesh.in_process or not mesh.ranks or (not tensor.dim() and tensor.device.type != "cpu"):
+        return
+    checksum, text = _checksum(tensor), f"{tensor.dtype} {list(tensor.shape)} ({user_line()})"
+    for axis, parts in enumerate(mesh.placement.shape):
+        if parts > 1:
+            channel = channel_between(mesh.world, mesh.placement.group(mesh.ranks[0], axis))
+            before = _plain.get(channel, (0, ""))[0]
+            _plain[channel] = zlib.crc32(checksum.to_bytes(4, "big"), before), text
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """Of the values, computed once for each version of a tensor."""
+    version = None if tensor.is_inference() else tensor._version
+    known = _checksums.get(tensor)
+    if known is not None and known[0] == version and version is not None:
+        return int(known[1])
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    values: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    found = zlib.crc32(values)
+    _checksums[tensor] = (version, found)
+    return found
 
 
 @contextmanager

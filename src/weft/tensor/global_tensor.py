@@ -36,9 +36,15 @@ class GlobalTensor(Tensor):
     locals: Locals
 
     @staticmethod
-    def __new__(cls, spec: Spec, locals_: Locals) -> GlobalTensor:
+    def __new__(cls, spec: Spec, locals_: Locals, offset: int = 0) -> GlobalTensor:
+        # Autograd finds by the offset which elements of its base a view holds.
         made: GlobalTensor = _make_wrapper(
-            cls, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.mesh.device
+            cls,
+            spec.shape,
+            strides=spec.strides,
+            storage_offset=offset,
+            dtype=spec.dtype,
+            device=spec.mesh.device,
         )
         made.spec = spec
         made.locals = locals_
@@ -127,6 +133,10 @@ class GlobalTensor(Tensor):
                 f"{user_line()}: the data of {self.spec} can be replaced by a global tensor only, found a plain one; "
                 "make it global with weft.tensor or weft.from_local"
             )
+        self.become(value)
+
+    def become(self, value: GlobalTensor) -> None:
+        """Take over shape, layout and memory of another global tensor."""
         _data.__set__(self, value)
         self.spec, self.locals = value.spec, value.locals
 

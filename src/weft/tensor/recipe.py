@@ -47,6 +47,7 @@ class Recipe:
         results: the specs of the results; what is no tensor stands there itself.
         listed: whether the op returns a list.
         viewed: whether the result should share its operand's memory, but may not.
+        offsets: of the elements of views in the memory of their operand; () of other ops.
         advice: layouts found and legal ones, for messages.
     """
 
@@ -60,6 +61,7 @@ class Recipe:
     results: tuple[Any, ...]
     listed: bool
     viewed: bool
+    offsets: tuple[int, ...]
     advice: str
 
     def run(self, locals_: list[Locals], floats: list[float]) -> list[tuple[Tensor, ...]]:
@@ -125,6 +127,7 @@ def make_recipe(
         results=_result_specs(made, chosen, mesh),
         listed=listed,
         viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
+        offsets=tuple(x.storage_offset() for x in made) if _is_view(op) else (),
         advice=_advice(call, layouts, mesh),
     )
 
@@ -158,6 +161,10 @@ def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[A
             raise LayoutError(
                 f"{user_line()}: a tensor on {mesh.placement} cannot go to {value.device}; take x.full() there, and "
                 "make it global again with weft.tensor on a placement of that device"
+            )
+        if value.layout != torch.strided:
+            raise UserError(
+                f"{user_line()}: global tensors are strided, found {value.layout}; use x.full()"
             )
         return intern(mesh, layout, value.shape, value.stride(), value.dtype)
 

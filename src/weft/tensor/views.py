@@ -1,46 +1,94 @@
-"""Views that had to be copied: writing one, or its base, must not go unseen by the other."""
+"""Views that had to be copied: a write to one reaches what it was taken of, and all its other copies.
+
+Views between ranks' memories cannot share it where layouts differ. So each copy remembers its source and how it was
+taken; a write goes to the source, and copies that are still in use are taken anew.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import LayoutError
 from weft.tensor.divergence import user_line
 
-
-def note_copies(source: Any, results: Sequence[Any]) -> None:
-    """Remember on the base of `source` which of its views do not share its memory."""
-    copies = [result for result in results if not _shared(source.locals, result.locals)]
-    if copies:
-        base = _base(source)
-        base.copies = [*_living(base), *map(weakref.ref, copies)]
+aten = torch.ops.aten
 
 
-def check_writable(target: Any) -> None:
-    """Raise LayoutError when a write to `target` would not reach its base, or a view that is still in use."""
-    base = _base(target)
-    if not _shared(target.locals, base.locals):
-        raise LayoutError(
-            f"{user_line()}: this view of {base.spec} had to be copied, so that writing it would not write its base; "
-            "compute a new tensor instead, or take the view of a layout that allows it"
-        )
-    if _living(base):
-        raise LayoutError(
-            f"{user_line()}: {base.spec} has a view that had to be copied and would not see this write; compute a new "
-            "tensor instead, or take the view of a layout that allows it"
-        )
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a copied view was taken of.
+
+    Attributes:
+        source: the tensor.
+        view: takes the same view of a tensor like `source`.
+        elements: whether its elements are some of those of `source`, not their real parts or the like.
+    """
+
+    source: Any
+    view: Callable[[Tensor], Tensor]
+    elements: bool
+
+    def written(self, made: Any) -> Any:
+        """`source` with `made` in place of the view."""
+        if not self.elements:
+            raise LayoutError(
+                f"{user_line()}: this view of {self.source.spec} had to be copied, so that writing it would not write "
+                "its base; compute a new tensor instead, or take the view of a layout that allows it"
+            )
+        source = self.source
+        numbers = torch.arange(source.numel(), device=source.device).view(source.shape)
+        positions = self.view(numbers).reshape(-1)
+        values = made.to(source.dtype).reshape(-1)
+        flat = aten.index_put.default(source.reshape(-1), [positions], values)
+        return flat.view(source.shape)
 
 
-def _base(tensor: Any) -> Any:
-    return tensor._base if tensor._is_view() else tensor
+def note_copies(
+    source: Any, results: Sequence[Any], view: Callable[[Tensor], Any], *, elements: bool = True
+) -> None:
+    """Remember which views of `source` do not share its memory; `view` takes them, one or several.
+
+    Views of a copy count as copies, too: they share no memory with what it was copied from.
+    """
+    of_copy = hasattr(source, "origin")
+    copies = [
+        (number, result)
+        for number, result in enumerate(results)
+        if of_copy or not _shared(source.locals, result.locals)
+    ]
+    if not copies:
+        return
+    for number, result in copies:
+        result.origin = Origin(source, _one_of(view, number), elements)
+    base = base_of(source)
+    base.copies = [*living_copies(base), *(weakref.ref(result) for _, result in copies)]
 
 
-def _living(base: Any) -> list[Any]:
+def _one_of(view: Callable[[Tensor], Any], number: int) -> Callable[[Tensor], Tensor]:
+    def one(x: Tensor) -> Tensor:
+        made = view(x)
+        found: Tensor = made[number] if isinstance(made, list | tuple) else made
+        return found
+
+    return one
+
+
+def living_copies(base: Any) -> list[Any]:
+    """References to the copies that are still in use, in the order in which they were taken."""
     return [copy for copy in getattr(base, "copies", ()) if copy() is not None]
+
+
+def base_of(tensor: Any) -> Any:
+    """What a tensor, or whatever it was copied from, is a view of in the end; else itself."""
+    tensor = tensor._base if tensor._is_view() else tensor
+    origin = getattr(tensor, "origin", None)
+    return tensor if origin is None else base_of(origin.source)
 
 
 def _shared(parts: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -17,9 +17,12 @@ from weft.ops import has_rule
 from weft.tensor.arguments import Reader, op_name
 from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
+from weft.tensor.gathered import all_global, gathered
 from weft.tensor.operands import common_mesh
 from weft.tensor.random import Drawing
-from weft.tensor.writes import fused_update, in_place
+from weft.tensor.strided import STRIDED, by_strides
+from weft.tensor.views import note_copies
+from weft.tensor.writes import fused_update, in_place, resized
 
 aten = torch.ops.aten
 
@@ -39,6 +42,8 @@ def way_of(op: Any) -> Way | None:
         return _one_by_one
     if name.startswith("_fused_") and op._schema.is_mutable:
         return fused_update
+    if not _OF_VALUES.isdisjoint(op.tags):
+        return in_place if op._schema.is_mutable else gathered
     if op in _table():
         return _drawn if torch.Tag.nondeterministic_seeded in op.tags else _taken_apart
     if op._schema.is_mutable:
@@ -55,7 +60,16 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def _taken_apart(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _table()[op](*args, **kwargs)
+    return _global(kind, op, args, kwargs, _table()[op](*args, **kwargs))
+
+
+def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
+    """Results of an op that was taken apart: what it made of no values is plain, and becomes global."""
+    if isinstance(made, kind):
+        return made
+    reader = Reader(kind)
+    reader.key((*args, *kwargs.values()))
+    return all_global(kind, common_mesh(kind, op, reader.tensors), made)
 
 
 def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,7 +79,7 @@ def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     mesh = common_mesh(kind, op, reader.tensors)
     first = next(tensor for tensor in reader.tensors if isinstance(tensor, kind))
     with Drawing(kind, mesh, first.spec.layout, first.spec.shape):
-        return _table()[op](*args, **kwargs)
+        return all_global(kind, mesh, _table()[op](*args, **kwargs))
 
 
 def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,9 +87,19 @@ def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if has_rule(op_name(op)):
         return NotImplemented  # declared since
     if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        return op.decompose(*args, **kwargs)
+        return _global(kind, op, args, kwargs, op.decompose(*args, **kwargs))
     function = fallback().get(op)
-    return NotImplemented if function is None else function(*args, **kwargs)
+    if function is None:
+        return gathered(kind, op, args, kwargs) if op.namespace in _OF_TORCH else NotImplemented
+    return _global(kind, op, args, kwargs, function(*args, **kwargs))
+
+
+def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lazy conjugates and negatives are computed at once: below dispatch nothing sees that they are lazy."""
+    (tensor,) = args
+    made = _PHYSICAL[op](tensor)
+    note_copies(tensor, [made], op, elements=False)
+    return made
 
 
 def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,7 +109,26 @@ def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
-    return kind(tensor.spec, tensor.locals)
+    made = kind(tensor.spec, tensor.locals, tensor.storage_offset())
+    if hasattr(tensor, "origin"):
+        made.origin = tensor.origin
+    return made
+
+
+def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Boolean indices as the positions where they are true; others are left to the rule."""
+    x, indices, *rest = args
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return NotImplemented
+    found: list[Any] = []
+    for index in indices:
+        mask = index is not None and index.dtype in _MASKS
+        found += aten.nonzero.default(index).unbind(1) if mask else [index]
+    return op(x, found, *rest, **kwargs)
+
+
+def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gathered(kind, op, args, kwargs)
 
 
 def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,7 +161,28 @@ def _attention_kernel(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[st
     return op(**meta)
 
 
+_PHYSICAL: dict[Any, Callable[[Tensor], Tensor]] = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+# Namespaces of torch's own functions that are no ATen ops.
+_OF_TORCH = ("torch_nn",)
+_MASKS = (torch.bool, torch.uint8)
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+)
 _SPECIAL: dict[Any, Way] = {
+    aten._conj.default: _physical,
+    aten._neg_view.default: _physical,
+    aten._linalg_check_errors.default: _checked,
+    **dict.fromkeys(_INDEXING, _masks_as_positions),
+    **dict.fromkeys(STRIDED, by_strides),
+    aten.resize_.default: resized,
+    aten.resize_as_.default: resized,
     aten.detach.default: _same,
     aten.alias.default: _same,
     aten.lift_fresh.default: _same,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,27 +14,84 @@ from weft.capture.decompositions import overwrites
 from weft.errors import LayoutError, UserError
 from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
+from weft.tensor.gathered import all_global, gathered
 from weft.tensor.operands import common_mesh
-from weft.tensor.views import check_writable
+from weft.tensor.views import base_of, living_copies
 
 
 def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op whose first argument is written, such as `add_`.
+    """An op that writes arguments, such as `add_` or any `out=`: its results are computed, then written.
 
     Raises:
-        UserError: for ops that write elsewhere (`out=`), or a result of another shape.
-        LayoutError: when the written tensor is plain, or a view that could not share its base's
+        UserError: for a result of another shape, or a dtype that cannot be cast to the written one.
+        LayoutError: when a written tensor is plain, or a view that could not share its base's
             memory.
     """
-    target = args[0] if args else None
-    common_mesh(kind, op, [value for value in args if isinstance(value, Tensor)])
-    if not isinstance(target, kind):
+    schema = op._schema
+    names, written, outs = _arguments(op)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    targets = [named[name] for name in written]
+    every = [x for one in targets for x in (one if isinstance(one, list | tuple) else (one,))]
+    if not all(isinstance(target, kind) for target in every):
         raise LayoutError(f"{user_line()}: {op} cannot write a global tensor into a plain one")
-    made = _functional(op)(*args, **kwargs)
-    if not isinstance(made, kind):  # of a plain scalar
-        made = torch.zeros_like(target) + made
-    write(target, made)
-    return target
+    others = [x for x in named.values() if isinstance(x, Tensor)]
+    mesh = common_mesh(kind, op, [*every, *others])
+    made = _made(kind, op, {name: x for name, x in named.items() if name not in outs}, written)
+    own, values = _parted(schema, all_global(kind, mesh, made), targets)
+    if torch.Tag.inplace_view in op.tags:
+        targets[0].become(values[0])
+    else:
+        _write_all(op, targets, values)
+    found = (*own, *(targets if len(own) < len(schema.returns) else ()))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else found
+
+
+def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What the op returns that is new, and what it writes."""
+    listed = isinstance(made, list | tuple)
+    if len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple)):
+        return (), [made]
+    return made[: -len(targets)], made[-len(targets) :]
+
+
+@cache
+def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
+    """Names of all arguments of an op, of those that it writes, and of those that are `out=`."""
+    every = op._schema.arguments
+    written = [a.name for a in every if a.alias_info is not None and a.alias_info.is_write]
+    return [a.name for a in every], written, [a.name for a in every if a.is_out]
+
+
+def _made(kind: Any, op: Any, named: dict[str, Any], written: list[str]) -> Any:
+    """What is to be written: by the op that returns it, or by the op itself on whole copies."""
+    form = functional_form(op)
+    if form is not None:
+        return form(named)
+
+    def on_copies(**copies: Any) -> Any:
+        op(**copies)
+        return [copies[name] for name in written]
+
+    if not all(name in named for name in written):
+        raise UserError(f"{user_line()}: {op} has no form that returns its result")
+    return gathered(kind, on_copies, (), named)
+
+
+def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:
+    for target, value in zip(targets, made, strict=True):
+        if isinstance(target, list | tuple):
+            _write_all(op, target, value)
+        elif not torch.can_cast(value.dtype, target.dtype):
+            raise UserError(
+                f"{user_line()}: {op} makes {value.dtype}, which cannot be cast to the {target.dtype} that it writes; "
+                "use the form that returns its result, or cast the operands"
+            )
+        elif not target.numel() and target.shape != value.shape:
+            target.become(value.to(target.dtype))
+        else:
+            write(target, value)
 
 
 def write(target: Any, made: Any) -> None:
@@ -40,10 +100,37 @@ def write(target: Any, made: Any) -> None:
         raise UserError(
             f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}"
         )
-    check_writable(target)
+    origin = getattr(target, "origin", None)
+    if origin is not None:
+        write(origin.source, origin.written(made))
+        return
+    _set(target, made)
+    for copy in living_copies(base_of(target)):
+        view = copy()
+        if view is not None:
+            _set(view, view.origin.view(view.origin.source))
+
+
+def _set(target: Any, made: Any) -> None:
     _, own = box(made.spec, made.locals, target.spec.layout, target.spec.mesh, implicit="a write")
     for old, new in zip(target.locals, own, strict=True):
         old.copy_(new)
+
+
+def resized(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_` and `resize_as_`: the same elements in another shape; new ones, on which nobody may rely, are 0."""
+    target, given = args[0], args[1]
+    size = tuple(given.shape if isinstance(given, Tensor) else given)
+    if not target.is_contiguous() or target._is_view():
+        raise UserError(
+            f"{user_line()}: {op} of {target.spec}, which is a view or not contiguous, would reach memory of others; "
+            "make a new tensor instead"
+        )
+    missing = math.prod(size) - target.numel()
+    flat = target.detach().reshape(-1)
+    flat = torch.cat([flat, flat.new_zeros(missing)]) if missing > 0 else flat[: math.prod(size)]
+    target.become(flat.reshape(size).clone())
+    return target
 
 
 def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,16 +183,40 @@ def _check_states(kind: Any, op: Any, parameters: Any, states: Any) -> None:
             )
 
 
-def _functional(op: Any) -> Any:
-    """The op that makes a new tensor instead of writing."""
-    name, overload = op._schema.name.partition("::")[2], op._overloadname
-    if not name.endswith("_") or "out" in overload.split("_"):
-        raise UserError(
-            f"{user_line()}: {op} writes into an argument, which global tensors support for methods such as add_ only; "
-            "use the form that returns its result"
-        )
-    packet = getattr(getattr(torch.ops, op.namespace), name[:-1], None)
-    function = getattr(packet, overload, None)
-    if function is None:
-        raise UserError(f"{user_line()}: {op} has no form that returns its result")
-    return overwrites().get(function, function)
+@cache
+def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
+    """What computes, of the named arguments, what `op` writes; None where no op with the same arguments returns it."""
+    name = op._schema.name.partition("::")[2]
+    if not any(argument.is_out for argument in op._schema.arguments):
+        name = _without_mark(name)
+    packet = getattr(getattr(torch.ops, op.namespace), name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        function = getattr(packet, overload)
+        if not function._schema.is_mutable and _taken(function) == _taken(op):
+            return _by_name(function)
+    return None
+
+
+def _by_name(function: Any) -> Callable[[dict[str, Any]], Any]:
+    """Call `function`, or what stands for it, with arguments by name."""
+    order = [argument.name for argument in function._schema.arguments if not argument.kwarg_only]
+    run = overwrites().get(function, function)
+
+    def call(named: dict[str, Any]) -> Any:
+        count = next((i for i, name in enumerate(order) if name not in named), len(order))
+        rest = {name: value for name, value in named.items() if name not in order[:count]}
+        return run(*[named[name] for name in order[:count]], **rest)
+
+    return call
+
+
+def _without_mark(name: str) -> str:
+    """The name without what says that the op writes: `add_` is `add`, `__iand__` is `__and__`."""
+    if name.startswith("__i"):
+        return f"__{name[3:]}"
+    return name[:-1] if name.endswith("_") else f"{name}_functional"
+
+
+def _taken(op: Any) -> set[tuple[str, str]]:
+    """Names and types of the arguments but `out=`."""
+    return {(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out}
