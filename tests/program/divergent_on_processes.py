@@ -89,6 +89,12 @@ def long_batch(rank: int) -> float:
     return steps(program, {name: leaf + rank for name, leaf in batch.items()})
 
 
+def other_shape(rank: int) -> float:
+    program, _, batch = make()
+    steps(program, batch)
+    return steps(program, {name: leaf[: 4 - 2 * rank] for name, leaf in batch.items()})
+
+
 def skipped(rank: int) -> float:
     program, _, batch = make()
     steps(program, batch)
@@ -138,6 +144,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     other_batch,
     one_label,
     long_batch,
+    other_shape,
     skipped,
     state_alone,
     two_programs,

@@ -32,8 +32,12 @@ def outcomes() -> Any:
         ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
         ("one_label", ["different batches"]),
         ("long_batch", ["different batches"]),
-        ("skipped", ["step 3 of program 1", "full_state_dict of program 1", SCRIPT.name]),
-        ("two_programs", ["step 0 of program 1", "step 0 of program 2", SCRIPT.name]),
+        ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
+        ("other_shape", ["step 3 on x float32[4, 4]", "step 3 on x float32[2, 4]", SCRIPT.name]),
+        (
+            "two_programs",
+            ["step 0 on x float32[4, 4]", "of program 1", "of program 2", SCRIPT.name],
+        ),
     ],
 )
 def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None:
@@ -47,7 +51,7 @@ def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:
     _, error, _ = outcomes["state_alone"]["0"]
     assert "ended early" in error
     assert "rank 0 is in full_state_dict of program 1" in error
-    assert "rank 1 was last in step 2 of program 1" in error
+    assert "rank 1 was last in step 2 on x" in error
 
 
 @pytest.mark.timeout(240)

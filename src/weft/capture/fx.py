@@ -56,6 +56,11 @@ def fake_tensor(
         return torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=requires_grad)
 
 
+def is_fake(value: Any) -> bool:
+    """Whether a value is a tensor without data."""
+    return isinstance(value, FakeTensor)
+
+
 def trace(
     function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
 ) -> torch.fx.GraphModule:

@@ -13,12 +13,16 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.reached import cells_of, globals_of, seen_by
+from weft.capture.fx import is_fake
+from weft.capture.reached import bound_to, cells_of, globals_of, user_functions
 from weft.errors import CaptureError
 
 # How far from the model and the loss function it is looked for what they may write, and in how large containers.
 _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
+_MISSING = object()
+# Objects of these are other threads' too.
+_SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "torch.utils.data")
 _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 
 
@@ -26,19 +30,28 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
-    That is: attributes, containers in them, variables of closures and globals. No tensor without
-    data that the step put there (a cache, a list of losses) stays in the user's hands.
+    That is: attributes of modules and containers in them; variables of closures, globals and other
+    containers where a tensor without data is now (a cache, a list of losses).
     """
-    kept = [(each, _copy(each)) for each in _reached(model, function)]
-    names = [(space, name, space[name]) for space, name in globals_of(function)]
-    cells = [(cell, cell.cell_contents) for cell in cells_of(function)]
+    functions = user_functions(function, model)
+    names = [each for own in functions for each in globals_of(own)]
+    kept_names = [(space, name, space.get(name, _MISSING)) for space, name in names]
+    cells = [(cell, cell.cell_contents) for own in functions for _, cell in cells_of(own)]
+    own = [(each, _copy(each)) for each in _reached([model])]
+    seen = [*bound_to(function), *(content for _, content in cells)]
+    seen += [value for _, _, value in kept_names if value is not _MISSING]
+    others = [(each, _copy(each)) for each in _reached(seen)]
     try:
         yield
     finally:
-        for container, before in kept:
+        for container, before in own:
             _put_back(container, before)
-        for space, name, value in names:
-            space[name] = value
+        for container, before in others:
+            if any(map(is_fake, container.values() if isinstance(container, dict) else container)):
+                _put_back(container, before)
+        for space, name, value in kept_names:
+            if is_fake(space.get(name)) or value is not _MISSING:
+                _set(space, name, value)
         for cell, content in cells:
             cell.cell_contents = content
 
@@ -133,10 +146,18 @@ class _Replacing(TorchFunctionMode):
         return self._stand_ins.get(id(value), value)
 
 
-def _reached(model: nn.Module, function: Callable[..., Any]) -> list[_Container]:
+def _set(space: dict[str, Any], name: str, value: Any) -> None:
+    """Give a global its value back; take it away if there was none."""
+    if value is _MISSING:
+        space.pop(name, None)
+    elif space.get(name, _MISSING) is not value:
+        space[name] = value
+
+
+def _reached(roots: Sequence[Any]) -> list[_Container]:
     """Every container that a step may write to, once: attributes as dicts, and what lies in them."""
     found: dict[int, _Container] = {}
-    waiting = [(each, _DEPTH) for each in (model, *seen_by(function)) if _may_hold(each)]
+    waiting = [(each, _DEPTH) for each in roots if _may_hold(each)]
     seen: set[int] = set()
     while waiting:
         each, depth = waiting.pop()
@@ -147,7 +168,7 @@ def _reached(model: nn.Module, function: Callable[..., Any]) -> list[_Container]
             waiting += [(vars(module), _DEPTH) for module in each.modules()]
         elif isinstance(each, _CONTAINERS):
             found[id(each)] = each
-            parts = each.values() if isinstance(each, dict) else each
+            parts = list(each.values() if isinstance(each, dict) else each)
             waiting += [(x, depth - 1) for x in parts if len(parts) < _MANY and _may_hold(x)]
         else:
             waiting.append((vars(each), depth))
@@ -159,6 +180,8 @@ def _may_hold(each: Any) -> bool:
     if isinstance(each, _CONTAINERS):
         return True
     if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):
+        return False
+    if type(each).__module__.startswith(_SHARED):
         return False
     return isinstance(getattr(each, "__dict__", None), dict)
 

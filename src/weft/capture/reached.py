@@ -1,21 +1,44 @@
-"""What a function of the user's sees beside its arguments: closures, globals, and what is bound to it."""
+"""What the user's functions see beside their arguments: globals, closures, what they are bound to."""
 
 from __future__ import annotations
 
+import dis
 import types
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from typing import Any
 
+from torch import nn
 
-def seen_by(function: Any) -> Iterator[Any]:
-    """The values that a function sees."""
-    if isinstance(function, partial):
-        yield from (*function.args, *function.keywords.values(), *seen_by(function.func))
-        return
-    yield getattr(function, "__self__", function)
-    yield from (cell.cell_contents for cell in cells_of(function))
-    yield from (space[name] for space, name in globals_of(function))
+from weft.capture.locations import in_library, installed
+
+_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
+
+
+def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
+    """The user's own functions that a step may run: the loss function, forwards, and what they call by name."""
+    classes = dict.fromkeys(type(module) for module in model.modules())
+    waiting = [function, *(each.forward for each in classes)]
+    found: dict[int, types.FunctionType] = {}
+    while waiting:
+        plain = plain_function(waiting.pop())
+        if plain is None or id(plain) in found or not is_users(plain):
+            continue
+        found[id(plain)] = plain
+        seen = [space.get(name) for space, name in globals_of(plain)]
+        seen += [cell.cell_contents for _, cell in cells_of(plain)]
+        seen += [vars(each).get(name) for each in classes for name in names_in(plain.__code__)]
+        waiting += [each for each in seen if isinstance(each, types.FunctionType)]
+    return list(found.values())
+
+
+def bound_to(function: Any) -> Iterator[Any]:
+    """The objects that a call of a function is given by itself: of a method, of partial arguments."""
+    while isinstance(function, partial):
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
+    if not isinstance(function, types.FunctionType):
+        yield getattr(function, "__self__", function)
 
 
 def plain_function(function: Any) -> types.FunctionType | None:
@@ -28,28 +51,41 @@ def plain_function(function: Any) -> types.FunctionType | None:
     return None
 
 
-def globals_of(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """The globals that a function names: their dict, and the name."""
+def globals_of(function: types.FunctionType) -> list[tuple[dict[str, Any], str]]:
+    """The globals that a function reads or writes: their dict, and the name."""
+    return [(function.__globals__, name) for name in _globals_in(function.__code__)]
+
+
+def cells_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The variables of a function's closure that have a value, by name."""
+    pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return [(name, cell) for name, cell in pairs if _has_content(cell)]
+
+
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names of attributes, and the texts, that a function names, with those of functions inside it."""
+    own = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
+    return frozenset(own).union(*(names_in(each) for each in _inner(code.co_consts)))
+
+
+@cache
+def _globals_in(code: types.CodeType) -> tuple[str, ...]:
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in _GLOBALS]
+    inner = [name for each in _inner(code.co_consts) for name in _globals_in(each)]
+    return tuple(dict.fromkeys([*own, *inner]))
+
+
+def _inner(constants: Iterable[Any]) -> Iterator[types.CodeType]:
+    return (each for each in constants if isinstance(each, types.CodeType))
+
+
+def is_users(function: Any) -> bool:
+    """Whether a function is the user's own, not of a library that is installed."""
     plain = plain_function(function)
     if plain is None:
-        return []
-    space = plain.__globals__
-    return [(space, name) for name in names_in(plain.__code__) if name in space]
-
-
-def names_in(code: types.CodeType) -> dict[str, None]:
-    """The names that a function reads, as globals or attributes, with those of functions inside it."""
-    found = dict.fromkeys(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found.update(names_in(constant))
-    return found
-
-
-def cells_of(function: Any) -> list[Any]:
-    """The variables of a closure that have a value."""
-    plain = plain_function(function)
-    return [cell for cell in (plain and plain.__closure__) or () if _has_content(cell)]
+        return False
+    file = plain.__code__.co_filename
+    return not in_library(file) and not installed(file)
 
 
 def _has_content(cell: Any) -> bool:

@@ -38,10 +38,11 @@ from weft.capture.locations import (
 )
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
+from weft.capture.recorder import Recorder
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tree import unflatten
-from weft.capture.watch import Recorder, Watch
+from weft.capture.watch import Watch
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]

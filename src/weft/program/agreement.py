@@ -92,7 +92,7 @@ def _places(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 def _values(leaf: Tensor) -> Any:
     """A tensor as an array of numpy, which is quicker to cut; of other dtypes that it does not have, the bits."""
-    leaf = leaf.detach().cpu()
+    leaf = leaf.detach().cpu().resolve_conj().resolve_neg()
     try:
         return leaf.numpy()
     except TypeError:

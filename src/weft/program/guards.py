@@ -23,8 +23,8 @@ class Guards:
         named = dict(model.named_parameters()) if optimizer is not None else {}
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
-        self._groups = optimizer.param_groups if optimizer is not None else []
-        self._members = [len(group["params"]) for group in self._groups]
+        self._optimizer = optimizer
+        self._members = self._counts()
 
     def check(self) -> None:
         """Check that all is as it was; some microseconds.
@@ -37,9 +37,13 @@ class Guards:
             raise _changed(entry.text, entry.then, entry.now)
         if list(map(_requires_grad, self._parameters)) != self._trained:
             self._refuse_flags()
-        members = [len(group["params"]) for group in self._groups]
+        members = self._counts()
         if members != self._members:
             raise _changed("the number of parameters in each group", self._members, members)
+
+    def _counts(self) -> list[int]:
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return [len(group["params"]) for group in groups]
 
     def _refuse_flags(self) -> None:
         for name, parameter, before in zip(

@@ -45,7 +45,7 @@ class Program:
         self._variants = Variants(setting, first, optimizer, plan)
         self._options = OptionsChecksum(optimizer)
         self._number = setting.world.calls.new_program()
-        self._steps = 0
+        self._steps = self._chain = 0
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, self._variants.close)
 
@@ -61,6 +61,9 @@ class Program:
         where = ", ".join(map(str, graph.placements))
         made = "closed" if not self._close.alive else f"{self._steps} steps made"
         return f"<weft.Program: {graph.name}, {kind} on {where}; batch {', '.join(leaves)}; {made}>"
+
+    def _enter_step(self, shapes: str) -> None:
+        self._chain = self._enter(f"step {self._steps} on {shapes}")
 
     def _enter(self, what: str) -> int:
         """A call begins that all ranks must make."""
@@ -111,16 +114,15 @@ class Program:
         """
         if not self._close.alive:
             raise UserError("this program was closed, and cannot step; compile another one")
-        self._variants.current.guards.check()
         if not update:
             check_held(self.graph)
         if self._setting.local is not None:
             batch = self._setting.local.whole(batch)
-        chain = self._enter(f"step {self._steps}")
-        feeds, checksum = self._variants.feeds(batch, self._steps)
-        stamp = (
-            int(Stamp(checksum, self._options.of(update), chain)) if self._setting.several else 0
-        )
+        feeds, checksum = self._variants.feeds(batch, self._steps, self._enter_step)
+        self._variants.current.guards.check()
+        stamp = 0
+        if self._setting.several:
+            stamp = int(Stamp(checksum, self._options.of(update), self._chain))
         results = self._variants.current.step(self._setting, self._steps, feeds, update, stamp)
         self._steps += 1
         return results

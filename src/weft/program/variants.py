@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.capture import Captured
+from weft.capture.batch import TensorLeaf, describe_batch
 from weft.compiler.pipeline import Compiled
 from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
@@ -20,6 +21,7 @@ from weft.layout import Layout
 from weft.program.build import Setting, build
 from weft.program.feed import Feeder
 from weft.program.guards import Guards
+from weft.program.shards import without_shards
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 
@@ -81,28 +83,40 @@ class Variants:
         self._plan = plan
         self._all = [self._build(*first)]
         self.current = self._all[0]
+        # What the shape of each is called; by id, which lasts as long as the variant.
+        self._names = {id(self.current): shapes_of(first[0].batch.tensors)}
 
-    def feeds(self, batch: Any, step: int) -> tuple[dict[int, dict[str, Tensor]], int]:
+    def feeds(
+        self, batch: Any, step: int, enter: Callable[[str], object]
+    ) -> tuple[dict[int, dict[str, Tensor]], int]:
         """What each rank takes of a batch, and its checksum; afterwards `current` is the variant for its shape.
+
+        Args:
+            batch: of any shape.
+            step: of the program.
+            enter: is told the shape as soon as it is known, before anything needs the other ranks.
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes, or there are
                 too many shapes.
         """
         try:
-            return self.current.feeder.feeds(batch, step)
+            found = self.current.feeder.feeds(batch, step)
         except BatchError as error:
-            self.current = self._other(batch, error)
-        return self.current.feeder.feeds(batch, step)
+            self.current = self._other(batch, error, enter)
+            return self.current.feeder.feeds(batch, step)
+        enter(self._names[id(self.current)])
+        return found
 
     def close(self) -> None:
         """End the threads of all."""
         for variant in self._all:
             variant.close()
 
-    def _other(self, batch: Any, error: BatchError) -> Variant:
+    def _other(self, batch: Any, error: BatchError, enter: Callable[[str], object]) -> Variant:
         for variant in self._all:
             if variant.feeder.takes(batch):
+                enter(self._names[id(variant)])
                 return variant
         if not self.current.feeder.differs_in_shape(batch):
             raise error
@@ -112,10 +126,12 @@ class Variants:
                 "to a few lengths"
             ) from None
         started = time.perf_counter()
+        shapes = shapes_of(describe_batch(without_shards(batch)[0]).tensors)
+        enter(shapes)
         variant = self._build(*self._checked(self._plan(batch)))
         self._all.append(variant)
+        self._names[id(variant)] = shapes
         seconds = time.perf_counter() - started
-        shapes = ", ".join(map(str, variant.captured.batch.tensors))
         _log.info("planned the step for another shape of the batch (%s) in %.1f s", shapes, seconds)
         return variant
 
@@ -137,6 +153,11 @@ class Variants:
         guards = Guards(captured.watch, setting.model, self._optimizer)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
         return Variant(captured, compiled, executors, feeder, guards)
+
+
+def shapes_of(leaves: Sequence[TensorLeaf]) -> str:
+    """The shapes of a batch as text."""
+    return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
 
 
 def _layouts(compiled: Compiled) -> dict[str, Layout | None]:
