@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from weft.capture import capture
 from weft.compiler.products_first import products_first
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, LogicalGraph, Ref
@@ -60,3 +63,18 @@ def test_other_sums_stay(sums: tuple[str, ...]) -> None:
         each.partition("(%")[2].rstrip(")").partition(", alpha")[0] for each in sums if ADD in each
     ]
     assert added(after(*sums)) == [each.replace(", %", "+") for each in terms]
+
+
+def test_a_very_long_sum() -> None:
+    """As many terms as a recurrent cell has time steps."""
+    model = nn.Linear(4, 4, bias=False)
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        total = batch
+        for _ in range(600):
+            total = total + model(batch)
+        return total.sum()
+
+    graph = capture(model, loss_fn, None, torch.ones(8, 4)).graph
+    made = verify(products_first(graph))
+    assert len(made.nodes) == len(graph.nodes)

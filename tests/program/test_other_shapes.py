@@ -12,8 +12,12 @@ import torch
 from torch import nn
 
 import weft
+from weft.capture import capture
+from weft.compiler.deduce import Hints
+from weft.compiler.pipeline import compile_graph
 from weft.errors import BatchError, UserError
 from weft.program import variants
+from weft.program.build import with_variables
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 STRATEGIES = {
@@ -219,3 +223,19 @@ def test_the_other_shape_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         program.step(batch(6, 6, 1))
     record = next(each for each in caplog.records if "another shape" in each.getMessage())
     assert "x int64[6, 6], y int64[6, 6]" in record.getMessage()
+
+
+def test_open_parameters_lie_as_for_the_first_shape() -> None:
+    """What a strategy leaves open for another shape is fixed to what the first plan has."""
+    graph = capture(language(), token_loss, None, batches()[0]).graph
+    ranks = weft.placement("cpu", [0, 1])
+    key = "blocks.0.up.weight"
+
+    def compiled(hints: Any) -> Any:
+        return compile_graph(graph, hints, ranks, (0,))
+
+    split = compiled({1: Hints({key: (weft.split(1),)})})
+    free = {1: Hints({})}
+    found = compiled(with_variables(free, split)).graph.values[key].layout
+    assert found == split.graph.values[key].layout
+    assert compiled(free).graph.values[key].layout != found

@@ -22,16 +22,13 @@ _MOVES = frozenset(aten("view _unsafe_view reshape transpose.int t permute clone
 
 def products_first(graph: LogicalGraph) -> LogicalGraph:
     """The graph with products added up before they are added to anything else."""
-    products = _products(graph)
-    written: dict[str, list[Node]] = {}
+    sums = _Sums(graph, _products(graph))
     for node in graph.of_kind(Call):
-        if _is_sum(graph, node) and not _is_term(graph, node):
-            terms = _Terms(graph, products)
-            terms.add_up(node)
-            written |= terms.written if terms.mixed else {}
-    if not written:
+        if _is_sum(graph, node):
+            sums.add(node)
+    if not sums.written:
         return graph
-    nodes = (each for node in graph.nodes for each in written.get(_name(node), [node]))
+    nodes = (each for node in graph.nodes for each in sums.written.get(_name(node), [node]))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -62,47 +59,49 @@ def _is_term(graph: LogicalGraph, node: Node) -> bool:
 
 
 @dataclass
-class _Terms:
-    """A sum that is no term of another, added up by kind.
+class _Sums:
+    """Sums so far, in the order of the graph, added up by kind.
 
     Attributes:
-        written: for each sum in it, the calls in its place.
-        mixed: whether a term of the sum is one of both kinds.
+        kinds: for each sum that is a term of another, the sums of its other terms and of its products.
+        calls: for each of these that has both, the calls in its place.
+        below: for each of these, those among its own terms.
+        written: for each node that is to be replaced, what stands in its place.
     """
 
     graph: LogicalGraph
     products: set[str]
+    kinds: dict[str, tuple[Ref | None, Ref | None]] = field(default_factory=dict)
+    calls: dict[str, list[Node]] = field(default_factory=dict)
+    below: dict[str, list[str]] = field(default_factory=dict)
     written: dict[str, list[Node]] = field(default_factory=dict)
-    mixed: bool = False
 
-    def add_up(self, root: Call) -> None:
-        """Write the whole sum."""
+    def add(self, call: Call) -> None:
+        """Add up one more sum; one that is no term of another is written, if a term of it has both kinds."""
+        name, terms = _name(call), [arg.name for arg in call.args if isinstance(arg, Ref)]
+        (others, products), calls = self._both(call, terms)
+        mixed = [term for term in terms if term in self.calls]
+        if _is_term(self.graph, call):
+            if others and products:
+                self.kinds[name], self.calls[name] = (others, products), calls
+                self.below[name] = mixed
+            else:  # of one kind: as it was
+                self.kinds[name] = (others and Ref(name), products and Ref(name))
+        elif others and products and mixed:
+            self.written[name] = [*calls, replace(call, args=(others, products))]
+            while mixed:
+                term = mixed.pop()
+                self.written[term] = self.calls[term]
+                mixed += self.below[term]
+
+    def _both(
+        self, call: Call, terms: list[str]
+    ) -> tuple[tuple[Ref | None, Ref | None], list[Node]]:
+        """The sums of the terms of two terms, by kind, and the calls that add them up."""
         calls: list[Node] = []
-        kinds = self._both(root, calls)
-        if None in kinds:
-            return
-        others, products = kinds
-        self.written[_name(root)] = [*calls, replace(root, args=(others, products))]
-
-    def _kinds(self, name: str) -> tuple[Ref | None, Ref | None]:
-        """The sums of the other terms and of the products in a term."""
-        maker = self.graph.producers[name]
-        if not _is_sum(self.graph, maker) or not _is_term(self.graph, maker):
-            return (None, Ref(name)) if name in self.products else (Ref(name), None)
-        assert isinstance(maker, Call)
-        calls: list[Node] = []
-        kinds = self._both(maker, calls)
-        if None in kinds:  # of one kind: as it was
-            return tuple(each and Ref(name) for each in kinds)  # type: ignore[return-value]
-        self.mixed = True
-        self.written[name] = calls
-        return kinds
-
-    def _both(self, call: Call, calls: list[Node]) -> tuple[Ref | None, Ref | None]:
-        """The sums of the terms of two terms, by kind, with the calls that add them up."""
-        one, two = (self._kinds(arg.name) for arg in call.args if isinstance(arg, Ref))
         found: list[Ref | None] = []
-        for kind, a, b in zip(("others", "products"), one, two, strict=True):
+        pairs = zip(*(self._kinds(term) for term in terms), strict=True)
+        for kind, (a, b) in zip(("others", "products"), pairs, strict=True):
             made = a or b
             if a and b:
                 (value,) = call.outputs
@@ -111,7 +110,11 @@ class _Terms:
                 calls.append(replace(call, args=(a, b), outputs=(value,)))
                 made = Ref(value.name)
             found.append(made)
-        return found[0], found[1]
+        return (found[0], found[1]), calls
+
+    def _kinds(self, term: str) -> tuple[Ref | None, Ref | None]:
+        alone = (None, Ref(term)) if term in self.products else (Ref(term), None)
+        return self.kinds.get(term, alone)
 
 
 def _name(node: Node) -> str:

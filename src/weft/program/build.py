@@ -237,6 +237,23 @@ def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dic
     }
 
 
+def with_variables(hints: Mapping[int, Hints], trained: Compiled) -> dict[int, Hints]:
+    """Hints that fix parameters and buffers, too, to how they lie, where nothing else is said of them.
+
+    What is stored in shards is left out: its shape alone decides how.
+    """
+    keys = {
+        node.key
+        for node in trained.graph.of_kind(Input)
+        if node.role in ("parameter", "buffer") and node.key not in trained.stored
+    }
+    lying = as_they_lie(trained, keys)
+    return {
+        axes: replace(own, inputs={**lying[axes].inputs, **own.inputs})
+        for axes, own in hints.items()
+    }
+
+
 def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
     """Hints that fix variables to their layouts, by the number of axes of their placements."""
     found: dict[int, dict[str, tuple[SBP | None, ...]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from weft.compiler.options import Options
-from weft.compiler.pipeline import compile_graph
+from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
-from weft.program.build import Setting, local_ranks, with_leaves
+from weft.program.build import Setting, local_ranks, with_leaves, with_variables
 from weft.program.collector import uncollected
 from weft.program.hints import split_parameters, strategy_hints
 from weft.program.local_batch import LocalBatch
@@ -110,12 +110,11 @@ def compile(
         add_loss_scale(setting, first[1].graph)
         add_masters(setting, first[1].graph)
         begin("starting the ranks")
-        homes = first[1].stages.homes
         return Program(
             setting,
             first,
             step.optimizer,
-            lambda batch: planner.plan(step.of_shape(batch), homes=homes),
+            lambda batch: planner.plan(step.of_shape(batch), like=first[1]),
         )
 
 
@@ -132,14 +131,14 @@ class _Planner:
         self,
         step: Step,
         begin: Callable[[str], None] = lambda _: None,
-        homes: Mapping[str, int] | None = None,
+        like: Compiled | None = None,
     ) -> Planned:
         """Capture a step, and compile it.
 
         Args:
             step: for one shape of the batch.
             begin: is told what begins.
-            homes: the stages of variables, where the plan for another shape has decided them.
+            like: the plan for another shape, which has decided where parameters and buffers lie.
         """
         placements = stage_placements(self.options.stages, self.placement)
         begin("capturing")
@@ -147,6 +146,9 @@ class _Planner:
         captured = step.captured(self.placement.device_type, self.options.precision, apart)
         hints = with_leaves(strategy_hints(self.strategy, captured.graph, placements), step.leaves)
         graph, ranks, options = captured.graph, self.ranks, self.options
+        homes = like.stages.homes if like else None
+        if like is not None:
+            hints = with_variables(hints, like)
         return captured, compile_graph(graph, hints, self.placement, ranks, options, homes, begin)
 
 
