@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -397,3 +399,18 @@ def test_a_closed_program_does_not_step() -> None:
         with pytest.raises(UserError, match="was closed"):
             compiled.step(batches()[0])
         assert compiled.full_state_dict().keys() == {"weight", "bias"}
+
+
+def test_modules_of_dtensors_are_refused(tmp_path: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = seeded(lambda: nn.Linear(8, 8))
+        weight = distribute_tensor(model.weight.detach(), mesh, [Replicate()])  # type: ignore[arg-type, operator]
+        model.weight = nn.Parameter(weight)
+        with pytest.raises(UserError, match="weight as a DTensor, as fully_shard"):
+            weft.Step(model, squares, None, batches()[0])
+    finally:
+        torch.distributed.destroy_process_group()

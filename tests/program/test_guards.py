@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -208,3 +209,81 @@ def test_caches_that_never_change(make: Callable[[torch.Tensor], torch.Tensor]) 
         found = compiled(model).step(batch)
     assert model.cache is None
     torch.testing.assert_close(found, squares(model, batch).detach())
+
+
+loss = 0.0
+
+
+class Result:
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+def test_what_lies_beside_what_is_read_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.weight, self.global_step = 1.0, 0
+            self.state = {"temperature": 2.0, "epoch": 0}
+
+        def loss(self, model: nn.Module, batch: torch.Tensor) -> Any:
+            return Result(squares(model, batch) * self.weight * self.state["temperature"]).loss
+
+    model, trainer = Scaled(), Trainer()
+    with weft.local_world(2):
+        program = compiled(model, trainer.loss)
+        for number in range(3):
+            monkeypatch.setitem(globals(), "loss", program.step(torch.ones(8, 8)).item())
+            trainer.global_step += 1
+            trainer.state["epoch"] = number
+            model.config.name = str(number)
+        trainer.state["temperature"] = 1.0
+        with pytest.raises(UserError, match="temperature"):
+            program.step(torch.ones(8, 8))
+
+
+def test_two_lists_of_which_one_holds_no_numbers() -> None:
+    class Listing(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = [object(), object()]
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x) * len(self.heads) * self.weights[1]
+
+    model = Listing()
+    with weft.local_world(2):
+        program = compiled(model)
+        model.weights[1] = 7.0
+        with pytest.raises(UserError, match=r"weights\[1\]"):
+            program.step(torch.ones(8, 8))
+
+
+def test_a_value_that_another_shape_depends_on() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x) * (self.scale if x.shape[0] > 4 else 1.0)
+
+    model = Branching(8, 8)
+    model.scale = 2.0
+    with weft.local_world(2):
+        program = compiled(model)
+        program.step(torch.ones(4, 8))
+        model.scale = 3.0
+        program.step(torch.ones(4, 8))
+        with pytest.raises(UserError, match="scale was 2"):
+            program.step(torch.ones(8, 8))
+
+
+def test_containers_of_other_threads_keep_what_comes_meanwhile() -> None:
+    waiting: queue.Queue[int] = queue.Queue()
+    losses: list[Any] = []
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> Any:
+        waiting.put(1)  # as a loader's thread does
+        losses.append(squares(model, batch))
+        return losses[-1]
+
+    with weft.local_world(2):
+        compiled(Scaled(), loss_fn)
+    assert waiting.qsize() == 1
+    assert losses == []

@@ -1,7 +1,7 @@
 """What a trace reads of Python, so that it can be compared before every step (`weft.capture.watch`).
 
 That is: attributes of modules that are read; globals and variables of closures that the user's own
-functions name; and, in dicts, lists and objects found there, what these functions name.
+functions name; and, up to three dicts, lists or objects deep, what these functions name there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from weft.capture.reached import (
 from weft.capture.watch import MISSING, PLAIN, Cell, Entry, Items, Space, Watch
 from weft.errors import CaptureError
 
-# Up to which size the items of a list are watched.
-_MANY = 200
+# Up to which size the items of a list are watched, and how many containers or objects deep.
+_MANY, _DEPTH = 200, 3
 # Attributes that every module has for itself; of them, `training` alone is the user's.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 
@@ -150,22 +150,27 @@ class Recorder:
             self._seen.add((own, entry.name))
             self._entries.append(entry)
 
-    def _inside(self, value: Any, text: str) -> None:
-        """Watch what is plain in a container or object, of those that the user's functions name."""
+    def _inside(self, value: Any, text: str, depth: int = _DEPTH) -> None:
+        """Watch what is plain in a container or object, of that what the user's functions name."""
+        if not depth:
+            return
         if isinstance(value, dict):
-            self._items(value, value, text + "[{!r}]")
+            self._items(value, value, text + "[{!r}]", depth)
         elif isinstance(value, list) and len(value) <= _MANY:
-            self._items(Items(value), dict(enumerate(value)), text + "[{!r}]")
+            self._items(Items(value), dict(enumerate(value)), text + "[{!r}]", depth)
         elif not isinstance(value, nn.Module | type | types.ModuleType | torch.Tensor):
             own = getattr(value, "__dict__", None)
             if isinstance(own, dict):
-                self._items(own, own, text + ".{}")
+                self._items(own, own, text + ".{}", depth)
 
-    def _items(self, space: Space, held: Mapping[Any, Any], text: str) -> None:
-        for name, value in held.items():
-            named = not isinstance(name, str) or name in self._named
-            if named and isinstance(value, PLAIN):
+    def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
+        for name, value in list(held.items()):
+            if isinstance(name, str) and name not in self._named:
+                continue
+            if isinstance(value, PLAIN):
                 self._add(Entry(space, name, value, text.format(name)))
+            else:
+                self._inside(value, text.format(name), depth - 1)
 
 
 def _random_states() -> tuple[str, ...]:
