@@ -70,11 +70,11 @@ def test_placements_that_are_no_grid(grid: Any, message: str) -> None:
         weft.placement("cpu", grid)
 
 
-def test_a_batch_of_another_shape() -> None:
+def test_a_batch_of_another_dtype_or_with_more_leaves() -> None:
     with weft.local_world(2):
         program = compiled()
-        with pytest.raises(BatchError, match=r"x.*float32\[8, 8\].*float32\[6, 8\]"):
-            program.step(vector_batch(6, dtype=torch.float32))
+        with pytest.raises(BatchError, match=r"x.*float32\[8, 8\].*float64\[6, 8\]"):
+            program.step(vector_batch(6, dtype=torch.float64))
         with pytest.raises(BatchError, match="z"):
             program.step({**vector_batch(8, dtype=torch.float32), "z": torch.zeros(1)})
 

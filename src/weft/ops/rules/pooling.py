@@ -14,9 +14,7 @@ def _adapt(local: OpCall, cut: Cut) -> OpCall:
 
 
 def _frames(call: OpCall) -> Frames:
-    """The frames of height and width; averages of integers do not slide, as the local op would round otherwise."""
-    if "avg" in call.op and of_floats(call) == ():
-        return ()
+    """The frames of height and width."""
     backward = "backward" in call.op
     first = 2 if backward else 1
     specs = slot_specs(call)
