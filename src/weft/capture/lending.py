@@ -58,7 +58,7 @@ def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place of the model: the module, its path, which of its dicts, the name in it, and the stand-in there."""
+    """A place of the model: the module, its path, the name in it, and the stand-in there."""
 
     module: nn.Module
     path: str

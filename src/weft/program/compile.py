@@ -29,7 +29,7 @@ from weft.program.variables import (
     agreed_seed,
     initial_variables,
 )
-from weft.program.variants import Planned
+from weft.program.variants import Planned, Variants
 from weft.runtime.distributed import current_world
 from weft.runtime.kernel_choice import Kernels, usable_kernels
 
@@ -111,10 +111,12 @@ def compile(
         add_masters(setting, first[1].graph)
         begin("starting the ranks")
         return Program(
-            setting,
-            first,
-            step.optimizer,
-            lambda batch: planner.plan(step.of_shape(batch), like=first[1]),
+            Variants(
+                setting,
+                first,
+                step.optimizer,
+                lambda batch: planner.plan(step.of_shape(batch), like=first[1]),
+            )
         )
 
 

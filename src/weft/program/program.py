@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from weft.compiler.pipeline import Compiled
@@ -17,7 +16,7 @@ from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input, Update
 from weft.program.agreement import OptionsChecksum
-from weft.program.build import Setting, build, evaluation, gathering
+from weft.program.build import build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
@@ -34,17 +33,11 @@ from weft.runtime.stamps import Stamp
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        first: Planned,
-        optimizer: torch.optim.Optimizer | None,
-        plan: Callable[[Any], Planned],
-    ) -> None:
-        self._setting = setting
-        self._variants = Variants(setting, first, optimizer, plan)
-        self._options = OptionsChecksum(optimizer)
-        self._number = setting.world.calls.new_program()
+    def __init__(self, variants: Variants) -> None:
+        self._variants = variants
+        self._setting = variants.setting
+        self._options = OptionsChecksum(variants.optimizer)
+        self._number = self._setting.world.calls.new_program()
         self._steps = self._chain = 0
         # Threads and groups end with the program also when nobody closes it.
         self._close = weakref.finalize(self, self._variants.close)
@@ -92,8 +85,8 @@ class Program:
 
         Args:
             batch: built like the example batch; tensors may have other shapes, for which the step is
-                planned when they first come, in some seconds. Plain tensors are the whole batch, the same on all
-                ranks; each rank takes its part. A leaf that is a global tensor, as
+                planned when they first come, in some seconds. Plain tensors are the whole batch, the
+                same on all ranks; each rank takes its part. A leaf that is a global tensor, as
                 `weft.from_local` makes, lies there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
             update: False updates no parameter; the gradients are kept, in the layouts of the
@@ -141,7 +134,7 @@ class Program:
 
         local = setting.local
         first = example_batch if local is None else local.whole(example_batch)
-        return Program(setting, plan(first), None, plan)
+        return Program(Variants(setting, plan(first), None, plan))
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from weft.capture import Captured
-from weft.capture.batch import TensorLeaf, describe_batch
+from weft.capture.batch import BatchSpec, describe_batch
 from weft.compiler.pipeline import Compiled
 from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
@@ -41,6 +42,11 @@ class Variant:
     feeder: Feeder
     guards: Guards
 
+    @cached_property
+    def shapes(self) -> str:
+        """The leaves of its batch."""
+        return _shapes(self.captured.batch)
+
     def step(
         self,
         setting: Setting,
@@ -68,7 +74,10 @@ class Variants:
         setting: of the program.
         first: as compiled.
         optimizer: the user's; None for evaluation.
-        plan: what a step is for another batch, as `plan(batch, first)`.
+        plan: what a step is for another batch, as `plan(batch)`.
+
+    Attributes:
+        current: the one that ran last, or is to run.
     """
 
     def __init__(
@@ -78,13 +87,11 @@ class Variants:
         optimizer: torch.optim.Optimizer | None,
         plan: Callable[[Any], Planned],
     ) -> None:
-        self._setting = setting
-        self._optimizer = optimizer
+        self.setting = setting
+        self.optimizer = optimizer
         self._plan = plan
         self._all = [self._build(*first)]
         self.current = self._all[0]
-        # What the shape of each is called; by id, which lasts as long as the variant.
-        self._names = {id(self.current): shapes_of(first[0].batch.tensors)}
 
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
@@ -105,7 +112,7 @@ class Variants:
         except BatchError as error:
             self.current = self._other(batch, error, enter)
             return self.current.feeder.feeds(batch, step)
-        enter(self._names[id(self.current)])
+        enter(self.current.shapes)
         return found
 
     def close(self) -> None:
@@ -116,7 +123,7 @@ class Variants:
     def _other(self, batch: Any, error: BatchError, enter: Callable[[str], object]) -> Variant:
         for variant in self._all:
             if variant.feeder.takes(batch):
-                enter(self._names[id(variant)])
+                enter(variant.shapes)
                 return variant
         if not self.current.feeder.differs_in_shape(batch):
             raise error
@@ -126,11 +133,10 @@ class Variants:
                 "to a few lengths"
             ) from None
         started = time.perf_counter()
-        shapes = shapes_of(describe_batch(without_shards(batch)[0]).tensors)
+        shapes = _shapes(describe_batch(without_shards(batch)[0]))
         enter(shapes)
         variant = self._build(*self._checked(self._plan(batch)))
         self._all.append(variant)
-        self._names[id(variant)] = shapes
         seconds = time.perf_counter() - started
         _log.info("planned the step for another shape of the batch (%s) in %.1f s", shapes, seconds)
         return variant
@@ -147,17 +153,16 @@ class Variants:
         return planned
 
     def _build(self, captured: Captured, compiled: Compiled) -> Variant:
-        setting = self._setting
-        executors = build(setting, captured.constants, compiled, self._optimizer)
+        setting = self.setting
+        executors = build(setting, captured.constants, compiled, self.optimizer)
         devices = {rank: setting.world.device(rank) for rank in executors}
-        guards = Guards(captured.watch, setting.model, self._optimizer)
+        guards = Guards(captured.watch, setting.model, self.optimizer)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
         return Variant(captured, compiled, executors, feeder, guards)
 
 
-def shapes_of(leaves: Sequence[TensorLeaf]) -> str:
-    """The shapes of a batch as text."""
-    return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+def _shapes(batch: BatchSpec) -> str:
+    return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in batch.tensors)
 
 
 def _layouts(compiled: Compiled) -> dict[str, Layout | None]:
