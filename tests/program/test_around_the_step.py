@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from single_device import plain_training
 from weft.errors import CaptureError, UserError
 from weft.ir.logical import Call
 
@@ -47,21 +48,13 @@ def program(model: nn.Module, optimizer: torch.optim.Optimizer) -> weft.Program:
 
 def check_equal(model: nn.Module) -> weft.Program:
     """Train a copy by plain PyTorch and `model` by weft: losses and final tensors are equal."""
-    plain = copy.deepcopy(model)
-    optimizer = sgd(plain)
-    expected = []
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = squares(plain, batch)
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+    expected, trained = plain_training(model, squares, batches(), make_optimizer=sgd)
     with weft.local_world(RANKS):
         compiled = program(model, sgd(model))
         found = [compiled.step(batch).item() for batch in batches()]
         state = compiled.full_state_dict()
     assert found == pytest.approx(expected, rel=1e-12)
-    for name, value in plain.state_dict().items():
+    for name, value in trained.items():
         torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-14)
     return compiled
 
@@ -338,18 +331,17 @@ class Unused(nn.Module):
 @pytest.mark.parametrize("strategy", ["data_parallel", "zero1"])
 def test_adagrad_with_parameters_that_are_not_updated(strategy: str) -> None:
     model = seeded(Unused)
-    plain = copy.deepcopy(model)
     zero = weft.Zero(1) if strategy == "zero1" else None
-    optimizer = torch.optim.Adagrad(plain.parameters(), lr=0.1)
-    for batch in batches():
-        optimizer.zero_grad()
-        squares(plain, batch).backward()
-        optimizer.step()
+
+    def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+    _, trained = plain_training(model, squares, batches(), make_optimizer=adagrad)
     with weft.local_world(RANKS):
         compiled = weft.compile(
             model,
             squares,
-            torch.optim.Adagrad(model.parameters(), lr=0.1),
+            adagrad(model),
             batches()[0],
             placement=weft.placement("cpu", [0, 1]),
             strategy=replace(weft.data_parallel(), zero=zero),
@@ -357,7 +349,7 @@ def test_adagrad_with_parameters_that_are_not_updated(strategy: str) -> None:
         for batch in batches():
             compiled.step(batch)
         state = compiled.full_state_dict()
-    for name, value in plain.state_dict().items():
+    for name, value in trained.items():
         torch.testing.assert_close(state[name], value)
 
 
@@ -374,16 +366,8 @@ def wrapped(kind: str, model: nn.Module) -> Any:
 @pytest.mark.parametrize("kind", ["compiled", "parallel", "inside"])
 def test_wrappers_are_looked_through(kind: str) -> None:
     inner = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-    plain = copy.deepcopy(inner)
-    reference = nn.Sequential(plain, nn.Tanh()) if kind == "inside" else plain
-    optimizer = sgd(reference)
-    expected = []
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = squares(reference, batch)
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+    plain = nn.Sequential(inner, nn.Tanh()) if kind == "inside" else inner
+    expected, _ = plain_training(plain, squares, batches(), make_optimizer=sgd)
     model = wrapped(kind, inner)
     with weft.local_world(RANKS):
         compiled = program(model, sgd(model))

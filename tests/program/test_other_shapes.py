@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import weft
+from single_device import adamw, plain_training
 from weft.capture import capture
 from weft.compiler.deduce import Hints
 from weft.compiler.pipeline import compile_graph
@@ -74,10 +75,6 @@ def token_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor
     return nn.functional.cross_entropy(scores.flatten(0, 1), batch["y"].flatten())
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-
-
 class Counted(torch.optim.SGD):
     """Keeps a number of Python for each parameter."""
 
@@ -97,22 +94,10 @@ def compiled(model: nn.Module, strategy: weft.Strategy, make: Make = adamw) -> w
     )
 
 
-def plain(model: nn.Module, make: Make = adamw) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = copy.deepcopy(model)
-    optimizer, losses = make(model), []
-    for each in batches():
-        optimizer.zero_grad()
-        loss = token_loss(model, each)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.state_dict()
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_shape_trains_the_same_variables(name: str) -> None:
     model = language()
-    losses, state = plain(model)
+    losses, state = plain_training(model, token_loss, batches(), make_optimizer=adamw)
     with weft.local_world(2):
         program = compiled(model, STRATEGIES[name])
         found = [program.step(each).item() for each in batches()]
@@ -127,7 +112,7 @@ def test_numbers_that_an_optimizer_counts() -> None:
         return Counted(model.parameters(), lr=0.5)
 
     model = language()
-    losses, _ = plain(model, make)
+    losses, _ = plain_training(model, token_loss, batches(), make_optimizer=make)
     with weft.local_world(2):
         program = compiled(model, STRATEGIES["zero1"], make)
         found = [program.step(each).item() for each in batches()]

@@ -34,26 +34,31 @@ def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     containers where a tensor without data is now (a cache, a list of losses).
     """
     functions = user_functions(function, model)
-    names = [each for own in functions for each in globals_of(own)]
-    kept_names = [(space, name, space.get(name, _MISSING)) for space, name in names]
-    cells = [(cell, cell.cell_contents) for own in functions for _, cell in cells_of(own)]
-    own = [(each, _copy(each)) for each in _reached([model])]
-    seen = [*bound_to(function), *(content for _, content in cells)]
-    seen += [value for _, _, value in kept_names if value is not _MISSING]
-    others = [(each, _copy(each)) for each in _reached(seen)]
+    names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
+    cells = [(cell, cell.cell_contents) for f in functions for _, cell in cells_of(f)]
+    own = _kept([model])
+    others = _kept([*bound_to(function), *(each[-1] for each in (*cells, *names))])
     try:
         yield
     finally:
         for container, before in own:
             _put_back(container, before)
         for container, before in others:
-            if any(map(is_fake, container.values() if isinstance(container, dict) else container)):
+            if _holds_fakes(container):
                 _put_back(container, before)
-        for space, name, value in kept_names:
-            if is_fake(space.get(name)) or value is not _MISSING:
-                _set(space, name, value)
+        for space, name, value in names:
+            _set(space, name, value)
         for cell, content in cells:
             cell.cell_contents = content
+
+
+def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
+    """Every container that a step may write to below `roots`, and what it holds now."""
+    return [(each, _copy(each)) for each in _reached(roots)]
+
+
+def _holds_fakes(container: _Container) -> bool:
+    return any(map(is_fake, container.values() if isinstance(container, dict) else container))
 
 
 @dataclass(frozen=True)
@@ -147,9 +152,10 @@ class _Replacing(TorchFunctionMode):
 
 
 def _set(space: dict[str, Any], name: str, value: Any) -> None:
-    """Give a global its value back; take it away if there was none."""
+    """Give a global its value back; a tensor without data is taken away where there was none."""
     if value is _MISSING:
-        space.pop(name, None)
+        if is_fake(space.get(name)):
+            del space[name]
     elif space.get(name, _MISSING) is not value:
         space[name] = value
 
