@@ -88,8 +88,8 @@ class BatchSpec:
         if missing or more:
             raise BatchError(
                 f"the batch has the leaves {keys}, but the program was compiled for {expected}"
-                + (f": {sorted(missing)} are missing" if missing else "")
-                + (f": {sorted(more)} are new" if more else "")
+                + (f", {sorted(missing)} are missing" if missing else "")
+                + (f", {sorted(more)} are new" if more else "")
                 + "; pass a batch built like the example batch, or compile again"
             )
         if keys != expected or tree != self.tree:
