@@ -254,7 +254,7 @@ def timed(system: System, steps: int, idle: float, ranks: int) -> Turn:
 
 def measured(system: System) -> Peak:
     losses: list[float] = []
-    most = max(peak_bytes(lambda: losses.append(system.step()), system.spare), system.peak())
+    most = max(peak_bytes(lambda: losses.append(system.step())), system.peak())
     return Peak(most, tuple(losses))
 
 

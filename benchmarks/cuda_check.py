@@ -79,7 +79,7 @@ def all_replayed() -> str:
     one = program("always", weft.data_parallel())
     for seed in range(4):
         one.step(batch(seed))
-    text = one.explain()
+    text = one.explain(details=True)
     assert "the host waits" not in text, text
     return text.strip().splitlines()[-1]
 

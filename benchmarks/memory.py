@@ -18,7 +18,7 @@ MARK = "the step that counts"
 KINDS = (Tensor, nn.Parameter, nn.Buffer)
 
 
-def peak_bytes(step: Callable[[], object], spare: Iterable[Tensor] = ()) -> int:
+def peak_bytes(step: Callable[[], object]) -> int:
     """Bytes of all tensors of this process at their most within a step.
 
     What lives between steps is found through Python; what a step takes and gives back, within
@@ -26,19 +26,13 @@ def peak_bytes(step: Callable[[], object], spare: Iterable[Tensor] = ()) -> int:
 
     Args:
         step: a step that has run before, so that everything lasting is there.
-        spare: live tensors that do not count.
     """
     settings = {"activities": [ProfilerActivity.CPU], "profile_memory": True}
     with silence(), profile(**settings) as profiler:
         step()  # the profiler knows the size of what it has seen made
         with record_function(MARK):
             step()
-    left_out = {each.untyped_storage().data_ptr() for each in spare}
-    held = {
-        storage.data_ptr(): storage.nbytes()
-        for storage in live_storages()
-        if storage.data_ptr() not in left_out
-    }
+    held = {storage.data_ptr(): storage.nbytes() for storage in live_storages()}
     changes = allocations(profiler)
     return sum(held.values()) + max(accumulate(changes, initial=0))
 

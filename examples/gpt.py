@@ -9,6 +9,7 @@ ranks by columns and rows (tensor parallel). Then rank 0 alone takes the same st
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import sysconfig
 from pathlib import Path
@@ -57,6 +58,7 @@ def main() -> None:
     batches = read_batches(o.steps, o.batch, o.length)
     model = GPT(o.layers, o.width, o.heads, o.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    alone, own = copy.deepcopy((model, optimizer))
 
     strategy = hybrid(o.layers - 1)
     placement = weft.placement("cpu", range(RANKS))
@@ -67,10 +69,10 @@ def main() -> None:
     program.close()
 
     def plain_step(batch: Batch) -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_fn(model, batch)
+        own.zero_grad()
+        loss = loss_fn(alone, batch)
         loss.backward()
-        optimizer.step()
+        own.step()
         return loss.detach()
 
     if RANK == 0:

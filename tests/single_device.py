@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,8 @@ def plain_training(
 def compiled(
     model: nn.Module, loss_fn: Any, batch: Any, grid: Any, strategy: weft.Strategy, seed: int = 0
 ) -> Iterator[weft.Program]:
-    """The program of one step in a local world."""
+    """The program of one step in a local world; for a copy of the model, which stays as it is."""
+    model = copy.deepcopy(model)
     with weft.local_world(torch.tensor(grid).numel()):
         program = weft.compile(
             model,
@@ -61,6 +63,23 @@ def compiled(
         )
         yield program
         program.close()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A live tensor, or an ordinary one, as an ordinary whole one; on every process, which all call it."""
+    if not isinstance(tensor, weft.GlobalTensor):
+        return tensor.detach()
+    found: Any = tensor.detach()
+    if "WORLD_SIZE" in os.environ:
+        every = weft.placement("cpu", range(int(os.environ["WORLD_SIZE"])))
+        found = found.to_global(placement=every, sbp=weft.broadcast)
+    full: torch.Tensor = found.full()
+    return full
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a live model's `state_dict()` holds, whole."""
+    return {name: whole(value) for name, value in model.state_dict().items()}
 
 
 def assert_same_training(

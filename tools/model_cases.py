@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 import weft
+from weft.program.verification import Verified
 
 STEPS, MICRO_BATCHES = 3, 2
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
@@ -150,11 +151,12 @@ class Comparison:
         return losses, model.state_dict()
 
     def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
-        """The program of a strategy, in a world that is already there."""
+        """The program of a strategy, for a copy of the model, in a world that is already there."""
+        model = copy.deepcopy(self.model)
         return weft.compile(
-            self.model,
+            model,
             self.loss,
-            adamw(self.model),
+            adamw(model),
             self.batches[0],
             placement=weft.placement("cpu", grid),
             strategy=strategy,
@@ -181,3 +183,21 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative to the largest element; biases that stay near zero are compared with 1e-4."""
     scale = expected.abs().max().clamp(min=1e-4).item() if expected.is_floating_point() else 1.0
     return float((found - expected).abs().max()) / scale
+
+
+def verified(case: Case, grid: Any, strategy: weft.Strategy) -> Verified:
+    """What `Program.verify` says of a model in float32, as users train it, after a step.
+
+    Raises:
+        VerificationError: when a step gives something else than plain PyTorch.
+    """
+    torch.manual_seed(0)
+    model, batch = case.build(), case.batch(case.size, 0)
+    with weft.local_world(torch.tensor(grid).numel()):
+        placement = weft.placement("cpu", grid)
+        options: Any = {"placement": placement, "strategy": strategy, "verify": True}
+        program = weft.compile(model, case.loss, adamw(model), batch, **options)
+        program.step(batch)
+        found = program.verify(batch)
+        program.close()
+    return found

@@ -33,14 +33,13 @@ def system(job: Job, kernels: Literal["aten", "auto"]) -> System:
         strategy=strategy(job),
         kernels=kernels,
     )
-    spare = (*model.parameters(), *model.buffers())
 
     def peak() -> int:
         measured = program.memory()[job.rank].measured
         assert measured is not None
         return measured.peak
 
-    return System(lambda: float(program.step(batch)), spare, peak, program.close)
+    return System(lambda: float(program.step(batch)), peak, program.close)
 
 
 def strategy(job: Job) -> weft.Strategy:

@@ -48,15 +48,12 @@ class System:
     Attributes:
         step: one training step; returns the loss of the whole batch before the update, on every
             rank.
-        spare: tensors that `step` does not need, though somebody still holds them: the model that
-            the system has copied.
         peak: bytes of tensors at their most, as the system itself has measured them, where it has
             threads that torch's profiler does not see.
         close: ends its threads.
     """
 
     step: Callable[[], float]
-    spare: tuple[Tensor, ...] = ()
     peak: Callable[[], int] = lambda: 0
     close: Callable[[], None] = lambda: None
 

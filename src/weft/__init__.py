@@ -9,6 +9,7 @@ from weft.layout import partial as partial
 from weft.layout import placement as placement
 from weft.layout import split as split
 from weft.ops import rule as rule
+from weft.program import Buckets as Buckets
 from weft.program import Precision as Precision
 from weft.program import Program as Program
 from weft.program import Stage as Stage
@@ -20,6 +21,7 @@ from weft.program import context_parallel as context_parallel
 from weft.program import data_parallel as data_parallel
 from weft.program import expert_parallel as expert_parallel
 from weft.program import hybrid_parallel as hybrid_parallel
+from weft.program import release as release
 from weft.program import tensor_parallel as tensor_parallel
 from weft.runtime.world import local_world as local_world
 from weft.tensor import GlobalTensor as GlobalTensor

@@ -37,6 +37,10 @@ class BatchError(UserError):
     """A batch differs from the example that the program was compiled for."""
 
 
+class VerificationError(UserError):
+    """A compiled step and a plain eager step of the same code give different results."""
+
+
 class RankFailure(WeftError):
     """A rank raised, died or did not answer in time."""
 

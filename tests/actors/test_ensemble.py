@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.actors.ensemble import perform
+from weft.actors.wiring import equal_registers
 from weft.errors import InternalError
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
@@ -105,6 +106,38 @@ def test_found_orders_run_again():
     found = perform(plans, SECONDS)
     fixed = [replace(plan, orders=found.orders[plan.rank]) for plan in plans]
     assert perform(fixed, SECONDS, fixed=True).makespan == found.makespan
+
+
+def keeping(**more):
+    """Two stages, of which the first keeps a second tensor for its backward."""
+    first, second = two_stages()
+    forward, *middle, backward = first.actors
+    actors = (
+        replace(forward, produces=("x", "also", "saved")),
+        *middle,
+        replace(backward, consumes=("also", "g", "saved")),
+    )
+    x, saved, g = first.registers
+    also = register("also", 0, 3, **{"credits": 2, **more})
+    return replace(first, actors=actors, registers=(x, also, saved, g)), second
+
+
+def test_one_of_equal_registers_stands_for_all():
+    first, second = keeping()
+    assert equal_registers(first) == {"x": "x", "also": "also", "saved": "also", "g": "g"}
+    assert perform((first, second), SECONDS) == perform(two_stages(), SECONDS)
+    # With one copy it holds the forward back, whatever the other has.
+    assert perform(keeping(credits=1), SECONDS) == perform(two_stages(credits=1), SECONDS)
+
+
+@pytest.mark.parametrize(
+    "other", [{"credits": 1}, {"rate": 1}, {"full": True}, {"producer": 1}, {"consumers": (2, 3)}]
+)
+def test_registers_that_differ_in_time_are_not_equal(other):
+    first, _ = keeping()
+    x, also, saved, g = first.registers
+    plan = replace(first, registers=(x, replace(also, **other), saved, g))
+    assert equal_registers(plan)["saved"] == "saved"
 
 
 def two_reductions(first, second):

@@ -238,3 +238,21 @@ def test_writes_in_place_become_values() -> None:
             return y.relu_()
 
     check_step(Counting().double(), models.classification_loss, models.vector_batch())
+
+
+def test_values_in_place_of_writes_lie_in_any_order() -> None:
+    """The gradient of what is written comes transposed, and goes on to a product of flattened rows."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.conv = nn.Conv1d(4, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.linear(x.view(-1, 2, 4)) * 1.0
+            y[:, 0] = y[:, 0] * 0.5
+            y = nn.functional.pad(y.transpose(1, 2), (2, 0))
+            return self.conv(y).transpose(1, 2).sum(1)
+
+    check_step(Written().double(), models.classification_loss, models.vector_batch())

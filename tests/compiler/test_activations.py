@@ -37,8 +37,73 @@ def test_readers_outside_of_the_module_are_hinted() -> None:
     assert node_uses(graph.producers["g"]) == ("b.laid", "a")
 
 
+def test_a_scalar_beside_tensors_is_passed_over() -> None:
+    text = GRAPH.replace(
+        '%d = call aten.sum.default(%c) : float32[] at "m.py":2',
+        '%e = call aten.mean.default(%c) : float32[] at "m.py":1 in "blocks.0"\n'
+        "%f = call aten.sum.default(%c) : float32[]\n"
+        "%d = call aten.add.Tensor(%e, %f) : float32[]",
+    )
+    graph = verify(lay_activations(parse_graph(text), [("blocks.0", "S(0)")]))
+    assert node_uses(graph.producers["f"]) == ("c.laid",)
+    assert node_uses(graph.producers["d"]) == ("e", "f")
+
+
+def test_a_scalar_alone_is_hinted() -> None:
+    """So that a split that it cannot take is refused."""
+    graph = parse_graph(
+        """
+graph "scalar"
+%x = batch "x" : float32[4]
+%a = call aten.sum.default(%x) : float32[] at "m.py":1 in "criterion"
+%b = call aten.exp.default(%a) : float32[]
+output "loss" %b
+"""
+    )
+    assert "a.laid" in lay_activations(graph, [("criterion", "S(0)")]).values
+
+
 def test_a_pattern_that_names_nothing() -> None:
     graph = parse_graph(GRAPH)
     assert lay_activations(graph, ()) is graph
     with pytest.raises(StrategyError, match=r"'proj'.*names no module.*blocks\.0"):
         lay_activations(graph, [("proj", "S(1)")])
+
+
+SUMS = """
+graph "sums"
+%x = batch "x" : float32[4, 8]
+%a = call aten.exp.default(%x) : float32[4, 8] at "m.py":1 in "attention.out"
+%b = call aten.sin.default(%x) : float32[4, 8] at "m.py":1 in "mlp.out"
+%c = call aten.cos.default(%x) : float32[4, 8] at "m.py":1 in "more.out"
+%ab = call aten.add.Tensor(%a, %b) : float32[4, 8] at "m.py":1
+%abc = call aten.add.Tensor(%ab, %c) : float32[4, 8] at "m.py":1
+%all = call aten.add.Tensor(%abc, %x) : float32[4, 8] at "m.py":1
+%d = call aten.sum.default(%all) : float32[] at "m.py":2
+output "loss" %d
+"""
+
+
+def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
+    graph = verify(lay_activations(parse_graph(SUMS), [("*.out", "S(1)")]))
+    assert node_uses(graph.producers["ab"]) == ("a", "b")
+    assert node_uses(graph.producers["abc"]) == ("ab", "c")
+    assert node_uses(graph.producers["all"]) == ("abc.laid", "x")
+    assert [name for name in graph.values if name.endswith(".laid")] == ["abc.laid"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SUMS.replace('"loss" %d', '"loss" %d\noutput "a" %a').replace('output "loss" %d\n', "", 1)
+        + 'output "loss" %d\n',
+        SUMS.replace("add.Tensor(%a, %b)", "mul.Tensor(%a, %b)"),
+        SUMS.replace("add.Tensor(%a, %b)", "add.Tensor(%a, %b, alpha=2)"),
+        SUMS.replace('"mlp.out"', '"mlp.other"'),
+    ],
+    ids=["read elsewhere", "no sum", "scaled", "one hint"],
+)
+def test_what_is_read_in_another_way_keeps_its_hint(other: str) -> None:
+    graph = verify(lay_activations(parse_graph(other), [("*.out", "S(1)")]))
+    assert "a.laid" in graph.values
+    assert "abc.laid" not in graph.values

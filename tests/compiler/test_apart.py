@@ -87,7 +87,7 @@ def test_what_a_view_merges(
 
 
 class Attention(nn.Module):
-    """Attention on [batch·heads, time, width], as BLOOM writes it, or as nn.MultiheadAttention does."""
+    """Attention on [batch·heads, time, width], as BLOOM, DeBERTa or nn.MultiheadAttention write it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -95,6 +95,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         slopes = torch.linspace(0.1, 0.5, HEADS)[:, None, None] * torch.arange(TIME)
         self.register_buffer("slopes", slopes, persistent=False)
+        self.register_buffer("distances", torch.randn(2 * TIME, WIDTH), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         n, time, width = x.shape
@@ -117,10 +118,21 @@ class Attention(nn.Module):
             layer(x).view(n, time, HEADS, -1).transpose(1, 2).reshape(n * HEADS, time, -1)
             for layer in (self.query, self.key, self.value)
         )
-        biases = self.slopes.repeat(n, 1, 1)
-        scores = torch.baddbmm(biases, q, k.transpose(1, 2), beta=0.5, alpha=0.7)
+        if self.kind == "relative":
+            scores = torch.bmm(q, k.transpose(1, 2)) + self.relative(q, n)
+        else:
+            biases = self.slopes.repeat(n, 1, 1)
+            scores = torch.baddbmm(biases, q, k.transpose(1, 2), beta=0.5, alpha=0.7)
         y = torch.bmm(torch.softmax(scores, -1), v).view(n, HEADS, time, -1)
         return self.out(y.transpose(1, 2).reshape(n, time, width))
+
+    def relative(self, q: Tensor, n: int) -> Tensor:
+        """What queries and distances make, looked up for each pair of positions, as DeBERTa does."""
+        time = q.shape[1]
+        keys = self.key(self.distances).view(-1, HEADS, WIDTH // HEADS).transpose(0, 1)
+        scores = torch.bmm(q, keys.repeat(n, 1, 1).transpose(1, 2))
+        apart = torch.arange(time)[:, None] - torch.arange(time)[None] + time
+        return torch.gather(scores, -1, apart.unsqueeze(0).expand(n * HEADS, time, time))
 
 
 def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
@@ -129,7 +141,7 @@ def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
 
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("kind", ["matmul", "time first", "biases"])
+@pytest.mark.parametrize("kind", ["matmul", "time first", "biases", "relative"])
 def test_heads_stay_where_they_are(kind: str) -> None:
     """Tensor parallel by heads: sums of activations are exchanged, and nothing goes from heads to the batch."""
     torch.manual_seed(0)

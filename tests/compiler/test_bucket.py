@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from local_programs import all_reduce, call, gather, program, reduce_scatter, training_step, update
+import pytest
+
+from local_programs import (
+    all_reduce,
+    call,
+    gather,
+    program,
+    reduce_scatter,
+    training_step,
+    update,
+    value,
+)
 from weft.compiler.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
+from weft.ir.plan import Collective, LocalInput, LocalOutput, LocalProgram
 
 LARGE = 2**20
 
@@ -103,3 +115,34 @@ def test_sums_of_a_batch_norm_go_at_once_and_alone() -> None:
     calls = ["LocalCall"] * 2
     found = shown(bucket(program(nodes), LARGE))
     assert found == [*calls, ["m.sum"], "LocalCall", ["gv.sum", "gw.sum"], "LocalUpdate"]
+
+
+def uneven_gathers(rows: int) -> LocalProgram:
+    """Parameters of 9 rows in shards of 5 and 4, gathered on the rank that has `rows` of them."""
+    names = [f"p{number}" for number in range(8)]
+    inputs = tuple(LocalInput(value(name, rows), "parameter", name) for name in names)
+    gathers = [
+        Collective(
+            "all_gather", 0, each.value, value(f"{each.key}.whole", 9), sizes=(5, 4), bytes=36
+        )
+        for each in inputs
+    ]
+    reads = call("loss", *(f"{name}.whole" for name in names))
+    return LocalProgram(0, inputs, (*gathers, reads), (LocalOutput("loss", "loss"),))
+
+
+@pytest.mark.parametrize("bucket_bytes", [4, 8, 10, 12, 16])
+def test_ranks_with_uneven_shards_join_alike(bucket_bytes: int) -> None:
+    one, other = (shown(bucket(uneven_gathers(rows), bucket_bytes)) for rows in (5, 4))
+    assert one == other
+    assert len(one) > 1
+
+
+def test_a_rank_without_elements_reduces_alone_what_others_do() -> None:
+    """`weft.blank` stands there in place of the op whose result is wanted at once."""
+    blank = replace(call("sums", "x", op="weft.blank"), args=((), (), "weft.batch_norm_sums"))
+    sums = call("sums", "x", op="weft.batch_norm_sums")
+    rest = [all_reduce("sums.whole", "sums"), call("a", "x"), all_reduce("s", "a")]
+    assert shown(bucket(program([blank, *rest]), LARGE)) == shown(
+        bucket(program([sums, *rest]), LARGE)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ def test_steps_equal_plain_pytorch(loss: Any, shape: Any, grid: Any) -> None:
     torch.manual_seed(0)
     model, batch = Head(), batch_of(shape)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain, other = copy.deepcopy((model, optimizer))
     with weft.local_world(torch.tensor(grid).numel()):
         program = weft.compile(
             model,
@@ -89,7 +91,7 @@ def test_steps_equal_plain_pytorch(loss: Any, shape: Any, grid: Any) -> None:
                 batch={"*": weft.broadcast}, parameters={"weight*": weft.split(0)}
             ),
         )
-        assert_same_step(program, model, batch, loss, optimizer)
+        assert_same_step(program, plain, batch, loss, other)
     gathered = [
         node
         for node in program.graph.of_kind(Box)
@@ -108,6 +110,7 @@ def test_rows_and_classes_split(loss: Any) -> None:
     torch.manual_seed(0)
     model, batch = Head(), batch_of((64, 6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain, other = copy.deepcopy((model, optimizer))
     with weft.local_world(4):
         program = weft.compile(
             model,
@@ -121,7 +124,7 @@ def test_rows_and_classes_split(loss: Any) -> None:
                 micro_batches=2,
             ),
         )
-        assert_same_step(program, model, batch, loss, optimizer)
+        assert_same_step(program, plain, batch, loss, other)
     assert "weft.class_loss_backward" in str(program.plan)
 
 
@@ -150,6 +153,7 @@ def test_logits_that_nothing_else_reads_lie_by_columns(
     model, batch = nn.Linear(6, CLASSES, bias=False), batch_of((64, 6))
     batch["x"] = batch["x"].float()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain, other = copy.deepcopy((model, optimizer))
     with weft.local_world(2):
         program = weft.compile(
             model,
@@ -162,10 +166,10 @@ def test_logits_that_nothing_else_reads_lie_by_columns(
         found = program.step(batch).item()
         state = program.full_state_dict()
         program.close()
-    value = loss(model, batch)
+    value = loss(plain, batch)
     value.backward()
-    optimizer.step()
+    other.step()
     assert found == pytest.approx(value.item(), rel=1e-6)
-    torch.testing.assert_close(state["weight"], model.weight.detach())
+    torch.testing.assert_close(state["weight"], plain.weight.detach())
     by_columns = {stride[0] == 1 for stride in strides}
     assert by_columns == {loss is mean}

@@ -17,8 +17,8 @@ from weft.compiler.box import renamed
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
-from weft.compiler.deduce_descent import Known
 from weft.compiler.deduce_intent import uses
+from weft.compiler.deduce_known import Known
 from weft.compiler.deduce_options import WorkOptions
 from weft.compiler.deduce_problem import Work
 from weft.errors import LayoutError, RuleError

@@ -9,10 +9,11 @@ import pytest
 from weft.compiler.aliases import copy_escaping_views
 from weft.compiler.box import box
 from weft.compiler.bucket import Bucket, Schedule, bucket
+from weft.compiler.calls import local_op_call
 from weft.compiler.communicators import communicators
 from weft.compiler.credit import credit
 from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize
+from weft.compiler.localize import localize, localize_all
 from weft.compiler.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
@@ -73,6 +74,27 @@ def schedule_text(schedule: Schedule) -> str:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_deduce_and_box(golden: Golden, strategy: str) -> None:
     golden(str(boxed(STRATEGIES[strategy])), f"boxed_{strategy}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_share_calls_that_are_equal_for_them(strategy: str) -> None:
+    graph = boxed(STRATEGIES[strategy])
+    groups = communicators(graph)
+    both = localize_all(graph, (0, 1), groups)
+    assert both == {rank: localize(graph, rank, groups) for rank in (0, 1)}
+    # Those of the graph: boxing makes its own for each rank.
+    calls = {
+        rank: [n for n in both[rank].nodes if isinstance(n, LocalCall) and "aten." in n.op]
+        for rank in both
+    }
+    shapes = [[local_op_call(call, both[rank].values) for call in calls[rank]] for rank in both]
+    equal = [a == b for a, b in zip(*shapes, strict=True)]
+    assert any(equal)
+    assert [a is b for a, b in zip(calls[0], calls[1], strict=True)] == equal
+    for call in calls[1]:
+        anew = LocalCall(call.op, call.args, call.kwargs, call.outputs, call.phase)
+        assert (call.operands, call.numbered) == (anew.operands, anew.numbered)
+        assert [local_op_call(call, both[1].values)] == call.rule_calls
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

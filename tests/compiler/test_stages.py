@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import weft
@@ -157,6 +158,33 @@ def test_stages_of_an_even_split_cost_about_the_same() -> None:
         costs[call.phase.stage] += int(CostModel().work(flops(whole), traffic(whole)))
     assert set(costs) == {0, 1}
     assert max(costs.values()) < 1.3 * min(costs.values())
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(4, [1, 1, 2, 0]), (8, [2, 3, 3, 0])])
+def test_a_head_dearer_than_a_share_has_the_last_stage_with_its_loss(
+    layers: int, expected: list[int]
+) -> None:
+    """The blocks still go to all other stages as evenly as may be, and never do logits go to a stage of their own."""
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    blocks = [
+        nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 64, bias=False))
+        for _ in range(layers)
+    ]
+    model = nn.Sequential(nn.Sequential(*blocks), nn.Linear(64, 4096, bias=False))
+    batch = {"x": torch.zeros(512, 64), "y": torch.zeros(512, dtype=torch.long)}
+    graph, _ = assigned(captured(model, loss, batch), 4)
+    calls = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
+    last = {call.op for call in calls if call.phase.stage == 3}
+    assert {"aten.mm.default", "aten._log_softmax.default", "aten.nll_loss_forward.default"} <= last
+    found = [
+        {path.split(".")[1] for path in modules_of(graph, stage) if path.startswith("0.")}
+        for stage in range(4)
+    ]
+    assert sorted(map(len, found)) == sorted(expected)
+    assert sum(map(len, found)) == layers
 
 
 def test_too_many_stages_are_refused() -> None:

@@ -189,7 +189,9 @@ def layouts(program: Any) -> dict[str, str]:
     """Of the inputs by name, and of what ops make (the last call of each)."""
     row = re.compile(r"(?:parameter|batch|\d+) +(\S+) +\w+\[.*?\] +(\(.*?\)) ")
     return dict(
-        found.groups() for line in program.explain().splitlines() if (found := row.match(line))
+        found.groups()
+        for line in program.explain(details=True).splitlines()
+        if (found := row.match(line))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,14 @@ def by_inverse(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
 def by_argsort(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
     made, order = rows(x, ids, w)
     return made[order.argsort()]
+
+
+def by_two_argsorts(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    """The experts are put in order by the order of their rows."""
+    order = torch.argsort(ids)
+    ids = ids[order]
+    offs = torch.histc(ids.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0, dtype=torch.int32)
+    return F.grouped_mm(x[order], w, offs=offs)[order.argsort()]
 
 
 def by_writing(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
@@ -114,17 +123,30 @@ def sorts(way: Way) -> int:
             scores, ids = self.gate(x).max(-1)
             return (way(x * scores.unsqueeze(1), ids, self.w) ** 2).sum()
 
-    model = Step()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    captured = capture(
-        model, lambda model, batch: model(batch), optimizer, torch.randn(ROWS, WIDTH)
+    return sum(
+        node.op.startswith("aten.sort") for node in calls_of(Step(), torch.randn(ROWS, WIDTH))
     )
-    found = verify(unsorted(captured.graph)).of_kind(Call)
-    return sum(node.op.startswith("aten.sort") for node in found)
+
+
+def calls_of(model: nn.Module, batch: Any) -> list[Call]:
+    """Those of a step with its backward, after the pass."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    captured = capture(model, lambda model, batch: model(batch), optimizer, batch)
+    return list(verify(unsorted(captured.graph)).of_kind(Call))
 
 
 @pytest.mark.parametrize(
-    "way", [by_inverse, by_argsort, by_writing, by_adding, by_adding_tokens, summed, in_order]
+    "way",
+    [
+        by_inverse,
+        by_argsort,
+        by_two_argsorts,
+        by_writing,
+        by_adding,
+        by_adding_tokens,
+        summed,
+        in_order,
+    ],
 )
 def test_sorts_that_nothing_depends_on_go(way: Way) -> None:
     assert sorts(way) == 0
@@ -136,3 +158,24 @@ def test_sorts_that_nothing_depends_on_go(way: Way) -> None:
 )
 def test_sorts_that_something_depends_on_stay(way: Way) -> None:
     assert sorts(way) >= 1
+
+
+class Given(nn.Module):
+    """Two products on rows whose experts come with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        made = F.grouped_mm(batch["x"], self.w, offs=batch["offs"]).sin()
+        return F.grouped_mm(made, self.w, offs=batch["offs"]).square().sum()
+
+
+def test_products_of_the_same_rows_are_of_one_mixture() -> None:
+    offs = torch.full((EXPERTS,), ROWS, dtype=torch.int32)
+    calls = calls_of(Given(), {"x": torch.randn(ROWS, WIDTH), "offs": offs})
+    assert sum(node.op == "weft.segments" for node in calls) == 1
+    products = [node for node in calls if node.op.startswith("weft.expert")]
+    assert len(products) > 3
+    assert len({node.args[2] for node in products}) == 1

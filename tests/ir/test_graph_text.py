@@ -19,7 +19,7 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.parser import parse_graph
-from weft.layout import Broadcast, Layout, Partial, Split, placement
+from weft.layout import Broadcast, Layout, Partial, Shares, Split, placement
 from weft.ops.call import Token
 
 GRID = placement("cpu", [[0, 1], [2, 3]])
@@ -34,7 +34,7 @@ def example_graph() -> LogicalGraph:
     return LogicalGraph(
         "train step",
         (
-            Input(weight, "parameter", "blocks.0.fc.weight"),
+            Input(weight, "parameter", "blocks.0.fc.weight", Shares(0, (16, 4), 2)),
             Input(x, "batch", "[0].x"),
             Call(
                 "aten.mm.default",

@@ -30,6 +30,7 @@ BROKEN = {
     "dtypes_known": HEAD + '%w = parameter "w" : quaternion[4] @0(B)\n',
     "keys_unique": HEAD + PARAMETER + PARAMETER.replace("%w", "%v"),
     "updates_write_variables": HEAD + PARAMETER + GRADIENT + 'update "SGD" group 0 %g from %w\n',
+    "shares_fit": HEAD + PARAMETER.replace('"w" :', '"w" shares 0 [2, 4] 2 :'),
     "boxing_keeps_the_tensor": HEAD + PARAMETER + "%b = box %w : float32[5] @0(B)\n",
     "varying_arguments_complete": HEAD.replace('"g"', '"g" micro 3')
     + PARAMETER

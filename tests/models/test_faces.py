@@ -49,7 +49,7 @@ def test_logits_are_never_whole(strategy: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_explain_says_so() -> None:
-    text = compiled("tensor, 2").explain()
+    text = compiled("tensor, 2").explain(details=True)
     boxing = text[text.index("\nboxing") : text.index("\nmemory")]
     assert "aten.mm.default" in text
     assert f"[{SIZE}, {IDENTITIES}]" in text

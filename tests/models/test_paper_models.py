@@ -9,7 +9,7 @@ import torch
 
 import weft
 from examples.models import inception, recurrent, resnet
-from tools.model_cases import B, Comparison, S, settings
+from tools.model_cases import B, Comparison, S, settings, verified
 from tools.paper_models import CASES
 
 
@@ -29,6 +29,28 @@ def test_three_steps_equal_plain_pytorch(name: str, strategy: str) -> None:
     case = CASES[name]
     found = Comparison(case).difference(*settings(case.layouts)[strategy])
     assert max(found.loss, found.state) < 1e-11, found
+
+
+# In float32, with gradients, buffers and states; the wrong step is caught in tests/program/test_verify.py.
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("alexnet", "data, 2"),
+        ("rnnlm", "pipeline, 2"),
+        ("rnntc", "data, 2"),
+        ("nmt", "pipeline, 2"),
+        ("wide & deep", "hybrid, 2×2"),
+        ("faces", "tensor, 2"),
+    ],
+)
+def test_a_check_agrees(name: str, strategy: str) -> None:
+    case = CASES[name]
+    found = verified(case, *settings(case.layouts)[strategy])
+    gradients = [each for each in found.compared if each.kind == "gradient"]
+    # Gradients that are zero but for rounding, as those of keys' biases are, say nothing.
+    sharp = [each for each in gradients if each.allowed < 1e-2 * each.scale]
+    assert len(sharp) > 0.8 * len(gradients)
 
 
 def test_each_rank_looks_up_its_own_rows_only() -> None:

@@ -6,6 +6,7 @@ case -> rank -> [seconds, error, last loss].
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +25,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import weft
+from weft.errors import RankFailure
 from weft.runtime.distributed import current_world
 
 # Seconds after which a case is ended.
@@ -138,6 +141,151 @@ def own_rows(rank: int) -> float:
     return loss
 
 
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def compiled(
+    model: nn.Module, example: Any, loss_fn: Any = squares, **options: Any
+) -> weft.Program:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ranks = weft.placement("cpu", [0, 1])
+    return weft.compile(model, loss_fn, optimizer, example, placement=ranks, **options)
+
+
+def pairs(width: int = 4) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(1)
+    return {name: torch.randn(width, n, generator=drawn) for name, n in (("x", 4), ("y", 1))}
+
+
+def forgotten(rank: int) -> float:
+    """A program that nobody closed is gone on one rank, and not on the other."""
+    model = mlp()
+    kept = [compiled(model, pairs())]
+    if rank:
+        kept.clear()
+        gc.collect()
+    compiled(model, pairs(), strategy=weft.Strategy(parameters={"0.weight": weft.split(0)}))
+    return 0.0
+
+
+def forgotten_alike(rank: int) -> float:
+    """The same, where the next program may lie as the first one does."""
+    model = mlp()
+    kept = [compiled(model, pairs(), strategy=weft.Strategy(parameters={"0.*": weft.split(0)}))]
+    if rank:
+        kept.clear()
+        gc.collect()
+    program = compiled(model, pairs(), strategy=weft.Strategy(batch={"*": weft.split(0)}))
+    return steps(program, pairs())
+
+
+def kept_loss(rank: int) -> float:
+    model = mlp()
+    kept = squares(model, pairs()) if rank else None
+    program = compiled(model, pairs())
+    del kept
+    return steps(program, pairs())
+
+
+def released_open(rank: int) -> float:
+    model = mlp()
+    program = compiled(model, pairs())
+    if rank == 0:
+        program.close()
+    weft.release(model)
+    return 0.0
+
+
+def recovery_alone(rank: int) -> float:
+    """After a step that failed, one rank steps on, and the other compiles something else."""
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1))
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = model(batch["x"]).square().mean()
+        return result
+
+    program = compiled(model, {"x": torch.zeros(4, dtype=torch.int64)}, loss_fn)
+    try:
+        program.step({"x": torch.full((4,), 9)})
+    except RankFailure:
+        if rank:
+            make()
+    return steps(program, {"x": torch.zeros(4, dtype=torch.int64)})
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(torch.tanh(self.embed(x)))
+        return result
+
+
+def tags_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    found = model(batch["x"]).flatten(0, 1)
+    return nn.functional.cross_entropy(found, batch["y"].flatten(), ignore_index=-100)
+
+
+def tags(rank: int, length: int) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(rank)
+    return {
+        name: torch.randint(top, (2, length), generator=drawn)
+        for name, top in (("x", 11), ("y", 5))
+    }
+
+
+# Of the rows that each rank brings, in one step after the other; the buckets are 8 and 16.
+LENGTHS = ((5, 7), (6, 11), (16, 8))
+OWN_LENGTHS: Any = {"batch": "local", "shapes": weft.Buckets((8, 16), {"x": 0, "y": -100})}
+
+
+def own_lengths(rank: int) -> float:
+    program = compiled(Tagger(), tags(rank, 5 + rank), tags_loss, **OWN_LENGTHS)
+    loss = 0.0
+    for lengths in LENGTHS:
+        loss = program.step(tags(rank, lengths[rank])).item()
+    return loss
+
+
+def too_long(rank: int) -> float:
+    program = compiled(Tagger(), tags(rank, 5), tags_loss, **OWN_LENGTHS)
+    return float(program.step(tags(rank, 5 + 15 * rank)))
+
+
+def other_examples(rank: int) -> float:
+    compiled(Tagger(), tags(rank, 5 + 5 * rank), tags_loss, **OWN_LENGTHS)
+    return 0.0
+
+
+def refused(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    loss = squares(model, batch)
+    return loss * 2 if loss.item() > 1 else loss
+
+
+def falls_back(rank: int) -> float:
+    """A refused compile leaves DistributedDataParallel as it was; the gradient of other data on each rank."""
+    wrapper = nn.parallel.DistributedDataParallel(mlp())
+    with pytest.raises(weft.errors.CaptureError):
+        compiled(wrapper, pairs(), refused)
+    squares(wrapper, {name: leaf + rank for name, leaf in pairs().items()}).backward()  # type: ignore[no-untyped-call]
+    gradient: float = wrapper.module[0].weight.grad.sum().item()
+    kept = squares(wrapper, pairs())
+    with pytest.raises(weft.errors.UserError, match="needs its values"):
+        compiled(wrapper, pairs())
+    del kept
+    with pytest.raises(weft.errors.UserError, match="wrap the model anew"):
+        wrapper(pairs()["x"])
+    wrapper.zero_grad()
+    compiled(wrapper, pairs())
+    wrapper(pairs()["x"])
+    return gradient
+
+
 CASES: tuple[Callable[[int], float], ...] = (
     rates,
     updates,
@@ -149,6 +297,15 @@ CASES: tuple[Callable[[int], float], ...] = (
     state_alone,
     two_programs,
     own_rows,
+    forgotten,
+    forgotten_alike,
+    kept_loss,
+    released_open,
+    recovery_alone,
+    own_lengths,
+    too_long,
+    other_examples,
+    falls_back,
 )
 
 

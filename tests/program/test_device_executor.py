@@ -272,8 +272,9 @@ def test_a_failing_act_is_named_and_ends_all(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(executor, "_act", fail)
         with pytest.raises(RankFailure, match=r"rank 1: Feed .* failed in step 1: .*no luck"):
             program.step(token_batch(8))
-        with pytest.raises(RankFailure, match="already failed"):
-            program.step(token_batch(8))
+        # The next step is made by new executors.
+        program.step(token_batch(8))
+        assert executors(program)[1] is not executor
         assert segment
 
 

@@ -145,7 +145,7 @@ def test_explain_and_the_plan_show_the_halos() -> None:
     found = {halo.value.name: halo for halo, _ in graph_halos(compiled.graph)}
     # One border row of 3 channels and 8 float64 columns to each neighbour.
     assert found["x"].total == 2 * 3 * 8 * 8
-    assert re.search(r"halo +384 B +float64\[1, 3, 64, 8\] +batch x", program.explain())
+    assert re.search(r"halo +384 B +float64\[1, 3, 64, 8\] +batch x", program.explain(details=True))
     transfers = [
         [
             node

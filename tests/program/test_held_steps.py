@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
@@ -18,6 +19,11 @@ STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
     "data": ([0, 1], weft.data_parallel()),
     "sharded": ([0, 1], weft.Strategy(batch={"*": S(0)}, zero=weft.Zero(3), micro_batches=2)),
     "pipeline": ([[0, 1], [2, 3]], weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=2)),
+    "data, clipped": ([0, 1], weft.Strategy(batch={"*": S(0)}, clip_norm=0.1)),
+    "pipeline, sharded, clipped": (
+        [[0, 1], [2, 3]],
+        weft.Strategy(batch={"*": S(0)}, zero=weft.Zero(1), stages=2, clip_norm=0.1),
+    ),
 }
 
 
@@ -35,6 +41,9 @@ def test_gradients_add_up_over_steps(name: str) -> None:
             loss = token_loss(expected, batch)
             loss.backward()
             if update:
+                if (limit := STRATEGIES[name][1].clip_norm) is not None:
+                    norm = nn.utils.clip_grad_norm_(expected.parameters(), limit)
+                    assert norm > 2 * limit
                 optimizer.step()
                 optimizer.zero_grad()
             assert program.step(batch, update=update).item() == pytest.approx(
@@ -48,7 +57,6 @@ def test_gradients_add_up_over_steps(name: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (weft.Strategy(clip_norm=1.0), "with clip_norm: the norm is that of each step"),
         (weft.Strategy(precision="fp16"), "an overflow would have to skip all steps"),
     ],
 )

@@ -56,7 +56,8 @@ def train(
     strategy: weft.Strategy,
     parts: int,
 ) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """What the steps of a program return, and its state at the end."""
+    """What the steps of a program return, and its state at the end; `model` stays as it is."""
+    model = copy.deepcopy(model)
     with weft.local_world(torch.tensor(grid).numel()):
         program = weft.compile(
             model,
@@ -224,10 +225,9 @@ def test_a_batch_of_global_tensors() -> None:
             placement=placement,
             strategy=replace(DATA, micro_batches=2),
         )
+        expected = classification_loss(copy.deepcopy(model), batch).item()
         given = {key: weft.tensor(x, placement=placement, sbp=S(0)) for key, x in batch.items()}
-        assert program.step(given).item() == pytest.approx(
-            classification_loss(model, batch).item(), rel=1e-10
-        )
+        assert program.step(given).item() == pytest.approx(expected, rel=1e-10)
         program.close()
 
 
@@ -243,7 +243,7 @@ def test_explain_tells_of_micro_batches() -> None:
             placement=weft.placement("cpu", PAIR),
             strategy=replace(DATA, micro_batches=2),
         )
-        text = " ".join(program.explain().split())
+        text = " ".join(program.explain(details=True).split())
         program.close()
     assert "2 micro-batches of 4 samples (x)" in text
     assert "BatchNorm sees micro-batches in 1: statistics of each" in text
@@ -252,9 +252,10 @@ def test_explain_tells_of_micro_batches() -> None:
 
 def test_explain_counts_what_each_micro_batch_sends() -> None:
     """Activations are reduced in parts: in all as many bytes as at once."""
-    model, batch, totals = gpt(), token_batch(4), []
+    batch, totals = token_batch(4), []
     with weft.local_world(2):
         for parts in (1, 2):
+            model = gpt()
             program = weft.compile(
                 model,
                 token_loss,
@@ -263,7 +264,9 @@ def test_explain_counts_what_each_micro_batch_sends() -> None:
                 placement=weft.placement("cpu", PAIR),
                 strategy=replace(TENSOR, micro_batches=parts),
             )
-            totals.append(re.findall(r"boxings, ([\d.]+ \w+) a step", program.explain()))
+            totals.append(
+                re.findall(r"boxings, ([\d.]+ \w+) a step", program.explain(details=True))
+            )
             program.close()
     assert totals[0] == totals[1]
     assert len(totals[0]) == 1

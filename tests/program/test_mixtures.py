@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
-from mixtures import WORDS, pair
+from mixtures import WORDS, pair, plain_product
 from models import token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
 from weft.errors import RankFailure
@@ -158,6 +158,44 @@ def test_what_depends_on_the_order_keeps_the_sort() -> None:
     with compiled(model, token_loss, batches()[0], [0, 1], EXPERT) as program:
         assert calls(program).count("aten.sort.default") == 1
         assert_same_training(program, batches(), expected)
+
+
+class Late(nn.Module):
+    """Experts that are known only after the rows have been worked on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.up, self.down = (nn.Parameter(torch.randn(2, 4, 4)) for _ in range(2))
+
+    def forward(self, batch: Any, product: Any = F.grouped_mm) -> Tensor:
+        rows = F.silu(batch["x"] * self.scale)
+        offs = batch["offs"] + 0
+        made: Tensor = product(F.silu(product(rows, self.up, offs=offs)), self.down, offs=offs)
+        return made.square().sum()
+
+
+class Again(Late):
+    """Rows of the batch, sent as they are."""
+
+    def forward(self, batch: Any, product: Any = F.grouped_mm) -> Tensor:
+        offs = batch["offs"] + 0
+        made = F.silu(product(batch["x"], self.up, offs=offs)) * self.scale
+        return torch.as_tensor(product(made, self.down, offs=offs)).square().sum()
+
+
+@pytest.mark.parametrize(("kind", "again"), [(Late, []), (Again, ["0"])])
+def test_rows_are_sent_when_their_experts_are_known(kind: Any, again: list[str]) -> None:
+    """Those of the forward and, where it runs again, of the backward: the same rows two ways."""
+    torch.manual_seed(0)
+    layer, offs = kind(), torch.tensor([3, 8], dtype=torch.int32)
+    given = [{"x": torch.randn(8, 4), "offs": offs} for _ in range(3)]
+    model = nn.Sequential(layer)
+    expected = plain_training(model, lambda model, batch: model[0](batch, plain_product), given)
+    experts = {UP: S(0), DOWN: S(0)}
+    strategy = weft.Strategy(batch={"*": B}, parameters=experts, recompute=again)
+    with compiled(model, own_loss, given[0], [0, 1], strategy) as program:
+        assert_same_training(program, given, expected)
 
 
 class Grouped(nn.Module):

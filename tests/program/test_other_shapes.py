@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 import weft
-from single_device import adamw, plain_training
+from single_device import adamw, plain_training, whole
 from weft.capture import capture
 from weft.compiler.deduce import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.errors import BatchError, UserError
 from weft.program import variants
-from weft.program.build import with_variables
+from weft.program.build import with_lying
+from weft.program.variants import lying_in
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 STRATEGIES = {
@@ -119,6 +120,34 @@ def test_numbers_that_an_optimizer_counts() -> None:
     assert found == pytest.approx(losses, rel=1e-9)
 
 
+def test_loaded_states_reach_a_step_of_another_shape() -> None:
+    """What is loaded after a step goes on in the next one, also when that is planned anew."""
+    model = language()
+    other, batch = copy.deepcopy(model), batches()[1:3]
+    optimizer, plain = adamw(model), adamw(other)
+    assert batch[0]["x"].shape != batch[1]["x"].shape
+    for each in batch:
+        plain.zero_grad()
+        token_loss(other, each).backward()  # type: ignore[no-untyped-call]
+        plain.step()
+        plain.load_state_dict(_with_larger_averages(plain.state_dict()))
+    with weft.local_world(2):
+        program = compiled(model, STRATEGIES["zero1"], lambda _: optimizer)
+        for each in batch:
+            program.step(each)
+            optimizer.load_state_dict(_with_larger_averages(optimizer.state_dict()))
+        trained = program.full_state_dict()
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(trained[key], value, rtol=1e-8, atol=1e-10)
+
+
+def _with_larger_averages(saved: dict[str, Any]) -> dict[str, Any]:
+    state = {
+        number: {**own, "exp_avg": 2 * own["exp_avg"]} for number, own in saved["state"].items()
+    }
+    return {**saved, "state": state}
+
+
 def test_gradients_of_several_shapes_add_up() -> None:
     model = language()
     other = copy.deepcopy(model)
@@ -157,12 +186,14 @@ def test_random_numbers_go_on() -> None:
 
 def test_an_evaluation_of_other_shapes() -> None:
     model = language()
+    plain = copy.deepcopy(model)
     with weft.local_world(2):
         program = compiled(model, STRATEGIES["data"])
         evaluation = program.evaluation(token_loss, batch(2, 3, 0))
         for shape in ((2, 3), (4, 3), (6, 5), (2, 3)):
             found = evaluation.step(batch(*shape, 9))
-            torch.testing.assert_close(found, token_loss(model, batch(*shape, 9)).detach())
+            torch.testing.assert_close(found, token_loss(plain, batch(*shape, 9)).detach())
+            torch.testing.assert_close(found, whole(token_loss(model, batch(*shape, 9))))
 
 
 @pytest.mark.parametrize(
@@ -183,12 +214,12 @@ def test_batches_that_differ_in_more_than_shapes_are_refused(other: Any) -> None
 
 
 def test_there_are_not_too_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "MOST_SHAPES", 2)
+    monkeypatch.setattr(variants, "MOST", 2)
     with weft.local_world(2):
         program = compiled(language(), STRATEGIES["data"])
         program.step(batch(8, 6, 0))
         program.step(batch(6, 6, 0))
-        with pytest.raises(BatchError, match="planned for 2 shapes already"):
+        with pytest.raises(BatchError, match="planned 2 times already"):
             program.step(batch(4, 6, 0))
         program.step(batch(6, 6, 0))
 
@@ -206,7 +237,7 @@ def test_the_other_shape_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         program = compiled(language(), STRATEGIES["data"])
         program.step(batch(6, 6, 0))
         program.step(batch(6, 6, 1))
-    record = next(each for each in caplog.records if "another shape" in each.getMessage())
+    record = next(each for each in caplog.records if "planned the step anew" in each.getMessage())
     assert "x int64[6, 6], y int64[6, 6]" in record.getMessage()
 
 
@@ -221,6 +252,6 @@ def test_open_parameters_lie_as_for_the_first_shape() -> None:
 
     split = compiled({1: Hints({key: (weft.split(1),)})})
     free = {1: Hints({})}
-    found = compiled(with_variables(free, split)).graph.values[key].layout
+    found = compiled(with_lying(free, lying_in(split), graph)).graph.values[key].layout
     assert found == split.graph.values[key].layout
     assert compiled(free).graph.values[key].layout != found

@@ -172,6 +172,10 @@ RANKS: dict[str, tuple[Any, weft.Strategy]] = {
         (0, 1),
         replace(DATA, zero=weft.Zero(3), micro_batches=2, precision=P(reduce="fp32")),
     ),
+    "zero 3, float32 sums in one go": (
+        (0, 1),
+        replace(DATA, zero=weft.Zero(3), precision=P(reduce="fp32")),
+    ),
     "data 2 × tensor 2, zero 1": (
         ([0, 1], [2, 3]),
         replace(
@@ -268,7 +272,7 @@ def test_gradients_travel_as_the_user_says(precision: str, level: Any, reduce: A
                 if call.args[0].name in boxed
             ]
             assert not narrowed
-        text = program.explain()
+        text = program.explain(details=True)
         assert "exchanges of a step" in text
         kind = "reduce_scatter" if level else "all_reduce"
         assert any(line.split()[:2] == [kind, dtype] for line in text.splitlines())
@@ -351,6 +355,29 @@ def test_activations_are_summed_in_float32_where_the_user_says() -> None:
             assert loss == pytest.approx(token_loss(gpt(), batches_of(1)[0]).item(), rel=2e-2)
     assert "bfloat16" in found[None]
     assert found["fp32"] == {"float32"}
+
+
+def test_what_travelled_in_float32_travels_on() -> None:
+    """A conversion to float32 is gone behind a sum in float32; what is read in other layouts is that sum."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    x = torch.randn(4, 4, 6)
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        scores = model(batch).flatten(1)
+        loss = nn.functional.binary_cross_entropy_with_logits
+        return loss(scores, torch.ones_like(scores), reduction="sum")
+
+    strategy = weft.Strategy(
+        parameters={"weight": (S(0), S(1)), "bias": S(0)}, precision=P("bf16", activations="fp32")
+    )
+    expected = loss_fn(model, x).item()
+    with weft.local_world(6):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        place = weft.placement("cpu", [[0, 1], [2, 3], [4, 5]])
+        with_sums = weft.compile(model, loss_fn, optimizer, x, placement=place, strategy=strategy)
+        assert with_sums.step(x).item() == pytest.approx(expected, rel=2e-2)
+        with_sums.close()
 
 
 def test_steps_without_an_update_add_up() -> None:

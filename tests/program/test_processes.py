@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from models import (
     token_batch,
     token_loss,
 )
+from program.live_models import eager_step, generated
 
 SCRIPT = Path(__file__).with_name("train_on_processes.py")
 
 
-def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> tuple[list[float], Any]:
+def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> dict[str, Any]:
+    """Losses and last state; of language models also what eager code does with them afterwards."""
     torch.manual_seed(0)
     model = make_model().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
@@ -36,7 +39,16 @@ def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> tuple[list[
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, model.state_dict()
+    state = copy.deepcopy(model.state_dict())
+    if make_model is not GPT:
+        return {"losses": losses, "state": state}
+    return {
+        "losses": losses,
+        "state": state,
+        "tokens": generated(model),
+        "eager": eager_step(model, optimizer, make_batch(4, seed=3), token_loss),
+        "last": eager_step(model, optimizer, make_batch(4, seed=4), token_loss),
+    }
 
 
 def with_dropout_on_one_rank() -> list[float]:
@@ -67,9 +79,15 @@ def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
     jobs["experts"] = (for_both, token_loss, word_batch)
     assert found[0].keys() <= {*jobs, "gpt dropout"}
     for name in jobs.keys() & found[0].keys():
-        losses, state = on_one_device(*jobs[name])
-        assert found[0][name]["losses"] == pytest.approx(losses, rel=1e-10)
-        for key, value in state.items():
+        expected = on_one_device(*jobs[name])
+        assert expected.keys() - found[0][name].keys() == (
+            {"eager", "last"} if name == "gpt stages" else set()
+        )
+        assert found[0][name]["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        assert found[0][name].get("tokens") == expected.get("tokens")
+        for key in {"eager", "last"} & found[0][name].keys():
+            assert found[0][name][key] == pytest.approx(expected[key], rel=1e-10)
+        for key, value in expected["state"].items():
             result = torch.tensor(found[0][name]["state"][key], dtype=value.dtype)
             torch.testing.assert_close(result, value, rtol=1e-9, atol=1e-11)
     if ranks == 4:

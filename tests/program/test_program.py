@@ -14,6 +14,7 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
+from single_device import adamw, assert_same_state, whole, whole_state
 from weft.errors import BatchError, UserError
 from weft.ir import parse_graph, parse_plan
 
@@ -36,16 +37,25 @@ def compiled(model: nn.Module, **changes: Any) -> weft.Program:
     return weft.compile(model, **{**arguments, **changes})
 
 
-def test_the_users_model_and_optimizer_stay_as_they_are() -> None:
+def test_the_users_model_and_optimizer_are_trained() -> None:
     model = MLP().double()
-    before = copy.deepcopy(model.state_dict())
-    optimizer = sgd(model)
+    optimizer = adamw(model)
+    plain, other = copy.deepcopy((model, optimizer))
+    objects = dict(model.named_parameters())
     with weft.local_world(2):
         program = compiled(model, optimizer=optimizer)
-        program.step(vector_batch(8))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        for seed in range(3):
+            program.step(vector_batch(8, seed=seed))
+            other.zero_grad()
+            classification_loss(plain, vector_batch(8, seed=seed)).backward()
+            other.step()
+    assert all(objects[name] is parameter for name, parameter in model.named_parameters())
+    assert_same_state(whole_state(model), plain.state_dict())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not optimizer.state
+    assert [*map(id, optimizer.state)] == [*map(id, model.parameters())]
+    for name, parameter in plain.named_parameters():
+        found = {key: whole(x) for key, x in optimizer.state[objects[name]].items()}
+        assert_same_state(found, other.state[parameter])
 
 
 def test_evaluation_reads_the_live_parameters_in_eval_mode() -> None:
@@ -117,24 +127,26 @@ def test_what_the_loss_function_returns_comes_back_whole() -> None:
             "n": 8,
         }
 
-    expected = with_extras(model, batch)
+    with torch.no_grad():
+        expected = with_extras(model, batch)
     with weft.local_world(2):
         found = compiled(model, loss_fn=with_extras).step(batch)
     assert found["n"] == 8
-    torch.testing.assert_close(found["loss"], expected["loss"].detach())
-    torch.testing.assert_close(found["seen"][0], expected["seen"][0].detach())
+    torch.testing.assert_close(found["loss"], expected["loss"])
+    torch.testing.assert_close(found["seen"][0], expected["seen"][0])
     assert torch.equal(found["seen"][1], expected["seen"][1])
 
 
 def test_a_batch_may_come_in_parts() -> None:
     model, batch = MLP().double(), vector_batch(8)
+    again = copy.deepcopy(model)
     with weft.local_world(2):
         program = compiled(model)
         parts = {
             key: weft.from_local({0: tensor[:4], 1: tensor[4:]}, placement=PAIR, sbp=S(0))
             for key, tensor in batch.items()
         }
-        twin = compiled(model, example_batch=parts)
+        twin = compiled(again, example_batch=parts)
         assert torch.equal(program.step(parts), twin.step(batch))
         other = weft.from_local({0: batch["x"], 1: batch["x"]}, placement=PAIR, sbp=B)
         with pytest.raises(BatchError, match="batch leaf x lies as"):
@@ -151,12 +163,12 @@ def test_hints_in_the_models_code() -> None:
 
     torch.manual_seed(0)
     model, batch = Hinted().double(), vector_batch(8)
-    expected = classification_loss(model, batch)
+    expected = classification_loss(model, batch).detach()
     with weft.local_world(2):
         program = compiled(model)
         hints = [call for call in program.graph.nodes if getattr(call, "op", "") == "weft.hint"]
         assert [str(hint.outputs[0].layout.sbp[0]) for hint in hints] == ["S(1)"]
-        torch.testing.assert_close(program.step(batch), expected.detach())
+        torch.testing.assert_close(program.step(batch), expected)
 
 
 def test_graph_and_plan_print_and_parse() -> None:
@@ -169,7 +181,9 @@ def test_graph_and_plan_print_and_parse() -> None:
 def test_explain_names_bytes_causes_and_lines() -> None:
     with weft.local_world(2):
         batch = vector_batch(8, dtype=torch.float32)
-        text = compiled(MLP(), strategy=weft.data_parallel(), example_batch=batch).explain()
+        text = compiled(MLP(), strategy=weft.data_parallel(), example_batch=batch).explain(
+            details=True
+        )
     line = next(line for line in text.splitlines() if "update SGD of head.weight" in line)
     # 4 x 16 float32, all-reduced by 2 ranks: 2(p-1)T = 512 bytes (the model is in single precision).
     assert "all_reduce" in line
@@ -197,14 +211,16 @@ def test_a_model_on_the_meta_device() -> None:
         program = compiled(bare, example_batch=vector_batch(8, dtype=torch.float32))
         state = program.full_state_dict()
         program.step(vector_batch(8, dtype=torch.float32))
+        assert_same_state(whole_state(bare), program.full_state_dict(), 0)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(parameter.is_meta for parameter in bare.parameters())
+    assert not any(parameter.is_meta for parameter in bare.parameters())
 
 
 def test_only_one_rank_needs_no_world() -> None:
     model, batch = MLP().double(), vector_batch(8)
+    expected = classification_loss(model, batch).detach()
     program = compiled(model, placement=weft.placement("cpu", [0]))
-    torch.testing.assert_close(program.step(batch), classification_loss(model, batch).detach())
+    torch.testing.assert_close(program.step(batch), expected)
     assert not program.plan.communicators
 
 
@@ -214,7 +230,7 @@ def test_explain_counts_repeated_blocks_once() -> None:
         model = GPT(layers=3)
         optimizer = torch.optim.AdamW(model.parameters())
         program = compiled(model, loss_fn=token_loss, optimizer=optimizer, example_batch=tokens)
-    lines = program.explain().splitlines()
+    lines = program.explain(details=True).splitlines()
     (row,) = [line for line in lines if "parameter" in line and "blocks.*.up.weight" in line][:1]
     # 64 x 16 float32 and its two moments of AdamW, and a step count of 4 bytes.
     assert row.split() == [
@@ -244,7 +260,7 @@ def test_explain_lists_buckets() -> None:
             placement=placement,
             strategy=weft.data_parallel(),
         )
-        text = program.explain()
+        text = program.explain(details=True)
     title = text.splitlines().index("buckets of rank 0")
     rows = [line.split() for line in text.splitlines()[title + 2 :]]
     row = next(row for row in rows if row[1:2] == ["all_reduce"])

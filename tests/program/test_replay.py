@@ -147,7 +147,7 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
             for tape, executor in zip(tapes, program._executors.values(), strict=True):
                 lasting = {storage(each) for each in executor._rank.variables.values()}
                 spoil([each for each in tape.unheld_tensors if storage(each) not in lasting])
-        assert "replayed" in program.explain()
+        assert "replayed" in program.explain(details=True)
     # Results of earlier steps are not overwritten by later ones.
     for own, expected in found:
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-10)
@@ -190,6 +190,6 @@ def test_a_segment_in_which_the_host_waits_stays_as_it_is(tapes: list[StandIn]) 
             tape.waits = "called a synchronizing operation"
         for _ in range(4):
             program.step(token_batch(8))
-        text = program.explain()
+        text = program.explain(details=True)
     assert not any(tape.launches for tape in tapes)
     assert "the host waits in it: called a synchronizing operation" in text

@@ -70,7 +70,7 @@ def test_every_schedule_trains_as_one_device(schedule: Any) -> None:
         assert all(each.credits <= 4 for each in plan.registers)
     # Forward and backward do not wait for each other.
     assert {(0, 1), (1, 0)} <= {group.ranks for group in program.plan.communicators}
-    text = program.explain()
+    text = program.explain(details=True)
     assert f"schedule: {schedule or 'computed'}, 4 micro-batches" in text
 
 

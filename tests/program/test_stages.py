@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from pathlib import Path
@@ -28,6 +29,7 @@ from program.staged_models import (
     plain,
     steps,
 )
+from single_device import whole
 from weft.compiler.loops import loop_values
 from weft.errors import StrategyError
 from weft.ir import parse_graph
@@ -167,8 +169,9 @@ def test_results_masks_states_and_evaluation() -> None:
     optimizer.step()  # the program takes its states over
 
     def run(placement: Placement, strategy: weft.Strategy) -> Any:
+        own, states = copy.deepcopy((model, optimizer))
         program = weft.compile(
-            model, two_outputs, optimizer, batch, placement=placement, strategy=strategy, seed=3
+            own, two_outputs, states, batch, placement=placement, strategy=strategy, seed=3
         )
         results = [program.step(batch) for _ in range(2)]
         evaluated = program.evaluation(two_outputs, batch).step(batch)
@@ -190,12 +193,14 @@ def test_results_masks_states_and_evaluation() -> None:
 def test_an_even_split_is_evaluated_where_its_parameters_lie() -> None:
     with weft.local_world(2):
         model, _, _ = plain("gpt", 0)
+        twin = copy.deepcopy(model)
         program = compiled("gpt", model, PAIR, weft.Strategy(stages=2))
         program.step(token_batch())
         again = program.evaluation(lambda m, b: m(b["x"]), token_batch())
         logits = again.step(token_batch())
-        model.load_state_dict(program.full_state_dict())
-        torch.testing.assert_close(logits, model.eval()(token_batch()["x"]))
+        twin.load_state_dict(program.full_state_dict())
+        torch.testing.assert_close(logits, twin.eval()(token_batch()["x"]).detach())
+        torch.testing.assert_close(logits, whole(model.eval()(token_batch()["x"])))
         # One activation goes over, and the logits to all.
         assert [shape for _, _, shape in crossings(again)] == [(4, 8, 16), (4, 8, 17)]
 
@@ -216,7 +221,7 @@ def test_explain_and_files_know_stages(tmp_path: Path) -> None:
     strategy.save(tmp_path / "strategy.yaml")
     assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
     with weft.local_world(3):
-        text = compiled("gpt", plain("gpt", 0)[0], [0, 1, 2], strategy).explain()
+        text = compiled("gpt", plain("gpt", 0)[0], [0, 1, 2], strategy).explain(details=True)
     assert "GPT on cpu [0, 1], cpu [2], cpu [0, 1, 2]" in text
     words = [" ".join(line.split()) for line in text.splitlines()]
     rows = words[words.index("stages") + 2 :][:2]

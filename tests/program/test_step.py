@@ -12,6 +12,7 @@ from torch import nn
 
 import weft
 from models import MLP, classification_loss, vector_batch
+from single_device import assert_same_state, whole_state
 from weft.errors import UserError
 from weft.ir import parse_graph
 
@@ -50,6 +51,7 @@ def test_strategies_share_a_capture_and_train_as_one_device() -> None:
     model = MLP().double()
     step, before = step_of(model), copy.deepcopy(model.state_dict())
     losses, state = plainly(model)
+    objects = dict(model.named_parameters())
     strategies = (
         DATA,
         weft.Strategy(batch={"*": S(0)}, zero=weft.Zero(3)),
@@ -58,25 +60,31 @@ def test_strategies_share_a_capture_and_train_as_one_device() -> None:
     )
     with weft.local_world(2):
         for strategy in strategies:
-            found, whole = trained(weft.compile(step, placement=PAIR, strategy=strategy))
+            model.load_state_dict(before)
+            program = weft.compile(step, placement=PAIR, strategy=strategy)
+            found, whole = trained(program)
+            program.close()
             assert found == pytest.approx(losses, rel=1e-10)
-            assert all(torch.allclose(value, state[name]) for name, value in whole.items())
+            assert_same_state(whole, state)
+            assert_same_state(whole_state(model), whole, 0)
     assert len(step.captures) == 1
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(objects[name] is parameter for name, parameter in model.named_parameters())
     assert parse_graph(str(step.captures[0].graph)) == step.captures[0].graph
 
 
 def test_a_strategy_reads_the_values_that_parameters_have_now() -> None:
     torch.manual_seed(0)
     model = MLP().double()
-    step = step_of(model)
+    step, plain = step_of(model), copy.deepcopy(model)
     with weft.local_world(2):
         weft.compile(step, placement=PAIR).close()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.5)
+            for parameter in plain.parameters():
+                parameter.mul_(0.5)
         losses, _ = trained(weft.compile(step, placement=PAIR))
-    assert losses == pytest.approx(plainly(model)[0], rel=1e-10)
+    assert losses == pytest.approx(plainly(plain)[0], rel=1e-10)
 
 
 def test_another_precision_is_captured_once_more() -> None:

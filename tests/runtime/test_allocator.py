@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from weft.runtime.allocator import is_free_to_choose, keep_freed_memory
+from weft.runtime.allocator import give_back, is_free_to_choose, keep_freed_memory
 from weft.runtime.world import local_world
 
 
@@ -16,6 +20,23 @@ def test_the_users_settings_win():
     assert not is_free_to_choose({"MALLOC_ARENA_MAX": "4"})
     assert not is_free_to_choose({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"})
     assert not is_free_to_choose({"WEFT_MALLOC": "system"})
+
+
+@pytest.mark.parametrize(("platform", "variable"), [("win32", ""), ("linux", "system")])
+def test_nothing_is_given_back_where_it_is_not_weft_s(monkeypatch, platform, variable):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    called = []
+    library = SimpleNamespace(malloc_trim=called.append)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("WEFT_MALLOC", "")
+    give_back()
+    assert called == [0]
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setenv("WEFT_MALLOC", variable)
+    give_back()
+    assert called == [0]
 
 
 def faults():

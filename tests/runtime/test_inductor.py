@@ -266,7 +266,7 @@ def test_a_model_with_compiled_layers_equals_the_plain_model():
                 kernels=kernels,
             )
             losses[kernels] = [float(program.step(batch)) for _ in range(3)]
-            kinds[kernels] = program.explain()
+            kinds[kernels] = program.explain(details=True)
             program.close()
     assert losses["inductor"] == pytest.approx(losses["aten"], rel=1e-4)
     assert "kernels" not in kinds["aten"]

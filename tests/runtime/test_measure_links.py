@@ -48,7 +48,9 @@ def test_a_program_plans_with_the_links_of_its_world(monkeypatch: pytest.MonkeyP
                 placement=weft.placement("cpu", [0, 1]),
             )
             actors = program.plan.ranks[0].actors
-            return sum(isinstance(each, Communicate) for each in actors), program.explain()
+            return sum(isinstance(each, Communicate) for each in actors), program.explain(
+                details=True
+            )
 
     usual, text = buckets()
     monkeypatch.setattr(LocalWorld, "links", lambda _: slow)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import weft
 from weft.errors import LayoutError, RuleError, UserError
@@ -124,12 +123,3 @@ def test_writes_that_do_not_fit_are_refused():
         x[1:].resize_(9)
     with pytest.raises(UserError, match="global tensors are strided"):
         x.to_sparse()
-
-
-@pytest.mark.parametrize("parameters", [True, False])
-def test_compile_refuses_what_distribute_has_changed(parameters):
-    model = nn.Linear(4, 4, bias=False) if parameters else nn.BatchNorm1d(4, affine=False)
-    weft.distribute(model, PAIR)
-    name = "weight" if parameters else "running_mean"
-    with pytest.raises(UserError, match=rf"found {name} as a global tensor .*weft.distribute"):
-        weft.compile(model, lambda m, x: m(x).sum(), None, torch.ones(2, 4), placement=PAIR)

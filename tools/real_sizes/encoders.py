@@ -99,6 +99,45 @@ def _whisper_attention(layers: int, tokens: int) -> int:
     return layers // 2 * 1280 * (_SOUND * _SOUND + tokens * tokens + tokens * _SOUND)
 
 
+def _bart(layers: int, tokens: int) -> nn.Module:
+    config = _config(
+        "Bart",
+        vocab_size=50265,
+        d_model=1024,
+        encoder_layers=layers // 2,
+        decoder_layers=layers // 2,
+        encoder_attention_heads=16,
+        decoder_attention_heads=16,
+        encoder_ffn_dim=4096,
+        decoder_ffn_dim=4096,
+        max_position_embeddings=tokens,
+        dropout=0.0,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        return transformers.BartForConditionalGeneration(config)
+
+
+def _deberta(layers: int, tokens: int) -> nn.Module:
+    config = _config(
+        "DebertaV2",
+        vocab_size=128100,
+        hidden_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=tokens,
+        relative_attention=True,
+        position_buckets=256,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+    )
+    with torch.device("meta"):
+        return transformers.DebertaV2ForMaskedLM(config)
+
+
 ENCODERS = (
     Family(
         "BERT-large",
@@ -179,5 +218,43 @@ ENCODERS = (
         blocks=("model.encoder.layers.*", "model.decoder.layers.*"),
         # Half the encoder and more of it, then its output along with the decoder.
         crossing=lambda tokens: (_SOUND * 1280,) * 3 + (tokens * 1280,),
+    ),
+    Family(
+        "BART-large",
+        "1910.13461, section 4",
+        _bart,
+        tokens_batch,
+        24,
+        1024,
+        lambda layers, tokens: layers // 2 * 3 * tokens * tokens * 1024,
+        {"*embed_positions*": 0, "*norm*": 0, "*.bias": 0},
+        columns=("*.q_proj", "*.k_proj", "*.v_proj", "*.fc1"),
+        rows=("*.out_proj", "*.fc2"),
+        tables=("model.shared",),
+        tied=("model.shared",),
+        blocks=("model.encoder.layers.*", "model.decoder.layers.*"),
+        regions=2.5,
+        ends=4,
+        # The encoder's output goes along with the decoder.
+        crossing=lambda tokens: (tokens * 1024,) * 5,
+        # The table once more, for the decoder.
+        once=lambda tokens: 50265 * 1024,
+    ),
+    Family(
+        "DeBERTa-v3-large",
+        "2111.09543, section 5.1",
+        _deberta,
+        tokens_batch,
+        24,
+        1024,
+        # Content to content, content to position and position to content.
+        lambda layers, tokens: layers * tokens * (tokens + 512) * 1024,
+        {"*rel_embeddings*": 0, "*LayerNorm*": 0, "*.bias": 0},
+        products=6,
+        columns=("*.query_proj", "*.key_proj", "*.value_proj", "*.intermediate.dense"),
+        rows=("*.output.dense",),
+        tables=("deberta.embeddings.word_embeddings",),
+        tied=("deberta.embeddings.word_embeddings",),
+        blocks=("deberta.encoder.layer.*",),
     ),
 )

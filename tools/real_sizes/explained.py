@@ -40,6 +40,14 @@ _LATENT = (
     "latents of keys and values are made once, each rank its rows, and gathered; "
     "the textbook's ranks all make them"
 )
+_POSITIONS = (
+    "relative positions are projected once for all ranks, each its part, and gathered; "
+    "the textbook's ranks all do it"
+)
+_EACH_TIME = (
+    "relative positions drop out anew in each micro-batch: each rank projects its part of them, "
+    "gathers them and reduces their gradients each time"
+)
 _NORMS = (
     "where activations between regions are split by their width, which sends less for a table's gradient, each norm "
     "exchanges a number for each position"
@@ -48,7 +56,10 @@ _WINDOW = (
     "the mask of a window over the batch is made for a part of the batch on each rank: attention runs by sequences, "
     "and heads go there and back"
 )
-_TWO = "both sums of a parallel block are laid along the sequence, as the strategy says: each is scattered alone"
+_ENDS = (
+    "a transfer between stages is an act at both of its ends, and there are few gradients beside it where matrices are "
+    "joined or blocks have one norm"
+)
 _THRICE = "a table that encoder, decoder and head read is gathered for each of them"
 _BIASES = (
     "the gradient of the biases of positions is reduced before it goes to an earlier stage, and rows that were looked "
@@ -85,7 +96,11 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("DeepSeek-V2 Lite", "[th]*", "bytes", 1.02, 1.09, _LATENT),
     Explained("Mistral 7B", "tensor", "exchanges", 2.05, 2.7, _WINDOW),
     Explained("*", "tensor", "exchanges", 2.05, 4.4, _NORMS),
-    Explained("GPT-NeoX 20B", "*sequence", "bytes", 1.02, 1.25, _TWO),
+    Explained("DeBERTa-v3-large", "*", "bytes", 1.02, 1.05, _POSITIONS),
+    Explained("DeBERTa-v3-large", "pipeline*", "bytes", 1.02, 1.12, _EACH_TIME),
+    Explained("DeBERTa-v3-large", "pipeline*", "exchanges", 1.02, 1.5, _EACH_TIME),
+    Explained("Phi-[34] mini", "pipeline*", "exchanges", 1.02, 1.2, _ENDS),
+    Explained("Command R 35B", "pipeline*", "exchanges", 1.02, 1.2, _ENDS),
     Explained("ResNet-50", "pipeline*", "exchanges", 1.02, 4.0, _STATISTICS),
     Explained("ResNet-50", "recompute", "exchanges", 1.02, 1.1, _STATISTICS),
     Explained("*", "tensor", "exchanges", 1.02, 2.05, _APART),

@@ -29,7 +29,7 @@ def _build(name: str, sizes: dict[str, Any], layers: int, tokens: int) -> nn.Mod
     return model
 
 
-def _attention(width: int) -> Callable[[int, int], int]:
+def attention_of(width: int) -> Callable[[int, int], int]:
     """Every position looks at every other one, in heads that are `width` wide together."""
     return lambda layers, tokens: layers * tokens * tokens * width
 
@@ -46,7 +46,7 @@ def decoder(
     heads = sizes["num_attention_heads"]
     width = heads * sizes.get("head_dim", sizes["hidden_size"] // heads)
     given: dict[str, Any] = {
-        "attention": _attention(width),
+        "attention": attention_of(width),
         "passes": _TIED if sizes.get("tie_word_embeddings") else _PASSES,
         "tables": _TABLES,
         **_GATED,
@@ -63,9 +63,10 @@ def decoder(
     )
 
 
-def _sizes(
+def sizes_of(
     hidden: int, inner: int, heads: int, kv: int, vocabulary: int, tied: bool = False, **more: Any
 ) -> dict[str, Any]:
+    """The sizes of a decoder, by the names that configs have for them."""
     return {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -98,7 +99,7 @@ LANGUAGE = (
         "2407.21783, table 3",
         "Llama",
         32,
-        _sizes(
+        sizes_of(
             4096, 14336, 32, 8, 128256, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
         ),
     ),
@@ -107,33 +108,38 @@ LANGUAGE = (
         "2407.21783, table 3",
         "Llama",
         80,
-        _sizes(
+        sizes_of(
             8192, 28672, 64, 8, 128256, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
         ),
     ),
     decoder(
-        "Qwen2 7B", "2407.10671, table 1", "Qwen2", 28, _sizes(3584, 18944, 28, 4, 152064), tensor=4
+        "Qwen2 7B",
+        "2407.10671, table 1",
+        "Qwen2",
+        28,
+        sizes_of(3584, 18944, 28, 4, 152064),
+        tensor=4,
     ),
     decoder(
         "Qwen3 8B",
         "2505.09388, table 1",
         "Qwen3",
         36,
-        _sizes(4096, 12288, 32, 8, 151936, head_dim=128),
+        sizes_of(4096, 12288, 32, 8, 151936, head_dim=128),
     ),
     decoder(
         "Mistral 7B",
         "2310.06825, table 1",
         "Mistral",
         32,
-        _sizes(4096, 14336, 32, 8, 32000, sliding_window=4096),
+        sizes_of(4096, 14336, 32, 8, 32000, sliding_window=4096),
     ),
     decoder(
         "Gemma 2 9B",
         "2408.00118, table 1",
         "Gemma2",
         42,
-        _sizes(3584, 14336, 16, 8, 256128, tied=True, head_dim=256),
+        sizes_of(3584, 14336, 16, 8, 256128, tied=True, head_dim=256),
         products=6,
         tables=("model.embed_tokens",),
         tied=("model.embed_tokens",),
@@ -143,13 +149,13 @@ LANGUAGE = (
         "huggingface.co/microsoft/phi-2",
         "Phi",
         32,
-        _sizes(2560, 10240, 32, 32, 51200, resid_pdrop=0.1),
+        sizes_of(2560, 10240, 32, 32, 51200, resid_pdrop=0.1),
         columns=(*_QKV, "*.fc1"),
         rows=("*.dense", "*.fc2"),
         # Attention and MLP side by side, each with a dropout of its own behind its sum.
         regions=1.5,
     ),
-    decoder("OLMo 2 7B", "2501.00656, table 3", "Olmo2", 32, _sizes(4096, 11008, 32, 32, 100352)),
+    decoder("OLMo 2 7B", "2501.00656, table 3", "Olmo2", 32, sizes_of(4096, 11008, 32, 32, 100352)),
     Family(
         "GPT-2 XL",
         "Radford et al. 2019, table 2",
@@ -157,7 +163,7 @@ LANGUAGE = (
         tokens_batch,
         48,
         1600,
-        _attention(1600),
+        attention_of(1600),
         {"*wpe*": 0, "*ln_*": 0, "*.bias": 0},
         tied=("transformer.wte",),
         blocks=("transformer.h.*",),
@@ -187,7 +193,7 @@ LANGUAGE = (
         "2401.04088, table 1",
         "Mixtral",
         32,
-        _sizes(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
+        sizes_of(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
         chosen=(2, 8),
         **_SPARSE,
     ),
@@ -196,7 +202,7 @@ LANGUAGE = (
         "2505.09388, table 2",
         "Qwen3Moe",
         48,
-        _sizes(
+        sizes_of(
             2048,
             6144,
             32,
@@ -217,7 +223,7 @@ LANGUAGE = (
         "DeepseekV2",
         27,
         {
-            **_sizes(2048, 10944, 16, 16, 102400, head_dim=64),
+            **sizes_of(2048, 10944, 16, 16, 102400, head_dim=64),
             "kv_lora_rank": 512,
             "q_lora_rank": None,
             "qk_rope_head_dim": 64,
@@ -231,7 +237,7 @@ LANGUAGE = (
             "n_group": 1,
             "topk_group": 1,
         },
-        attention=_attention(16 * 160),
+        attention=attention_of(16 * 160),
         chosen=(6, 64),
         columns=("*.q_proj", "*.kv_b_proj", "*.gate_proj", "*.up_proj"),
         rows=("*.o_proj", "*.down_proj"),

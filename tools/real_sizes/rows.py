@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools.real_sizes.decoders import DECODERS
 from tools.real_sizes.encoders import ENCODERS
 from tools.real_sizes.family import Family, Shape
 from tools.real_sizes.language import LANGUAGE
@@ -11,7 +12,9 @@ from tools.real_sizes.nets import NETS
 from tools.real_sizes.plans import KINDS, Kind
 from tools.real_sizes.textbook import Grid
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*LANGUAGE, *ENCODERS, *NETS)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (*LANGUAGE, *DECODERS, *ENCODERS, *NETS)
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,17 @@ LAYERS, STAGED = 4, 12
 
 _DATA: dict[str, Grid] = dict.fromkeys(("data", "ZeRO 1", "ZeRO 2", "ZeRO 3", "deduced"), (8,))
 _PIPELINES: dict[str, Grid] = {"pipeline": (4, 2), "pipeline + ZeRO 1": (4, 2)}
-_TOKENS = {"GPT-2 XL": 1024, "BERT-large": 512, "T5-3B": 512, "Whisper large-v3": 448}
+_TOKENS = {
+    "GPT-2 XL": 1024,
+    "BERT-large": 512,
+    "T5-3B": 512,
+    "Whisper large-v3": 448,
+    "BART-large": 1024,
+    "DeBERTa-v3-large": 512,
+}
 _WITHOUT = ("ViT-L/16", "DiT-XL/2", "ResNet-50", "DLRM")
 # More ranks, longer sequences, other precisions and full depth, for these.
-_WIDE = ("Llama 3 8B", "Qwen2 7B", "GPT-NeoX 20B", "Mixtral 8x7B", "BERT-large")
+_WIDE = ("Llama 3 8B", "Qwen2 7B", "GPT-NeoX 20B", "Phi-3 mini", "Mixtral 8x7B", "BERT-large")
 _LONG = ("Llama 3 8B", "Qwen3 8B", "Mistral 7B")
 _HALF = ("Llama 3 8B", "Llama 3 70B", "Qwen2 7B", "GPT-2 XL", "Mixtral 8x7B", "ViT-L/16")
 _DEEP = ("GPT-2 XL", "Llama 3 8B", "ViT-L/16")

@@ -45,7 +45,12 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node
     """
     number: dict[Node, int] = {}
     arcs = [
-        (number.setdefault(e.source, len(number)), number.setdefault(e.target, len(number)))
+        (
+            number.setdefault(e.source, len(number)),
+            number.setdefault(e.target, len(number)),
+            e.seconds,
+            e.tokens,
+        )
         for e in edges
     ]
     ratio = 0.0
@@ -61,21 +66,24 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node
 
 
 def _cycle_above(
-    edges: Sequence[Edge[Node]], arcs: Sequence[tuple[int, int]], nodes: int, ratio: float
+    edges: Sequence[Edge[Node]],
+    arcs: Sequence[tuple[int, int, float, int]],
+    nodes: int,
+    ratio: float,
 ) -> tuple[Edge[Node], ...]:
     """A cycle whose `seconds - ratio * tokens` is positive; () if there is none. Bellman and Ford's longest paths.
 
     Args:
         edges: of the graph.
-        arcs: the numbers of their sources and targets.
+        arcs: the numbers of their sources and targets, their seconds and tokens.
         nodes: how many there are.
         ratio: seconds per token.
     """
-    weights = [edge.seconds - ratio * edge.tokens for edge in edges]
     weighted = [
-        (a, b, w, index) for index, ((a, b), w) in enumerate(zip(arcs, weights, strict=True))
+        (a, b, seconds - ratio * tokens, index)
+        for index, (a, b, seconds, tokens) in enumerate(arcs)
     ]
-    rounding = _ROUNDING * (sum(map(abs, weights)) + 1e-300)
+    rounding = _ROUNDING * (sum([abs(weight) for _, _, weight, _ in weighted]) + 1e-300)
     longest = [0.0] * nodes
     via, parents = [-1] * nodes, [-1] * nodes
     for _ in range(nodes + 1):

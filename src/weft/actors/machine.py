@@ -13,7 +13,7 @@ number of its readers there, and is acknowledged once, after the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -46,17 +46,24 @@ class QueueMachine:
             otherwise, of those that may act, the first by step, priority, micro-batch and id does.
         told: whether nothing acts before a `Start` names it, for a rehearsal that looks for an
             order; `ready` lists who may.
+        alike: for a rehearsal, what `weft.actors.wiring.equal_registers` found: one of equal
+            registers stands for all.
     """
 
     def __init__(
-        self, plan: RankPlan, queue: str, in_order: bool = False, told: bool = False
+        self,
+        plan: RankPlan,
+        queue: str,
+        in_order: bool = False,
+        told: bool = False,
+        alike: Mapping[str, str] | None = None,
     ) -> None:
         self.queue = queue
         self.in_order = in_order
         self.told = told
         # Actors of this queue in plan order, and the registers they touch. Fixed after
         # construction.
-        self._tasks, self._ports = wire(plan, queue)
+        self._tasks, self._ports = wire(plan, queue, alike)
         self._by_id = {task.id: task for task in self._tasks}
         # In order: whose turn each act of a step is.
         self._turns = turns(plan, queue, self._tasks) if in_order else ()
@@ -89,7 +96,8 @@ class QueueMachine:
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)
-        self._go_on(actions)
+        if not self.told:
+            self._go_on(actions)
         return tuple(actions)
 
     def finish(self) -> list[Action]:
@@ -109,6 +117,11 @@ class QueueMachine:
             task = self._next()
             if task is not None:
                 self._start(task, actions)
+
+    @property
+    def may_act(self) -> bool:
+        """Whether some act may start now, in any order; never while one runs or when in order."""
+        return self._running is None and bool(self._ready)
 
     def ready(self) -> tuple[Act, ...]:
         """The acts that may start now, first to last; none while one runs or when in order."""
@@ -194,11 +207,12 @@ class QueueMachine:
             actions.append(EndStep(step))
 
     def _obey(self, event: Start, actions: list[Action]) -> None:
-        entry = next((entry for entry in self._ready if entry[-1] == event.actor), None)
-        if entry is None or self._running is not None or not self.told:
-            raise InternalError(f"{self.queue}: {event}, but it may not act now")
-        self._ready.remove(entry)
-        self._start(self._by_id[event.actor], actions)
+        for place, entry in enumerate(self._ready):
+            if entry[-1] == event.actor and self._running is None and self.told:
+                del self._ready[place]  # no heap any more: who is told takes the least
+                self._start(self._by_id[event.actor], actions)
+                return
+        raise InternalError(f"{self.queue}: {event}, but it may not act now")
 
     def _start(self, task: Task, actions: list[Action]) -> None:
         """Take the inputs and copies of an act, and count what the task's next one lacks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.errors import InternalError
@@ -75,17 +76,38 @@ class Port:
     taken: int = 0
 
 
-def wire(plan: RankPlan, queue: str) -> tuple[tuple[Task, ...], dict[str, Port]]:
-    """Tasks (in plan order) and ports (by register) of one queue, as before the first step."""
+def wire(
+    plan: RankPlan, queue: str, alike: Mapping[str, str] | None = None
+) -> tuple[tuple[Task, ...], dict[str, Port]]:
+    """Tasks (in plan order) and ports (by register) of one queue, as before the first step.
+
+    Args:
+        plan: of the rank.
+        queue: its name.
+        alike: what `equal_registers` found, when one of equal registers is to stand for all.
+    """
     ports: dict[str, Port] = {}
     actors = plan.on_queue.get(queue, ())
-    tasks = [_task(actor, plan, plan.register_of, ports) for actor in actors]
+    tasks = [_task(actor, plan, ports, alike) for actor in actors]
     for port in ports.values():
         _fill(port)
     for task in tasks:
         task.waits += sum(not port.arrived for port in (*task.consumes, *task.holds))
         task.waits += sum(port.taken == port.credits for port in (*task.produces, *task.fills))
     return tuple(tasks), ports
+
+
+def equal_registers(plan: RankPlan) -> dict[str, str]:
+    """For each register, by name, the first that the same actors make and read as often, with as many copies.
+
+    They get and lose their versions together, so that one of them says when who may act.
+    """
+    first: dict[tuple[object, ...], str] = {}
+    found: dict[str, str] = {}
+    for each in plan.registers:
+        key = each.producer, each.consumers, each.credits, each.full, each.rate
+        found[each.value.name] = first.setdefault(key, each.value.name)
+    return found
 
 
 def turns(plan: RankPlan, queue: str, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
@@ -100,20 +122,23 @@ def turns(plan: RankPlan, queue: str, tasks: tuple[Task, ...]) -> tuple[Task, ..
 
 
 def _task(
-    actor: Actor, plan: RankPlan, registers: dict[str, Register], ports: dict[str, Port]
+    actor: Actor, plan: RankPlan, ports: dict[str, Port], alike: Mapping[str, str] | None
 ) -> Task:
     task = Task(actor.id, actor.acts, actor.priority)
+    registers, made, read = plan.register_of, actor.produces, actor.consumes
+    if alike is not None:
+        made, read = (
+            tuple(dict.fromkeys([alike[name] for name in names])) for names in (made, read)
+        )
     # A variable that only its producer touches needs no tokens: optimizer states, above all.
-    produced = [
-        name for name in actor.produces if registers[name].consumers or not registers[name].full
-    ]
+    produced = [name for name in made if registers[name].consumers or not registers[name].full]
     for name in produced:
         port = _port(registers[name], plan, ports)
         port.producer = task
         port.span = actor.acts // registers[name].rate
         queues = (plan.actors[id].queue for id in registers[name].consumers)
         port.queues = tuple(dict.fromkeys(other for other in queues if other != actor.queue))
-    consumed = [name for name in actor.consumes if not _is_constant(registers[name], plan)]
+    consumed = [name for name in read if not _is_constant(registers[name], plan)]
     for name in consumed:
         port = _port(registers[name], plan, ports)
         (port.readers if actor.acts == registers[name].rate else port.holders).append(task)

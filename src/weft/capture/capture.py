@@ -12,6 +12,7 @@ import torch
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.convert import Boundary, to_logical
 from weft.capture.optimizer import UpdateRule, groups_of, update_rules
+from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
 from weft.capture.trace import LossFunction, Traced, Variables, read_variables, trace_step
@@ -54,7 +55,7 @@ class Captured:
 def capture(
     model: torch.nn.Module,
     loss_fn: LossFunction,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizing,
     example_batch: Any,
     device_type: str = "cpu",
     training: bool = True,
@@ -69,7 +70,8 @@ def capture(
         model: any module, also on the meta device.
         loss_fn: `loss_fn(model, batch)`; when training it returns the loss, alone, first of a tuple
             or as the entry "loss" of a dict. In evaluation it may return any nest of tensors.
-        optimizer: updates the model's parameters; None for a step without updates.
+        optimizer: updates the model's parameters; a list of several, which share no parameter; None
+            for a step without updates.
         example_batch: nest of tensors and plain constants; only shapes, dtypes and constants are
             used.
         device_type: where the step will run: "cpu" or "cuda".
@@ -86,9 +88,10 @@ def capture(
     """
     _check_device(device_type)
     batch = describe_batch(example_batch)
+    optimizers = optimizers_of(optimizer)
     with _lock:
         variables = read_variables(model)
-        groups = groups_of(optimizer, variables.parameters) if optimizer and training else {}
+        groups = groups_of(optimizers, variables.parameters) if training else {}
         traced = trace_step(
             model,
             loss_fn,
@@ -101,7 +104,9 @@ def capture(
             apart,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
-        rules = update_rules(optimizer, variables.parameters, groups, masters) if optimizer else {}
+        rules = (
+            update_rules(optimizers, variables.parameters, groups, masters) if optimizers else {}
+        )
     boundary = _boundary(variables, batch, traced, rules)
     graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}

@@ -91,12 +91,63 @@ def functional(
         return module
 
     def run(*values: torch.Tensor) -> Any:
-        return torch.fx.Interpreter(module).run(*values)
+        return _Functional(module).run(*values)
 
     function = torch.func.functionalize(run, remove="mutations")
     tracer = make_fx(function, decomposition_table=dict(table), tracing_mode="real")
     with mode, torch.fx.traceback.preserve_node_meta(), torch.no_grad():
-        return tracer(*inputs)
+        found = tracer(*inputs)
+    for node in found.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        if "val" not in node.meta:  # it did not fit, and was done without
+            found.graph.erase_node(node)
+    return found
+
+
+class _Functional(torch.fx.Interpreter):
+    """Runs a graph of which writes become values.
+
+    Such a value may lie otherwise than the tensor that was written, and so may what is made of it; a
+    view that does not fit it any more is a copy, where nothing writes to either of them later.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, ValueError):
+            at = self._node_at(target, args)
+            if at is None or _written_after(self.graph, at):
+                raise
+            return torch.ops.aten.reshape.default(*args)
+
+    def _node_at(self, target: Any, args: Any) -> torch.fx.Node | None:
+        """The node that runs, where it is a view by shape."""
+        if target is not torch.ops.aten.view.default:
+            return None
+        made = [node for node in self.graph.nodes if node.target is target]
+        return next((node for node in made if self.env.get(node.args[0]) is args[0]), None)
+
+
+def _written_after(graph: torch.fx.Graph, view: torch.fx.Node) -> bool:
+    """Whether anything behind a node writes to what it looks at."""
+    nodes = list(graph.nodes)
+    root = _root(view)
+    writers = (
+        node
+        for node in nodes[nodes.index(view) + 1 :]
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    )
+    written = (one for node in writers for one in _written(node.target, node.args, node.kwargs))
+    return any(isinstance(one, torch.fx.Node) and _root(one) is root for one in written)
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node looks at, behind views and writes in place."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        aliases = any(result.alias_info for result in node.target._schema.returns)
+        if not aliases or not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
 
 
 def _changes(target: Any, table: Decompositions) -> bool:

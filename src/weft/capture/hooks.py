@@ -31,7 +31,12 @@ def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Ho
                 "compiled step cannot call: it has no parameter.grad to show. Take it away; register_hook, which "
                 "is given the gradient and returns another, is captured, and clip_norm= of the strategy clips"
             )
-    return {name: tuple((one._backward_hooks or {}).values()) for name, one in parameters.items()}
+    return {
+        name: tuple(
+            h for h in (one._backward_hooks or {}).values() if not hasattr(h, "lays_gradient")
+        )
+        for name, one in parameters.items()
+    }
 
 
 def named_hook(hooks: Any) -> str:

@@ -27,11 +27,18 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 
 
 @contextmanager
-def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+def restored(
+    model: nn.Module, function: Callable[..., Any], everything: bool = False
+) -> Iterator[None]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
     That is: attributes of modules and containers in them; variables of closures, globals and other
     containers where a tensor without data is now (a cache, a list of losses).
+
+    Args:
+        model, function: of a step.
+        everything: for a step that runs with data: containers and globals get back whatever was
+            there.
     """
     functions = user_functions(function, model)
     names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
@@ -44,10 +51,10 @@ def restored(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
         for container, before in own:
             _put_back(container, before)
         for container, before in others:
-            if _holds_fakes(container):
+            if everything or _holds_fakes(container):
                 _put_back(container, before)
         for space, name, value in names:
-            _set(space, name, value)
+            _set(space, name, value, everything)
         for cell, content in cells:
             cell.cell_contents = content
 
@@ -148,13 +155,20 @@ class _Replacing(TorchFunctionMode):
     def _replaced(self, value: Any) -> Any:
         if type(value) is list or type(value) is tuple:
             return type(value)(self._replaced(part) for part in value)
-        return self._stand_ins.get(id(value), value)
+        found = self._stand_ins.get(id(value), value)
+        if hasattr(type(found), "sbp"):  # a global tensor, which a package above defines
+            raise TypeError(
+                f"the step computes with a live tensor {list(found.shape)} of another compiled model, or with another "
+                "global tensor. Expected tensors of the model and the batch: give both models as one, "
+                'nn.ModuleDict({"model": …, "other": …}), and each program its optimizer'
+            )
+        return found
 
 
-def _set(space: dict[str, Any], name: str, value: Any) -> None:
-    """Give a global its value back; a tensor without data is taken away where there was none."""
+def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
+    """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
     if value is _MISSING:
-        if is_fake(space.get(name)):
+        if name in space and (everything or is_fake(space[name])):
             del space[name]
     elif space.get(name, _MISSING) is not value:
         space[name] = value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from weft.capture.batch import dtype_name
 from weft.capture.fx import DispatchMode
 from weft.capture.optimizer_checks import check_apart, check_optimizer
+from weft.capture.optimizers import Optimizers
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER
 
@@ -57,7 +58,10 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element."""
+    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element.
+
+    Groups are numbered through all optimizers (`weft.capture.optimizers`).
+    """
 
     optimizer: str
     group: int
@@ -65,30 +69,36 @@ class UpdateRule:
     elementwise: bool
 
 
-def groups_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
-) -> dict[str, int]:
-    """The index of the parameter group of each of the model's parameters that the optimizer updates.
+def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of the parameter group of each of the model's parameters that an optimizer updates.
 
     Raises:
-        CaptureError: when the optimizer holds a tensor that is no parameter of the model.
+        CaptureError: when an optimizer holds a tensor that is no parameter of the model, or two
+            hold the same.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
-    groups = {}
-    for index, group in enumerate(optimizer.param_groups):
+    groups: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for label, number, group in optimizers.groups():
         for position, parameter in enumerate(group["params"]):
-            if id(parameter) not in names:
+            name = names.get(id(parameter))
+            if name is None:
                 raise CaptureError(
-                    f"{type(optimizer).__name__}: entry {position} of parameter group {index} "
+                    f"entry {position} of {label} "
                     f"({dtype_name(parameter.dtype)}{list(parameter.shape)}) is no parameter of the model; "
                     "build the optimizer from model.parameters() of the same model, after any change to it"
                 )
-            groups[names[id(parameter)]] = index
+            if name in groups:
+                raise CaptureError(
+                    f"{name} is in {owners[name]} and in {label}; expected each parameter in one optimizer: leave it "
+                    "out of the other one's parameters"
+                )
+            groups[name], owners[name] = number, label
     return groups
 
 
 def update_rules(
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     parameters: Mapping[str, torch.Tensor],
     groups: dict[str, int],
     masters: bool = False,
@@ -108,19 +118,21 @@ def update_rules(
             "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
             "out: parameters that are float32 are their own masters"
         )
-    check_optimizer(optimizer)
+    for optimizer in optimizers.each:
+        check_optimizer(optimizer)
     tried: dict[Any, UpdateRule] = {}
     apart: set[tuple[int, int]] = set()
     rules = {}
     for name, group in groups.items():
         parameter = parameters[name]
+        optimizer, own = optimizers.place(group)
         kind = (group, tuple(parameter.shape), parameter.dtype)
         if kind not in tried:
             master = masters and _is_half(parameter)
-            tried[kind] = _try(optimizer, group, parameter, name, master)
+            tried[kind] = replace(_try(optimizer, own, parameter, name, master), group=group)
         if (group, parameter.dim()) not in apart:
             apart.add((group, parameter.dim()))
-            check_apart(optimizer, partial(_copy_for, optimizer, group), name, parameter.dim())
+            check_apart(optimizer, partial(_copy_for, optimizer, own), name, parameter.dim())
         rules[name] = tried[kind]
     return rules
 
@@ -133,7 +145,7 @@ def _try(
     master: bool,
 ) -> UpdateRule:
     dtype = torch.float32 if master else parameter.dtype
-    probe = torch.nn.Parameter(torch.empty_like(parameter, device="meta", dtype=dtype))
+    probe = torch.nn.Parameter(torch.empty(parameter.shape, device="meta", dtype=dtype))
     copy = _copy_for(optimizer, group, probe)
     options = dict(copy.param_groups[0])
     observer = _Observer()

@@ -57,7 +57,9 @@ class Watch:
             if isinstance(entry.space, dict):
                 groups.setdefault(id(entry.space), []).append(entry)
         # How all values of a space are read at once, and what all of them were.
-        self._readers = [(_reader(group), group[0].space) for group in groups.values()]
+        self._readers = [
+            (reader([entry.name for entry in group]), group[0].space) for group in groups.values()
+        ]
         self._then = [entry.value for group in groups.values() for entry in group]
         self._others = [entry for entry in entries if not isinstance(entry.space, dict)]
 
@@ -100,12 +102,12 @@ class Items:
         return self._items[number] if number < len(self._items) else default
 
 
-def _reader(entries: Sequence[Entry]) -> Callable[[Any], Iterable[Any]]:
-    """Reads the values of entries from their space, in order; a KeyError when one is gone."""
-    if len(entries) == 1:
-        name = entries[0].name
+def reader(names: Sequence[Any]) -> Callable[[Any], Iterable[Any]]:
+    """Reads the values of names from a dict, in order; a KeyError when one is gone."""
+    if len(names) == 1:
+        name = names[0]
         return lambda space: (space[name],)
-    return itemgetter(*[entry.name for entry in entries])
+    return itemgetter(*names)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,19 +1,24 @@
 """Layouts of activations: a hint on what modules return, where the strategy names them.
 
+What is only added up is laid as its sum: attention and MLP side by side, each split by its inputs, make parts of
+one sum, which is reduced once.
+
 Before: calls outside of a module read what it made. After: they read it through `weft.hint`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from weft.compiler.box import renamed
+from weft.compiler.gathers import HINT
+from weft.compiler.products_first import ADD
 from weft.errors import StrategyError
-from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs
+from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
 
 # Patterns of module paths, and the SBPs of what they return, as texts of hints.
 Layouts: TypeAlias = Sequence[tuple[str, str]]
@@ -24,7 +29,8 @@ def lay_activations(
 ) -> LogicalGraph:
     """Hint at what modules return that a pattern names; the first that does counts.
 
-    What a module returns is what it makes and other calls of the forward read.
+    What a module returns is what it makes and other calls of the forward read. A scalar beside
+    tensors, such as a loss that balances experts, is passed over.
 
     Args:
         graph: without layouts.
@@ -47,12 +53,46 @@ def lay_activations(
                 hint = _hint(node, graph.values[name], text)
                 nodes.append(hint)
                 hinted[name] = node_outputs(hint)[0].name, path
-    return replace(graph, nodes=tuple(nodes))
+    return _on_sums(replace(graph, nodes=tuple(nodes)))
+
+
+def _on_sums(graph: LogicalGraph) -> LogicalGraph:
+    """The graph with one hint on a sum, in place of equal hints on both terms that nothing else reads."""
+    hints = {node.makes[0].name: node for node in graph.of_kind(Call) if node.op == HINT}
+    alone = {name for name in hints if len(graph.users[name]) == 1}
+    names: dict[str, str] = {}
+    nodes: dict[str | int, Node] = {}
+    for number, old in enumerate(graph.nodes):
+        node = renamed(old, names)
+        terms = _hinted_terms(node, hints, alone)
+        nodes[node_outputs(node)[0].name if node_outputs(node) else number] = node
+        if not terms or not isinstance(node, Call):
+            continue
+        raw = {name: node_uses(hints[name])[0] for name in terms}
+        made = node.makes[0]
+        hint = _hint(node, made, str(hints[terms[0]].args[1]))
+        for name in terms:
+            del nodes[name]
+        nodes[made.name] = renamed(node, raw)
+        names[made.name] = laid = hint.makes[0].name
+        nodes[laid] = hints[laid] = hint
+        alone |= {laid} if len(graph.users[made.name]) == 1 else set()
+    return replace(graph, nodes=tuple(nodes.values())) if names else graph
+
+
+def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str]) -> tuple[str, ...]:
+    """The two terms of a plain sum that have equal hints, of which it is the one reader."""
+    if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
+        return ()
+    known = [hints[name] for name in node.operands if name in alone]
+    texts = {(hint.args[1:], hint.makes[0].shape) for hint in known}
+    same = len(known) == 2 and texts == {(known[0].args[1:], node.makes[0].shape)}
+    return node.operands if same else ()
 
 
 def _hint(maker: Call, value: Value, text: str) -> Call:
     laid = replace(value, name=f"{value.name}.laid")
-    return Call("weft.hint", (Ref(value.name), text), (), (laid,), maker.location, maker.phase)
+    return Call(HINT, (Ref(value.name), text), (), (laid,), maker.location, maker.phase)
 
 
 def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tuple[str, str, str]]:
@@ -60,10 +100,22 @@ def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tup
     for value in node_outputs(node):
         for path in _around(node):
             text = next((text for pattern, text in layouts if fnmatchcase(path, pattern)), None)
-            readers = graph.users[value.name]
-            if text is not None and any(_outside(reader, path) for reader in readers):
-                yield value.name, path, text
+            if text is not None and _leaves(graph, value, path):
+                if value.shape or not _returns_tensors(graph, path):
+                    yield value.name, path, text
                 break
+
+
+def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
+    """Whether a module's value is read outside of it."""
+    return any(_outside(reader, path) for reader in graph.users[value.name])
+
+
+def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
+    """Whether a module returns anything that has dimensions."""
+    inside = (node for node in graph.of_kind(Call) if _inside(node, path))
+    made = (value for node in inside for value in node_outputs(node) if value.shape)
+    return any(_leaves(graph, value, path) for value in made)
 
 
 def _outside(node: Node, path: str) -> bool:

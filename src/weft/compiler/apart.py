@@ -3,7 +3,8 @@
 Batched products take one batch dimension, so attention that is written with them runs on [batch·heads,
 time, width]. A split by heads is none of that dimension: tensor parallelism would move the heads to
 the batch and back. So what a view merges is kept apart through transpositions, element-wise ops,
-softmax and batched products, which become `aten.matmul`, up to the view that parts it again.
+softmax, look-ups along other dimensions and batched products, which become `aten.matmul`, up to the view
+that parts it again.
 
 Before: a graph as captured. After: an equal one, in which other calls stand between such views.
 """
@@ -31,7 +32,11 @@ BMM, BADDBMM = "aten.bmm.default", "aten.baddbmm.default"
 _DIMS = {
     "aten._softmax.default": (1,),
     "aten._softmax_backward_data.default": (2,),
+    "aten.gather.default": (1,),
+    "aten.scatter_add.default": (1,),
 }
+# Makes a tensor beside another one, of the size that its second argument says.
+BESIDE = frozenset(aten("new_zeros new_ones new_full"))
 _RANK = 3  # of a batched product's operands; tokens that are flattened for a linear layer have 2
 
 
@@ -158,6 +163,8 @@ class _Writer:
         if maker.op == UNIFORM:
             shape = merged.apart(value.shape)
             args: tuple[Arg, ...] = (shape, (0,) * len(shape), shape, *maker.args[3:])
+        elif maker.op == EXPAND and merged.stretches(self.graph.values[_name(maker.args[0])].shape):
+            args = (maker.args[0], merged.apart(value.shape))
         elif factors_of(maker.op) is pointwise and all(
             self._is_apart(each, merged) for each in node_uses(maker)
         ):
@@ -222,6 +229,10 @@ def _order(node: Call) -> list[int]:
 
 def _arguments(node: Call, merged: Merged) -> tuple[Arg, ...] | None:
     """The arguments of a call apart; None where it does not allow that."""
+    if node.op in BESIDE:
+        made = _made(node)
+        assert made is not None
+        return (node.args[0], merged.apart(made.shape), *node.args[2:])
     if node.op not in _DIMS:
         return node.args if factors_of(node.op) is pointwise and not is_hint(node) else None
     found = list(node.args)

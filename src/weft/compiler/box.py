@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
+from weft.ir.arguments import changed, with_names
 from weft.ir.logical import (
     Box,
     Call,
@@ -128,7 +128,7 @@ class _Boxings:
             case Input(value=value):
                 return replace(node, value=laid(value))
             case Call(outputs=outputs):
-                return replace(node, outputs=tuple(v and laid(v) for v in outputs))
+                return changed(node, outputs=tuple([v and laid(v) for v in outputs]))
             case _:
                 return node
 
@@ -160,26 +160,13 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
         return Ref(names.get(old.name, old.name))
 
     match node:
-        case Call() if not _changes(node, names):
-            return node
-        case Call(args=args, kwargs=kwargs):
-            kept = tuple((key, _renamed_arg(arg, names)) for key, arg in kwargs)
-            return replace(node, args=_renamed_arg(args, names), kwargs=kept)
+        case Call():
+            return with_names(node, names)
         case Update(source=source, skip=skip):
             return replace(node, source=ref(source), skip=skip and ref(skip))
         case Output(value=value):
             return replace(node, value=ref(value))
+        case Box(input=value):
+            return replace(node, input=ref(value))
         case _:
             return node
-
-
-def _changes(node: Call, names: Mapping[str, str]) -> bool:
-    return any(names.get(name, name) != name for name in node.uses)
-
-
-def _renamed_arg(arg: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(arg, Ref):
-        return Ref(names.get(arg.name, arg.name))
-    if isinstance(arg, tuple):
-        return tuple([_renamed_arg(part, names) for part in arg])
-    return arg

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias
 
+from weft.cached import cached_property
 from weft.compiler.memory_kinds import value_bytes
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
@@ -25,6 +25,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
+from weft.ops.localize import BLANK
 
 # Ops whose result the very next calls want reduced: it does not wait for gradients of weights.
 _URGENT = ("weft.batch_moments", "weft.batch_norm_sums")
@@ -76,13 +77,18 @@ def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Sc
     Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
-    urgent = {value.name for call in calls if call.op in _URGENT for value in call.makes}
+    urgent = {value.name for call in calls if _op(call) in _URGENT for value in call.makes}
     parameters, once = parameter_values(program), _once(program)
     joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, urgent)
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
     return tuple(joiner.items)
+
+
+def _op(call: LocalCall) -> object:
+    """The op, on a rank without elements that of the other ranks."""
+    return call.args[2] if call.op == BLANK else call.op
 
 
 # Communicator, kind, reduction, dtype, whether it runs for each micro-batch, and the phase.
@@ -136,8 +142,15 @@ class _Joiner:
         limit = self.limit * (GATHERED if node.kind == "all_gather" else 1)
         if not looped:
             limit = max(limit, self.once[node.communicator] // CUTS)
-        if sum(value_bytes(each.input) for each in waiting) >= limit:
+        if sum(map(_bytes, waiting)) >= limit:
             self.close([key])
+
+
+def _bytes(each: Collective) -> int:
+    """What a rank gives to a collective, on average: shards that are not even differ between ranks."""
+    if each.kind == "all_gather":
+        return value_bytes(each.output) // len(each.sizes)
+    return value_bytes(each.input)
 
 
 def _once(program: LocalProgram) -> Counter[int]:

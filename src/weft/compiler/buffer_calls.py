@@ -14,13 +14,13 @@ from math import prod
 from weft.compiler.mixtures import Mixture
 from weft.compiler.row_calls import has_rows, works_on_rows
 from weft.compiler.row_groups import summed
-from weft.ir.logical import Call, LogicalGraph, Node, node_uses
+from weft.ir.logical import Call, LogicalGraph, Node, Value, node_uses
 from weft.units import ITEM_SIZE
 
 
 def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
     """The ids of the calls of a mixture that run on rows in its buffers."""
-    found = _Found(graph, mixture.ids.shape[0], {id(call) for call in mixture.calls})
+    found = _Found(graph, mixture.ids, {id(call) for call in mixture.calls})
     found.between()
     found.before()
     found.behind()
@@ -32,17 +32,27 @@ class _Found:
     """What runs on rows in buffers: calls by id.
 
     Attributes:
-        rows: how many the mixture has.
+        ids: the experts of the rows; before they are known nothing can be sent.
         inside: the products to begin with.
+        products: these.
+        nodes: behind the experts.
     """
 
     graph: LogicalGraph
-    rows: int
+    ids: Value
     inside: set[int]
     products: frozenset[int] = field(init=False)
+    nodes: tuple[Node, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.products = frozenset(self.inside)
+        maker = self.graph.producers[self.ids.name]
+        start = next(i for i, node in enumerate(self.graph.nodes) if node is maker)
+        self.nodes = self.graph.nodes[start + 1 :]
+
+    @property
+    def rows(self) -> int:
+        return self.ids.shape[0]
 
     def between(self) -> None:
         """Calls on rows alone that lead from products to products."""
@@ -58,7 +68,7 @@ class _Found:
 
     def before(self) -> None:
         """Calls that are read in the buffers alone, and have as little to send as they make."""
-        for node in reversed(self.graph.nodes):
+        for node in reversed(self.nodes):
             if isinstance(node, Call) and id(node) not in self.inside and self._alone(node):
                 users = [user for name in _names(node) for user in self.graph.users[name]]
                 if users and all(id(user) in self.inside for user in users) and self._fits(node):
@@ -97,14 +107,14 @@ class _Found:
     def _keep_leading(self, below: set[int], ends: set[int]) -> None:
         """Add those below products that are ends, or lead to what is inside."""
         read: set[str] = set()
-        for node in reversed(self.graph.nodes):
+        for node in reversed(self.nodes):
             leads = id(node) in ends or bool(read.intersection(_names(node)))
             if id(node) in self.inside or (id(node) in below and leads):
                 self.inside.add(id(node))
                 read.update(node_uses(node))
 
     def _calls(self) -> Iterator[Call]:
-        return (node for node in self.graph.nodes if isinstance(node, Call))
+        return (node for node in self.nodes if isinstance(node, Call))
 
     def _alone(self, node: Call) -> bool:
         return works_on_rows(self.graph, node, self.rows)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from weft.compiler.loops import at_micro_batch
-from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.plan import LocalCall, LocalValue
-from weft.ops import OpCall, TensorSpec
-from weft.ops.call import tensor_spec
+from weft.ops import OpCall, Operand, TensorSpec
+from weft.ops.call import map_argument, tensor_spec
+
+_AnyCall = TypeVar("_AnyCall", Call, LocalCall)
 
 
 def operand_names(node: Call) -> tuple[str, ...]:
@@ -31,22 +34,44 @@ def local_op_call(node: LocalCall, values: Mapping[str, LocalValue]) -> OpCall:
     return _op_call(node, values, 0)
 
 
+def named_arguments(
+    call: OpCall, names: Sequence[str]
+) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
+    """The argument trees of `call` with these names in place of its operands."""
+    refs = [Ref(name) for name in names]
+
+    def back(leaf: Any) -> Any:
+        return refs[leaf.index] if isinstance(leaf, Operand) else leaf
+
+    kwargs = tuple([(key, map_argument(back, arg)) for key, arg in call.kwargs])
+    return map_argument(back, call.args), kwargs
+
+
+def made_of(made: _AnyCall, call: OpCall, names: Sequence[str]) -> _AnyCall:
+    """`made`, whose arguments are `named_arguments` of `call`, with a note of what it was made of."""
+    if made.operands == tuple(names):
+        made.__dict__["numbered"] = call.args, call.kwargs
+        made.rule_calls.append(call)
+    return made
+
+
 def _op_call(
     node: Call | LocalCall,
     values: Mapping[str, Value] | Mapping[str, LocalValue],
     micro: int,
 ) -> OpCall:
+    operands = tuple([_spec(values[name]) for name in node.operands])
+    results = tuple([None if value is None else _spec(value) for value in node.outputs])
     args, kwargs = node.numbered
     if node.varyings:
         args = at_micro_batch(args, micro)
         kwargs = tuple((key, at_micro_batch(arg, micro)) for key, arg in kwargs)
-    return OpCall(
-        node.op,
-        args,
-        kwargs,
-        tuple([_spec(values[name]) for name in node.operands]),
-        tuple([None if value is None else _spec(value) for value in node.outputs]),
-    )
+        return OpCall(node.op, args, kwargs, operands, results)
+    for known in node.rule_calls:
+        if known.operands == operands and known.results == results:
+            return known
+    node.rule_calls.append(OpCall(node.op, args, kwargs, operands, results))
+    return node.rule_calls[-1]
 
 
 def _spec(value: Value | LocalValue) -> TensorSpec:

@@ -18,9 +18,12 @@ def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
     ranks forward and backward have communicators of their own and do not wait for each other.
     """
     found: dict[tuple[int, ...], Communicator] = {}
-    for node in graph.of_kind(Box):
-        source = graph.values[node.input.name]
-        for step in steps(source.layout, node.output.layout, source.shape, ITEM_SIZE[source.dtype]):
+    boxings = [(graph.values[node.input.name], node.output.layout) for node in graph.of_kind(Box)]
+    # Of equal boxings, such as those of repeated layers, once.
+    for before, after, shape, dtype in dict.fromkeys(
+        (value.layout, after, value.shape, value.dtype) for value, after in boxings
+    ):
+        for step in steps(before, after, shape, ITEM_SIZE[dtype]):
             for ranks in step_groups(step):
                 found.setdefault(ranks, Communicator(len(found), ranks))
     for halo, _ in graph_halos(graph):

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.deduce_descent import Choice, Known, descend, settle
+from weft.compiler.deduce_descent import descend, settle
 from weft.compiler.deduce_hints import Hints as Hints
 from weft.compiler.deduce_hints import check_hints
+from weft.compiler.deduce_known import Choice, Known
 from weft.compiler.deduce_problem import Problem, build
 from weft.compiler.deduce_stored import as_whole, storage
 from weft.hardware import CostModel

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.compiler.deduce_boxing import BoxingCosts, Table, idle_bytes, reductions
+from weft.cached import cached_property
+from weft.compiler.deduce_boxing import Table, idle_bytes, reductions
 from weft.compiler.deduce_intent import Intent, charges, forbidden
-from weft.compiler.deduce_options import GivenOptions, Options, PerAxis, WorkOptions, start
+from weft.compiler.deduce_known import Choice, Costs, Known
+from weft.compiler.deduce_options import Options, PerAxis, start
 from weft.compiler.deduce_problem import Edge, Problem, Share, Work
 from weft.compiler.solver import minimize
 from weft.errors import RuleError
-from weft.hardware import CostModel
-from weft.layout import SBP, Broadcast, Partial
-from weft.ops import Signature
+from weft.layout import SBP, Broadcast
 
 # Most rounds over all axes of a grid; two or three are usual.
 ROUNDS = 4
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen: for each variable, its signature on each axis.
-
-    Attributes:
-        signatures: the choices.
-        cost: of all work and boxing, in bytes, with the charges along the axis solved last.
-        bound: the least that any choices along the axis solved last could cost, with the others as
-            they are.
-        exact: whether the cost is proven least, along each axis with the others as they are.
-        broken: how often something that is forbidden could not be avoided, along the axis solved
-            last; neither `cost` nor `bound` count it.
-    """
-
-    signatures: tuple[PerAxis, ...]
-    cost: float = 0.0
-    bound: float = 0.0
-    exact: bool = True
-    broken: int = 0
 
 
 def descend(problem: Problem, known: Known) -> Choice:
@@ -122,51 +100,6 @@ def _form(problem: Problem) -> tuple[object, ...]:
     return tuple(variables), tuple(problem.edges)
 
 
-@dataclass(frozen=True, eq=False)
-class _Costs:
-    """What boxing on an edge costs, and 1 where an intent forbids it; compared by identity."""
-
-    boxing: Table
-    forbidden: Table | None = None
-
-    @cached_property
-    def highest(self) -> float:
-        """The most that boxing costs."""
-        return float(self.boxing.max())
-
-
-@dataclass
-class Known:
-    """What deductions on grids of one shape remember: nothing in it depends on the problem.
-
-    Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
-    Stages on equal grids share it, so that equal ones are solved once.
-    """
-
-    grid: tuple[int, ...]
-    cost_model: CostModel
-    tables: dict[tuple[object, ...], _Costs] = field(default_factory=dict)
-    kept: dict[Signature, Options] = field(default_factory=dict)
-    repeated: dict[tuple[Options, int], Table] = field(default_factory=dict)
-    solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.work = WorkOptions(self.grid, self.cost_model)
-        self.given = GivenOptions(self.grid, self.cost_model)
-        self.boxing = BoxingCosts(self.grid, self.cost_model)
-
-    def times(self, options: Options, times: int) -> Table:
-        """What options cost that run several times a step; one table for equal ones."""
-        key = options, times
-        if times > 1 and key not in self.repeated:
-            self.repeated[key] = options.costs * times
-        return self.repeated[key] if times > 1 else options.costs
-
-    def as_it_is(self, signature: Signature) -> Options:
-        """The one option of a variable that keeps its signature."""
-        return self.kept.setdefault(signature, Options((signature,), np.zeros(1)))
-
-
 @dataclass(frozen=True)
 class _Descent:
     """The steps of one descent."""
@@ -174,17 +107,35 @@ class _Descent:
     problem: Problem
     known: Known
 
+    @cached_property
+    def specs(self) -> list[int]:
+        """The numbers of the edges' tensors."""
+        return [self.known.number(edge.spec) for edge in self.problem.edges]
+
     def solve(self, axis: int, choice: Choice, free: Collection[int] | None = None) -> Choice:
         """Choose all signatures along `axis` anew, or only those of some variables."""
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
         others = [other for other in range(len(self.known.grid)) if other != axis]
         standing = [tuple([every[other] for other in others]) for every in chosen]
+        numbers = list(map(self.known.number, standing))
         unary = [
             self.known.times(one, variable.times) if isinstance(variable, Work) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
-        edges = [(edge, self._costs(edge, axis, standing, options)) for edge in self.problem.edges]
+        edges = [
+            (
+                edge,
+                self._costs(
+                    edge,
+                    (spec, numbers[edge.source], numbers[edge.target]),
+                    axis,
+                    standing,
+                    options,
+                ),
+            )
+            for edge, spec in zip(self.problem.edges, self.specs, strict=True)
+        ]
         unary, pairwise, never = _joined(unary, edges)
         found = minimize(unary, pairwise, starts=_present(options, axis, chosen))
         broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
@@ -237,28 +188,32 @@ class _Descent:
         }
         for edge in self.problem.edges:
             if edge.target in seen:
-                made = options[edge.source].signatures
-                seen[edge.target].update(one.results[edge.result] for one in made)
+                seen[edge.target].update(options[edge.source].made(edge.result))
             if edge.source in seen:
-                wanted = (one.operands[edge.operand] for one in options[edge.target].signatures)
-                seen[edge.source].update(w for w in wanted if not isinstance(w, Partial))
+                seen[edge.source].update(options[edge.target].wanted(edge.operand))
         return seen
 
     def _costs(
-        self, edge: Edge, axis: int, standing: Sequence[PerAxis], options: Sequence[Options]
-    ) -> _Costs:
+        self,
+        edge: Edge,
+        numbers: tuple[int, int, int],
+        axis: int,
+        standing: Sequence[PerAxis],
+        options: Sequence[Options],
+    ) -> Costs:
         """Cost of boxing on an edge for each option of its source and each of its target.
 
-        `standing` are the signatures of the other axes, which stand still.
+        `standing` are the signatures of the other axes, which stand still; `numbers` those of the
+        tensor and of what stands still on both sides.
         """
-        here, there = standing[edge.source], standing[edge.target]
         source, target = options[edge.source], options[edge.target]
-        ports = (id(source), edge.result, id(target), edge.operand)
+        ports = id(source), edge.result, id(target), edge.operand
         intent: Intent = edge.intents[axis] if edge.intents else ""
         early = isinstance(self.problem.variables[edge.target], Work)
-        key = (edge.spec, axis, here, there, ports, intent, early, edge.times)
+        key = (*numbers, axis, *ports, intent, early, edge.times)
         found = self.known.tables.get(key)
         if found is None:
+            here, there = standing[edge.source], standing[edge.target]
             before = tuple(one.results[edge.result] for one in here)
             after = tuple(one.operands[edge.operand] for one in there)
             made = tuple(one.results[edge.result] for one in source.signatures)
@@ -270,12 +225,12 @@ class _Descent:
                 idle = idle_bytes(edge.spec, axis, before, self.known.grid)
                 table = table + idle * charges(intent, made, wanted, self.known.cost_model)
             ban = forbidden(intent, made, wanted, self.known.cost_model)
-            found = self.known.tables[key] = _Costs(table * edge.times, ban)
+            found = self.known.tables[key] = Costs(table * edge.times, ban)
         return found
 
 
 def _joined(
-    unary: list[Table], edges: Sequence[tuple[Edge, _Costs]]
+    unary: list[Table], edges: Sequence[tuple[Edge, Costs]]
 ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
     """The tables of variables and of pairs, and what is charged for what is forbidden: more than all else together.
 
@@ -298,7 +253,7 @@ def _joined(
     return unary, pairwise, never
 
 
-def _breaks(edge: Edge, costs: _Costs, choices: Sequence[int]) -> int:
+def _breaks(edge: Edge, costs: Costs, choices: Sequence[int]) -> int:
     """1 where an edge does what is forbidden."""
     if costs.forbidden is None:
         return 0

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.layout import SBP, Broadcast, Partial, Placement, Split, partial, reductions_of
+from weft.layout import SBP, Broadcast, Partial, Placement, Shares, Split, partial, reductions_of
 
 # (axis of the grid, dimension of a tensor): where a split may leave ranks without elements.
 Thin: TypeAlias = frozenset[tuple[int, int]]
@@ -26,10 +26,13 @@ class Hints:
             free.
         stored: for a parameter's key, the axis along which its split says how it is stored, not
             how it is used (`weft.compiler.zero`).
+        shares: for a variable's key, in which order another program stores it; no other variable
+            is in shares then. None where none has decided that (`weft.compiler.shares`).
     """
 
     inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, Shares] | None = None
 
 
 def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None:

@@ -14,7 +14,7 @@ from weft.compiler.deduce_hints import Thin, enough_elements
 from weft.compiler.deduce_problem import Given, Share, Variable, Work
 from weft.compiler.halo import halo_cost
 from weft.hardware import CostModel
-from weft.layout import SBP, Broadcast, Split
+from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, flops, item, localize, traffic
 from weft.units import Bytes, Flops
 
@@ -28,6 +28,22 @@ class Options:
 
     signatures: tuple[Signature, ...]
     costs: Table
+    _sbps: dict[tuple[str, int], frozenset[SBP]] = field(default_factory=dict)
+
+    def made(self, result: int) -> frozenset[SBP]:
+        """The SBPs that a result may be made in."""
+        key = "made", result
+        if key not in self._sbps:
+            self._sbps[key] = frozenset(one.results[result] for one in self.signatures)
+        return self._sbps[key]
+
+    def wanted(self, operand: int) -> frozenset[SBP]:
+        """Those that an operand may be wanted in, without Partials."""
+        key = "wanted", operand
+        if key not in self._sbps:
+            found = frozenset(one.operands[operand] for one in self.signatures)
+            self._sbps[key] = frozenset(sbp for sbp in found if not isinstance(sbp, Partial))
+        return self._sbps[key]
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,10 @@ class _Writer:
 
     def _in_buffer(self, value: Value) -> Value:
         shape = (self.mixture.blocks, self.mixture.rows, *value.shape[1:])
-        return Value(f"{value.name}.sent", shape, value.dtype)
+        name = f"{value.name}.sent"
+        while name in self.graph.values:  # another mixture sends the same rows elsewhere
+            name += ".sent"
+        return Value(name, shape, value.dtype)
 
 
 def _made(node: Call) -> str:

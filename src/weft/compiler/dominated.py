@@ -38,26 +38,37 @@ class _Pruning:
 
     Attributes:
         around: for each variable its neighbours, each with the table that has the variable first.
+        kinds: for each variable a number for its own table and those of its neighbours.
         left: for each variable the choices that are left.
+        names: the same as bytes, to look them up.
         worst: by table and choices on both sides: how much dearer each choice is than each other
             in the worst case; layers share tables, so most are there already.
-        kept: the places of the choices that stay, by everything they depend on: the variable's own
-            table and choices, and each neighbour's table and choices.
+        kept: the places of the choices that stay, by everything they depend on: the variable's kind and
+            choices, and each neighbour's choices.
     """
 
     unary: Sequence[Table]
     pairwise: Mapping[tuple[int, int], Table]
     around: list[list[tuple[int, Table, tuple[int, bool]]]] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
     left: list[Choices] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
     worst: dict[tuple[object, ...], Table] = field(default_factory=dict)
     kept: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
 
     def run(self) -> list[Choices]:
-        self.left = [np.arange(len(table)) for table in self.unary]
+        every = {size: np.arange(size) for size in set(map(len, self.unary))}
+        named = {size: choices.tobytes() for size, choices in every.items()}
+        self.left = [every[len(table)] for table in self.unary]
+        self.names = [named[len(table)] for table in self.unary]
         self.around = [[] for _ in self.unary]
         for (i, j), table in self.pairwise.items():
             self.around[i].append((j, table, (id(table), False)))
             self.around[j].append((i, table.T, (id(table), True)))
+        known: dict[tuple[object, ...], int] = {}
+        for own, neighbours in zip(self.unary, self.around, strict=True):
+            key = id(own), *(name for _, _, name in neighbours)
+            self.kinds.append(known.setdefault(key, len(known)))
         due = set(range(len(self.unary)))
         while due:
             shrunk = [variable for variable in sorted(due) if self._shrinks(variable)]
@@ -66,18 +77,18 @@ class _Pruning:
 
     def _shrinks(self, variable: int) -> bool:
         """Leave out dominated choices of a variable; whether there were any."""
-        mine = self.left[variable]
+        mine, names = self.left[variable], self.names
         if len(mine) == 1:
             return False
-        around = self.around[variable]
-        sides = tuple((name, self.left[other].tobytes()) for other, _, name in around)
-        key = (id(self.unary[variable]), mine.tobytes(), sides)
+        theirs = [names[other] for other, _, _ in self.around[variable]]
+        key = (self.kinds[variable], names[variable], *theirs)
         kept = self.kept.get(key)
         if kept is None:
             kept = self.kept[key] = self._stay(variable, mine)
         if len(kept) == len(mine):
             return False
         self.left[variable] = mine[kept]
+        names[variable] = self.left[variable].tobytes()
         return True
 
     def _stay(self, variable: int, mine: Choices) -> list[int]:
@@ -91,7 +102,7 @@ class _Pruning:
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
         """How much dearer each choice is at most than each other one, on one table."""
         theirs = self.left[other]
-        key = (name, mine.tobytes(), theirs.tobytes())
+        key = (name, mine.tobytes(), self.names[other])
         if key not in self.worst:
             part = table[np.ix_(mine, theirs)]
             self.worst[key] = (part[:, None, :] - part[None, :, :]).max(axis=2)

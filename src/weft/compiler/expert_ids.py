@@ -1,4 +1,4 @@
-"""Which expert each sorted row has, where a graph counts it from the sorted experts themselves."""
+"""Which expert each sorted row has, where a graph counts it from the sorted experts themselves; once, where not."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ _CHOICES: Mapping[str, tuple[int, int, int | None]] = {
 
 
 def segments_known(graph: LogicalGraph) -> dict[str, str]:
-    """The values of sorted experts, by the names of the segments that are counted from them."""
+    """The values of sorted experts, by the names of the segments that are counted from them.
+
+    Of segments that are counted alike the first stands for all, so that they are those of one mixture.
+    """
     known: dict[str, str] = {}
+    first: dict[tuple[Arg, ...], str] = {}
     for node in graph.nodes:
         if isinstance(node, Call) and node.op == SEGMENTS and node.outputs[0]:
-            ids = _sorted_ids(graph, node)
-            if ids is not None:
-                known[node.outputs[0].name] = ids
+            name = node.outputs[0].name
+            same = _sorted_ids(graph, node) or first.setdefault(node.args, name)
+            if same != name:
+                known[name] = same
     return known
 
 
@@ -50,6 +55,9 @@ def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
     if counts.args[1:] not in ((experts, 0, experts - 1), (experts, 0, experts)):
         return None
     ids = _behind_casts(graph, counts.args[0])
+    if (source := _source_at_sort(graph, ids)) is not None:
+        fits = graph.values[ids].shape == (rows,)
+        return ids if fits and _are_below(graph, source, experts) else None
     for sort in (graph.producers[ids], *graph.users[ids]):
         if isinstance(sort, Call) and is_plain_sort(graph, sort) and sort.outputs[0]:
             values, source = sort.outputs[0], _name(sort.args[0])
@@ -57,6 +65,28 @@ def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
             if fits and _are_below(graph, source, experts):
                 return values.name
     return None
+
+
+def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
+    """`x` where a value is `x[argsort(x)]`."""
+    match graph.producers[name]:
+        case Call(op=op, args=(Ref(name=x), (Ref(name=order),))) if op == INDEX:
+            sort = graph.producers[order]
+        case _:
+            return None
+    if not isinstance(sort, Call) or not is_plain_sort(graph, sort):
+        return None
+    permutation = sort.outputs[1]
+    at = permutation is not None and permutation.name == order
+    return x if at and _is_same(graph, x, _name(sort.args[0])) else None
+
+
+def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
+    """Whether two values are one, or alike views of one."""
+    one, two = graph.producers[a], graph.producers[b]
+    if a == b or not isinstance(one, Call) or not isinstance(two, Call):
+        return a == b
+    return one.op in _SAME and (one.op, one.args, one.kwargs) == (two.op, two.args, two.kwargs)
 
 
 def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:

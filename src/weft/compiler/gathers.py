@@ -22,6 +22,7 @@ from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.calls import operand_names
 from weft.compiler.loops import loop_values, runs_in_loop
+from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
     Call,
@@ -240,14 +241,14 @@ class _Rewriter:
 
     def _copy(self, name: str, kind: str, source: str, reader: Call, early: bool = False) -> str:
         value = replace(self.graph.values[name], name=self._name(name, kind))
-        copy = replace(self.chain[name], outputs=(value,), location=reader.location)
+        copy = changed(self.chain[name], outputs=(value,), location=reader.location)
         self._append(renamed(copy, {self._source(name): source}), reader, early)
         return value.name
 
     def _append(self, call: Node, reader: Call, early: bool = False) -> None:
         assert isinstance(call, Call)
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
-        call = replace(call, phase=reader.phase)
+        call = changed(call, phase=reader.phase)
         if self._in_loop(reader) and not early:
             self.loop |= {_result(call)}
         (self.early if early else self.body).append(call)

@@ -10,6 +10,7 @@ from weft.ir.logical import (
     Arg,
     Box,
     Call,
+    Input,
     LogicalGraph,
     Node,
     Phase,
@@ -40,13 +41,18 @@ class Gradient:
     phase: Phase
 
 
-def gradients(graph: LogicalGraph) -> tuple[Gradient, ...]:
-    """The gradients of all parameters that an optimizer updates, in the order of the updates."""
+def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tuple[Gradient, ...]:
+    """The gradients of all parameters that an optimizer updates, in the order of the updates.
+
+    Args:
+        graph: a step, or updates by gradients that are fed.
+        homes: the stages of parameters by key, where fed gradients are read.
+    """
     return tuple(
         Gradient(
             graph.values[update.source.name],
             update.target.name,
-            _phase(graph.producers[update.source.name]),
+            _phase(graph, update, homes or {}),
         )
         for update in graph.of_kind(Update)
         if by_optimizer(update)
@@ -121,8 +127,11 @@ def with_sources(
     return replace(graph, nodes=nodes)
 
 
-def _phase(maker: Node) -> Phase:
-    return Phase(maker.phase.stage if isinstance(maker, Call) else 0, "backward")
+def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Phase:
+    maker, target = graph.producers[update.source.name], graph.producers[update.target.name]
+    if isinstance(maker, Call):
+        return Phase(maker.phase.stage, "backward")
+    return Phase(homes.get(target.key, 0) if isinstance(target, Input) else 0, "backward")
 
 
 @dataclass

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
+from weft.cached import cached_property
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.hardware import CostModel

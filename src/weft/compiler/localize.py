@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.boxing import steps
 from weft.compiler.box_steps import step_node
-from weft.compiler.calls import op_call, operand_names
+from weft.compiler.calls import made_of, named_arguments, op_call, operand_names
 from weft.compiler.halo import Halo, halos
 from weft.compiler.loops import joined, loop_values
 from weft.compiler.phases import node_phases
@@ -31,10 +31,9 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
-from weft.layout import Region
-from weft.ops import OpCall, Operand, TensorSpec
+from weft.layout import Placement, Region
+from weft.ops import OpCall, TensorSpec
 from weft.ops import localize as localize_call
-from weft.ops.call import map_argument
 from weft.units import ITEM_SIZE
 
 
@@ -67,6 +66,7 @@ def localize_all(
         {c.ranks: c.id for c in communicators},
         loop_values(graph),
         node_phases(graph, homes or {}),
+        [_place_of(graph, node) for node in graph.nodes],
     )
     return {rank: _program(_View(shared, graph, rank)) for rank in ranks}
 
@@ -75,7 +75,10 @@ def _program(view: _View) -> LocalProgram:
     graph = view.graph
     nodes = [
         view.noted(node, local if local.phase is phase else replace(local, phase=phase))
-        for node, phase in zip(graph.nodes, view.shared.phases, strict=True)
+        for node, phase, place in zip(
+            graph.nodes, view.shared.phases, view.shared.places, strict=True
+        )
+        if place is None or view.rank in place.coordinates
         for local in view.local_nodes(node, phase)
     ]
     inputs = tuple(
@@ -100,14 +103,20 @@ class _Shared:
         communicator_of: the communicator of a group of ranks.
         loop: the values of the graph that are made once per micro-batch.
         phases: of each node.
-        calls: what runs of a call, by all that it depends on: layers repeat themselves.
+        places: of each node, where it runs; None of one that no placement alone can tell of.
+        calls: what runs of a call at each position, by all else that it depends on: layers repeat
+            themselves.
+        made: what some rank runs of a node, by the node, what it is made of (with it) and its
+            operands: other ranks run the same.
     """
 
     graph: LogicalGraph
     communicator_of: Mapping[tuple[int, ...], int]
     loop: frozenset[str]
     phases: Sequence[Phase]
-    calls: dict[tuple[object, ...], OpCall] = field(default_factory=dict)
+    places: Sequence[Placement | None]
+    calls: dict[tuple[object, ...], dict[tuple[int, ...], OpCall]] = field(default_factory=dict)
+    made: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
 
     def call(self, node: Call, rank: int) -> OpCall:
         """What `rank` runs of a call.
@@ -122,11 +131,12 @@ class _Shared:
         results = tuple([value and value.layout for value in node.outputs])
         place = next(layout for layout in (*results, *operands) if layout)
         position = place.placement.coordinates[rank]
-        key = op_call(self.graph, node), operands, results, position
-        found = self.calls.get(key)
-        if found is None:
-            found = self.calls[key] = self._checked(node, rank)
-        return found
+        known = self.calls.setdefault((op_call(self.graph, node), operands, results), {})
+        if position not in known:
+            call = self._checked(node, rank)
+            # One object where ranks run the same, which they then share all the way.
+            known[position] = next((each for each in known.values() if each == call), call)
+        return known[position]
 
     def _checked(self, node: Call, rank: int) -> OpCall:
         """The rule's idea of the local results must be the layouts'."""
@@ -185,8 +195,6 @@ class _View:
         match node:
             case Box():
                 yield from self._box(node)
-            case Call() | Update() if not self.holds(_place_of(node)):
-                return
             case Call(
                 op="weft.hint" | "weft.use" | "weft.take",
                 args=(Ref(name=name), *_),
@@ -217,18 +225,10 @@ class _View:
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
             for name in operand_names(node)
         ]
-        outputs = tuple(
-            [
-                LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
-                for value, spec in zip(node.outputs, call.results, strict=True)
-            ]
-        )
-
-        def back(leaf: Any) -> Any:
-            return Ref(names[leaf.index]) if isinstance(leaf, Operand) else leaf
-
-        kwargs = tuple((key, map_argument(back, arg)) for key, arg in call.kwargs)
-        return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs, phase)
+        key = id(node), id(call), *names
+        if key not in self.shared.made:
+            self.shared.made[key] = call, _local_call(node, call, names, phase)
+        return self.shared.made[key][1]
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]
@@ -264,6 +264,18 @@ class _View:
         )
 
 
+def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) -> LocalCall:
+    """`call`, a rank's part of `node`, on the local values of these names."""
+    outputs = tuple(
+        [
+            LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
+            for value, spec in zip(node.outputs, call.results, strict=True)
+        ]
+    )
+    args, kwargs = named_arguments(call, names)
+    return made_of(LocalCall(call.op, args, kwargs, outputs, phase), call, names)
+
+
 def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
     """What `rank` runs of a call; arguments that differ between micro-batches vary."""
     if not node.varyings:
@@ -276,14 +288,19 @@ def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
 
 def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> OpCall:
     call = op_call(graph, node, micro)
-    place = layout_of(graph.values[_place_of(node)]).placement.coordinates[rank]
-    for (signature, parts), index in zip(axis_signatures(graph, node), place, strict=True):
+    place = _place_of(graph, node)
+    assert place is not None  # a call's
+    at = place.coordinates[rank]
+    for (signature, parts), index in zip(axis_signatures(graph, node), at, strict=True):
         call = localize_call(call, signature, parts, index)
     return call
 
 
-def _place_of(node: Call | Update) -> str:
-    """A value that lies where the node runs."""
-    if isinstance(node, Update):
-        return node.target.name
-    return next(value.name for value in node.outputs if value is not None)
+def _place_of(graph: LogicalGraph, node: Node) -> Placement | None:
+    """Where a call or an update runs: where what it makes or writes lies. None of other nodes."""
+    match node:
+        case Call():
+            return layout_of(node.makes[0]).placement
+        case Update(target=target):
+            return layout_of(graph.values[target.name]).placement
+    return None

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
+from weft.cached import cached_property
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.memory_exchange import communicate
 from weft.compiler.memory_kinds import ActMemory, Kind, Taken, value_bytes

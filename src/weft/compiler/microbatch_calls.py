@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from weft.compiler.calls import made_of, named_arguments
 from weft.compiler.loops import joined
 from weft.errors import InternalError
-from weft.ir.logical import Call, Ref, Value
-from weft.ops import OpCall, Operand, Signature, localize
-from weft.ops.call import map_argument
+from weft.ir.logical import Call, Value
+from weft.ops import OpCall, Signature, localize
 
 
 def micro_call(
@@ -35,17 +34,14 @@ def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCa
 
 def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
     """`micro` in place of `node`, with the values that its operands are; the names of its outputs stay."""
-
-    def back(leaf: Any) -> Any:
-        return Ref(reads[leaf.index].name) if isinstance(leaf, Operand) else leaf
-
     outputs = tuple(
         Value(old.name, spec.shape, spec.dtype) if old and spec else None
         for old, spec in zip(node.outputs, micro.results, strict=True)
     )
-    args = map_argument(back, micro.args)
-    kwargs = tuple((key, map_argument(back, arg)) for key, arg in micro.kwargs)
-    return Call(micro.op, args, kwargs, outputs, node.location, node.phase)
+    names = [value.name for value in reads]
+    args, kwargs = named_arguments(micro, names)
+    call = Call(micro.op, args, kwargs, outputs, node.location, node.phase)
+    return made_of(call, micro, names)
 
 
 def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:

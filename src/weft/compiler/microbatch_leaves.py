@@ -18,6 +18,7 @@ def on_cut_leaves(hints: Hints, graph: LogicalGraph) -> Hints:
             for key, sbps in hints.inputs.items()
         },
         hints.stored,
+        hints.shares,
     )
 
 

@@ -14,6 +14,7 @@ from weft.compiler.microbatch_facts import Facts
 from weft.compiler.microbatch_forms import Form, Own, Source, Strided, even_signatures
 from weft.compiler.microbatch_sums import sum_of_leaf
 from weft.errors import StrategyError
+from weft.ir.arguments import changed
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
 from weft.layout import SBP, Broadcast, Partial, Split
@@ -169,7 +170,7 @@ class Values:
             again = renamed(call, {operand_names(call)[0]: made.name})
             assert isinstance(again, Call)
             kind = Phase(phase.stage, call.phase.kind)
-            self.calls.append(replace(again, outputs=(whole,), phase=kind))
+            self.calls.append(changed(again, outputs=(whole,), phase=kind))
             made = whole
         self.note(name, Broadcast(), made, phase.stage)
         return made
@@ -248,7 +249,7 @@ class Values:
             value and replace(value, name=self._copy_name(value.name)) for value in call.outputs
         )
         again = Phase(phase.stage, node.phase.kind)
-        self.calls.append(replace(call, outputs=outputs, phase=again))
+        self.calls.append(changed(call, outputs=outputs, phase=again))
         for old, new, sbp in zip(node.outputs, outputs, signature.results, strict=True):
             if old is not None and new is not None:
                 self.note(old.name, sbp, new, stage)

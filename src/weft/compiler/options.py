@@ -12,6 +12,8 @@ from weft.hardware import CostModel, Device
 from weft.layout import Placement
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Metric: TypeAlias = Literal["grad_norm"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
@@ -81,6 +83,8 @@ class Options:
         activations: patterns of modules, and the SBPs of what they return, as texts of hints.
         modules: paths of all modules of the model: patterns may also name one that has no op.
         device: what computes and what connects the ranks; None takes the usual figures of the type.
+        metrics: names of what is measured in each step beside what the loss function returns
+            ("grad_norm").
         expert_capacity: rows that a rank may send to the experts of another, in even shares; None
             for all that there can be.
     """
@@ -95,6 +99,7 @@ class Options:
     offload: tuple[str, ...] = ()
     precision: Precision | None = None
     clip_norm: float | None = None
+    metrics: tuple[Metric, ...] = ()
     memory_limit: int | None = None
     activations: tuple[tuple[str, str], ...] = ()
     modules: tuple[str, ...] = ()

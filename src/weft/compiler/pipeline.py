@@ -36,11 +36,13 @@ from weft.compiler.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.products_first import products_first
 from weft.compiler.recompute import recompute
 from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_together
+from weft.compiler.shares import store_in_shares
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.stages_join import Deduced, GridHints, lay_out
 from weft.compiler.time_first import time_first
+from weft.compiler.undone_views import undo_views
 from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
@@ -157,6 +159,7 @@ def transform(
     graph = verify(scale_loss(graph))
     graph, stages = assign_stages(graph, options, placement, homes)
     graph = verify(lay_activations(graph, options.activations, options.modules))
+    graph = verify(undo_views(graph))
     graph = verify(recompute(graph, options.recompute, options.modules))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
     graph = verify(split_time(graph, options.micro_batches, placement.device_type))
@@ -173,11 +176,12 @@ def lay(
     """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges."""
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
+    graph = verify(store_in_shares(graph, on_grids, stages))
     graph = verify(time_first(graph, on_grids, stages))
     sent = dispatch_rows(graph, on_grids, stages, options.expert_capacity)
     sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
     graph = verify(unscale(sharded.graph))
-    graph = verify(clip_norm(graph, options.clip_norm))
+    graph = verify(clip_norm(graph, options.clip_norm, options.metrics, stages.homes))
     graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
     graph = check_kept(check_signatures(verify(graph, with_layouts=True)))

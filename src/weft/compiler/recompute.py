@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.box import renamed
 from weft.compiler.recompute_regions import kept_values, regions
+from weft.ir.arguments import changed
 from weft.ir.logical import Call, LogicalGraph, Node, Phase, Ref, node_outputs, node_uses
 
 AFTER = "weft.after"
@@ -91,7 +92,7 @@ class _Walk:
             phase = Phase(call.phase.stage, reader.phase.kind)
             names = {name: self._read(name, call, awaited, phase) for name in node_uses(call)}
             outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
-            copy = replace(call, outputs=outputs, phase=phase)
+            copy = changed(call, outputs=outputs, phase=phase)
             self.nodes.append(renamed(copy, names))
             self.copies.update((v.name, f"{v.name}.again") for v in node_outputs(call))
 

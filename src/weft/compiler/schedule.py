@@ -30,7 +30,7 @@ from weft.compiler.stages import Stages
 from weft.hardware import Device, usual_device
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
-from weft.ir.verify_plan import verify_communicators, verify_plan
+from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
@@ -248,7 +248,9 @@ class _Making:
         The other programs get the copies and orders of those that stand for them.
         """
         orders = draft.rehearsal.orders
-        ready = {p.rank: verify_plan(replace(p, orders=orders[p.rank])) for p in draft.plans}
+        ready = {
+            p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
+        }
         rehearsal = perform(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:

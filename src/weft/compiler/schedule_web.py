@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import TypeAlias
 
 from weft.actors import actor_text
 from weft.actors.cycles import Edge
+from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Compute, Hold, RankPlan, Register
 
@@ -199,28 +199,36 @@ class Web:
             and not self.crosses_barrier(link)
         )
 
+    @cached_property
+    def _between(self) -> list[tuple[Edge[Node], list[tuple[Slot, Register]]]]:
+        """The loop's edges of data, each with the registers between its nodes."""
+        found: dict[tuple[Node, Node], list[tuple[Slot, Register]]] = {}
+        for link in self._turning:
+            found.setdefault((link.source, link.target), []).append((link.slot, link.register))
+        edges = []
+        for (source, target), between in found.items():
+            tokens = min(int(register.full) for _, register in between)
+            edges.append((Edge(source, target, self.lasts(source), tokens), between))
+        return edges
+
     def marked_graph(self, copies: Mapping[Slot, int]) -> list[Edge[Node]]:
         """The edges of the loop: data, and copies that are given back.
 
         Edges for copies have as labels the registers that have the fewest of all between their two
         nodes.
         """
-        data: dict[tuple[Node, Node], int] = {}
-        back: dict[tuple[Node, Node], tuple[int, list[Slot]]] = {}
-        for link in self._turning:
-            full = int(link.register.full)
-            key = link.source, link.target
-            data[key] = min(full, data.get(key, full))
-            free = copies.get(link.slot, link.register.credits) - full
-            fewest, slots = back.get(key, (free, []))
-            if free < fewest:
-                fewest, slots = free, []
-            back[key] = (fewest, [*slots, link.slot] if free == fewest else slots)
         edges: list[Edge[Node]] = []
-        for (source, target), tokens in data.items():
-            edges.append(Edge(source, target, self.lasts(source), tokens))
-            free, slots = back[source, target]
-            edges.append(Edge(target, source, self.lasts(target), free, tuple(slots)))
+        for data, between in self._between:
+            free = [
+                copies.get(slot, register.credits) - register.full for slot, register in between
+            ]
+            fewest = min(free)
+            slots = tuple(
+                [slot for (slot, _), each in zip(between, free, strict=True) if each == fewest]
+            )
+            source, target = data.source, data.target
+            edges.append(data)
+            edges.append(Edge(target, source, self.lasts(target), fewest, slots))
         return edges
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.ir.arguments import changed
 from weft.ir.nodes import Phase
 from weft.ir.plan import Collective, LocalCall, LocalNode, LocalProgram
 
@@ -45,4 +46,5 @@ def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
 
 
 def _for_weights(node: LocalNode) -> LocalNode:
-    return replace(node, phase=Phase(node.phase.stage, "weight"))
+    phase = Phase(node.phase.stage, "weight")
+    return changed(node, phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)

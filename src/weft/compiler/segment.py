@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from weft.cached import cached_property
 from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule
 from weft.compiler.parts import Parts, gather
@@ -88,7 +88,8 @@ def _updates_when_ready(schedule: Schedule) -> Schedule:
     """Updates last, in the order in which their sources are there: early ones do not wait for late ones."""
     made: dict[str, int] = {}
     for position, item in enumerate(schedule):
-        made.update((value.name, position) for value in item.makes)
+        for value in item.makes:
+            made[value.name] = position
     work = tuple(item for item in schedule if not isinstance(item, LocalUpdate))
     updates = [item for item in schedule if isinstance(item, LocalUpdate)]
     return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))

@@ -81,12 +81,7 @@ def minimize(
         The solution; among equals always the same one.
     """
     left = without_dominated(unary, pairwise)
-    known = _Known()
-    own = [known.part(table, (kept,)) for table, kept in zip(unary, left, strict=True)]
-    pairs = [
-        _Factor((i, j), known.part(table, (left[i], left[j]))) for (i, j), table in pairwise.items()
-    ]
-    elimination = _Elimination(own, pairs, limit, known)
+    elimination = _Elimination(unary, pairwise, left, limit)
     among_left = elimination.run()
     choices = [int(kept[choice]) for kept, choice in zip(left, among_left, strict=True)]
     found = Solution(tuple(choices), _total(choices, unary, pairwise), elimination.bound)
@@ -118,14 +113,19 @@ class _Known:
         found: _T = self.made[key]
         return found
 
-    def part(self, table: Table, kept: tuple[Choices, ...]) -> Table:
-        """The entries of a table for some choices."""
-        key = ("part", id(table), *(each.tobytes() for each in kept))
-        return self.get(key, table, lambda: np.asarray(table[np.ix_(*kept)], np.float64))
+    def narrowed(
+        self, table: Table, kept: tuple[Choices, ...], names: tuple[bytes, ...]
+    ) -> tuple[Table, float]:
+        """A table's entries for some choices, without the least of them, and that; no dimensions of one choice.
 
-    def without_least(self, table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
-        """A table without its least entry, in another shape, and that entry."""
-        return self.get(("least", id(table), shape), table, lambda: _without_least(table, shape))
+        numpy's tables have at most 64 dimensions. `names` are the choices as bytes, to look them up.
+        """
+
+        def make() -> tuple[Table, float]:
+            part = np.asarray(table[np.ix_(*kept)], np.float64)
+            return _without_least(part, tuple(size for size in part.shape if size > 1))
+
+        return self.get(("part", id(table), *names), table, make)
 
     def least_over(
         self, factors: Sequence[_Factor], variables: tuple[int, ...]
@@ -158,6 +158,8 @@ class _Elimination:
     """The state of one elimination.
 
     Attributes:
+        unary, pairwise: as in `minimize`.
+        left: for each variable the choices that are left.
         known: tables that other variables had, too.
         factors: live tables by number; every variable in them is still open.
         factors_of: numbers of the live tables that mention each variable.
@@ -169,9 +171,10 @@ class _Elimination:
     """
 
     unary: Sequence[Table]
-    pairwise: Sequence[_Factor]
+    pairwise: Mapping[tuple[int, int], Table]
+    left: Sequence[Choices]
     limit: int
-    known: _Known
+    known: _Known = field(default_factory=_Known)
     bound: float = 0.0
     added: int = 0
     factors: dict[int, _Factor] = field(default_factory=dict)
@@ -181,30 +184,36 @@ class _Elimination:
     sizes: list[int] = field(default_factory=list)
 
     def run(self) -> list[int]:
-        self.sizes = [len(table) for table in self.unary]
-        self.factors_of = [set() for _ in self.unary]
-        self.neighbours = [set() for _ in self.unary]
-        for variable, table in enumerate(self.unary):
-            self._add_narrowed(_Factor((variable,), table))
-        for factor in self.pairwise:
-            self._add_narrowed(factor)
+        left, sizes = self.left, list(map(len, self.left))
+        self.sizes, names = sizes, [each.tobytes() for each in left]
+        self.factors_of = [set() for _ in left]
+        self.neighbours = [set() for _ in left]
+        for i, table in enumerate(self.unary):
+            own = (i,) if sizes[i] > 1 else ()
+            self._add(own, *self.known.narrowed(table, (left[i],), (names[i],)))
+        for (i, j), table in self.pairwise.items():
+            both = tuple([v for v in (i, j) if sizes[v] > 1])
+            found = self.known.narrowed(table, (left[i], left[j]), (names[i], names[j]))
+            self._add(both, *found)
         self._eliminate_all()
         return self._chosen()
 
     def _eliminate_all(self) -> None:
         """Eliminate the variable with the smallest table next, until none is open that has a choice."""
         is_open = {variable for variable, size in enumerate(self.sizes) if size > 1}
-        heap = [(self._size(variable), variable) for variable in is_open]
+        now = {variable: self._size(variable) for variable in is_open}
+        heap = [(size, variable) for variable, size in now.items()]
         heapq.heapify(heap)
         while is_open:
             size, variable = heapq.heappop(heap)
-            if variable not in is_open or size != self._size(variable):
+            if variable not in is_open or size != now[variable]:
                 continue  # stale: an entry with the present size is in the heap too
             touched = self.neighbours[variable]
             self._eliminate(variable, size)
             is_open.discard(variable)
             for other in touched:
-                heapq.heappush(heap, (self._size(other), other))
+                now[other] = self._size(other)
+                heapq.heappush(heap, (now[other], other))
 
     def _size(self, variable: int) -> int:
         """Entries of the table that eliminating `variable` builds."""
@@ -239,24 +248,20 @@ class _Elimination:
     def _entries(self, variables: set[int]) -> int:
         return math.prod([self.sizes[each] for each in variables])
 
-    def _add_narrowed(self, factor: _Factor) -> None:
-        """Add a table without its least entry, and without variables that have one choice.
-
-        numpy's tables have at most 64 dimensions.
-        """
-        kept = tuple([v for v in factor.variables if self.sizes[v] > 1])
-        shape = tuple([self.sizes[v] for v in kept])
-        self._add(kept, *self.known.without_least(factor.table, shape))
-
     def _add(self, variables: tuple[int, ...], table: Table, least: float) -> None:
         """Add a table over variables that have a choice, from which `least` was taken."""
         self.bound += least
+        if not variables:
+            return
         number = self.added
         self.added += 1
         self.factors[number] = _Factor(variables, table)
         for variable in variables:
             self.factors_of[variable].add(number)
-            self.neighbours[variable].update([v for v in variables if v != variable])
+            if len(variables) > 1:
+                around = self.neighbours[variable]
+                around.update(variables)
+                around.discard(variable)
 
     def _take(self, variable: int) -> list[_Factor]:
         """Remove and return all tables that mention `variable`, oldest first."""

@@ -17,6 +17,7 @@ from weft.compiler.stages import Stages, stage_placements
 from weft.compiler.stages_even import even_stages
 from weft.compiler.stages_patterns import check_homes, check_patterns, pattern_stage
 from weft.errors import StrategyError
+from weft.ir.arguments import changed
 from weft.ir.logical import (
     Call,
     Input,
@@ -231,7 +232,7 @@ def _check_used(forward: Mapping[str, int], count: int) -> None:
 def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
     if not isinstance(node, Call):
         return node
-    return replace(node, phase=Phase(stages[_name(node)], node.phase.kind))
+    return changed(node, phase=Phase(stages[_name(node)], node.phase.kind))
 
 
 def _forward_calls(graph: LogicalGraph) -> dict[str, Call]:

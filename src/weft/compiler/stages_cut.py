@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from weft.compiler.box import renamed
 from weft.compiler.stages import Stages
+from weft.ir.arguments import changed
 from weft.ir.logical import (
     Call,
     Input,
@@ -96,22 +97,30 @@ def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
     stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
     for stage in sorted(stages - {node.phase.stage}):
         outputs = tuple(v and replace(v, name=_name_at(v.name, stage)) for v in node.outputs)
-        yield replace(node, outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
+        yield changed(node, outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
 
 
 def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
     """The stage that has each value: where it is made, or where a variable lives.
 
-    A leaf of the batch or a constant is owned by the first stage that reads it.
+    A leaf of the batch or a constant is owned by the first stage that reads it, an update where its
+    target lives.
     """
     found: dict[str, int] = {}
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+
+    def stage_of(reader: Node) -> int | None:
+        if isinstance(reader, Update):
+            return stages.homes.get(keys[reader.target.name], 0)
+        return reader.phase.stage if isinstance(reader, Call) else None
+
     for node in graph.nodes:
         match node:
             case Input(value=value, role="parameter" | "buffer", key=key):
                 found[value.name] = stages.homes.get(key, 0)
             case Input(value=value, role="batch" | "constant"):
-                readers = [n for n in graph.users[value.name] if isinstance(n, Call)]
-                found[value.name] = min((n.phase.stage for n in readers), default=0)
+                readers = [stage_of(reader) for reader in graph.users[value.name]]
+                found[value.name] = min((x for x in readers if x is not None), default=0)
             case Call():
                 found |= {value.name: node.phase.stage for value in node_outputs(node)}
     for update in graph.of_kind(Update):

@@ -4,7 +4,9 @@ The forward calls, in order, are cut into runs. A run costs what its forward and
 First the places between modules near the root are tried as cuts, then deeper ones, until the
 dearest stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
 where they can, and deeper cuts are only where few bytes cross. Among the cuts whose dearest stage
-is near the best, those are taken that let the fewest bytes across.
+is near the best, those are taken that let the fewest bytes across. No stage may be next to nothing: where
+one product is dearer than an even share, as a head over many words is, the rest still goes to all stages, and
+the product's result is not sent away only to be summed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from weft.compiler.calls import op_call
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
-from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.logical import Call, Input, LogicalGraph, Value
 from weft.ops import OpCall, flops, item, traffic
 from weft.units import ITEM_SIZE
 
@@ -33,6 +35,8 @@ SLACK = 1.05
 WIDER = 1.5
 # How dear the dearest stage may be for its cuts to say what usually crosses.
 USABLE = 1.5
+# What part of an even share of all but the dearest call each stage costs at least, where there are such cuts.
+LEAST = 0.25
 
 
 def even_stages(
@@ -54,20 +58,40 @@ def even_stages(
     costs = _costs(graph, calls, cost_model)
     across = _bytes_across(graph, calls)
     depths = [_depth(before, after) for before, after in pairwise(calls)]
+    cuts = _cuts(depths, costs, across, count, LEAST) or _cuts(depths, costs, across, count, 0.0)
+    stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
+    return {_first(call).name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
+
+
+def _cuts(
+    depths: Sequence[int], costs: Floats, across: Floats, count: int, least: float
+) -> list[int]:
+    """The cuts at the least depth at which they are good enough, else at the deepest; none where a stage is too cheap.
+
+    Args:
+        depths: of the places between two calls.
+        costs, across: of the calls, and what crosses before each.
+        count: number of stages.
+        least: what part of an even share of all but the dearest call a stage costs.
+    """
     share = max(costs.sum() / count, costs.max())
+    rest = (costs.sum() - costs.max()) / max(count - 1, 1)
     cuts: list[int] = []
     widest = np.inf
     for depth in sorted(set(depths)):
         places = [number for number, here in enumerate(depths, 1) if here <= depth]
         places = [place for place in places if across[place] <= widest or place in cuts]
-        if len(places) >= count - 1:
-            cuts, dearest = _best_cuts(places, costs, across, count)
-            if dearest <= TOLERANCE * share:
-                break
-            if dearest <= USABLE * share:
-                widest = min(widest, WIDER * max(across[place] for place in cuts))
-    stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
-    return {_first(call).name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
+        if len(places) < count - 1:
+            continue
+        found, dearest = _best_cuts(places, costs, across, count, least * rest)
+        if not np.isfinite(dearest):
+            continue
+        cuts = found
+        if dearest <= TOLERANCE * share:
+            break
+        if dearest <= USABLE * share:
+            widest = min(widest, WIDER * max(across[place] for place in cuts))
+    return cuts
 
 
 def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) -> Floats:
@@ -109,12 +133,19 @@ def _cost(whole: OpCall, cost_model: CostModel) -> float:
 
 
 def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
-    """For each place before call `i`: the bytes of all values made before it and read from it on."""
+    """For each place before call `i`: the bytes of all values made before it and read from it on.
+
+    What is made of no input, as positions and masks are, is the same for all micro-batches, and counts nothing.
+    """
     number = {_first(call).name: index for index, call in enumerate(calls)}
     change = np.zeros(len(calls) + 1)
+    known = {node.value.name for node in graph.of_kind(Input)}
     for index, call in enumerate(calls):
+        if known.isdisjoint(call.operands):
+            continue
         for value in call.outputs:
             if value is not None:
+                known.add(value.name)
                 readers = (n for n in graph.users[value.name] if isinstance(n, Call))
                 last = max((number.get(_first(n).name, index) for n in readers), default=index)
                 change[index + 1] += _bytes(value)
@@ -123,21 +154,22 @@ def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
 
 
 def _best_cuts(
-    places: Sequence[int], costs: Floats, across: Floats, count: int
+    places: Sequence[int], costs: Floats, across: Floats, count: int, least: float
 ) -> tuple[list[int], float]:
-    """The cuts among `places`, and what the dearest stage costs."""
+    """The cuts among `places`, and what the dearest stage costs; infinite where some stage costs less than `least`."""
     ends = np.array([0, *places, len(costs)])
     before = np.concatenate(([0.0], np.cumsum(costs)))[ends]
     # work[i, j]: what a stage from end i to end j costs; none may be empty.
     work = before[None, :] - before[:, None]
     work[np.tril_indices(len(ends))] = np.inf
+    work[work < least] = np.inf
     dearest, _ = _chain(work, np.maximum, count)
+    if not np.isfinite(dearest):
+        return [], dearest
     bound = SLACK * dearest
     # The squares only decide between equal bytes.
-    price = (
-        across[np.minimum(ends, len(costs) - 1)][:, None] * (ends > 0)[:, None]
-        + 1e-9 * (work / max(bound, 1e-300)) ** 2
-    )
+    sent = across[np.minimum(ends, len(costs) - 1)] / max(across.max(), 1.0)
+    price = sent[:, None] * (ends > 0)[:, None] + 1e-9 * (work / max(bound, 1e-300)) ** 2
     _, chosen = _chain(np.where(work <= bound * (1 + 1e-12), price, np.inf), np.add, count)
     return [int(ends[index]) for index in chosen], dearest
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeAlias
 
 from weft.boxing import steps
+from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
 from weft.compiler.batch_norm import split_batch_norms
 from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
-from weft.compiler.deduce_descent import Known
+from weft.compiler.deduce_known import Known
 from weft.compiler.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages

@@ -40,7 +40,7 @@ def unsorted(graph: LogicalGraph) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
     if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
         return graph
-    graph = renamed(graph, segments_known(graph))
+    graph = needed(renamed(graph, segments_known(graph)))
     done: set[str] = set()
     while (sort := _next_sort(graph, done)) is not None:
         done.update(value.name for value in sort.outputs if value)

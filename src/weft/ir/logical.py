@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from weft.cached import cached_property
 from weft.ir.nodes import (
     FORWARD,
     OVER_STEP,
@@ -82,19 +82,20 @@ class LogicalGraph:
     @cached_property
     def values(self) -> dict[str, Value]:
         """Every value by name."""
-        return {value.name: value for node in self.nodes for value in node_outputs(node)}
+        return {value.name: value for node in self.nodes for value in node.makes}
 
     @cached_property
     def producers(self) -> dict[str, Node]:
         """The node that makes each value."""
-        return {value.name: node for node in self.nodes for value in node_outputs(node)}
+        return {value.name: node for node in self.nodes for value in node.makes}
 
     @cached_property
     def users(self) -> dict[str, tuple[Node, ...]]:
         """The nodes that read each value, in order; a node that reads a value twice stands once."""
         found: dict[str, list[Node]] = {name: [] for name in self.values}
         for node in self.nodes:
-            for name in dict.fromkeys(node_uses(node)):
+            uses = node.uses
+            for name in uses if len(uses) < 2 else dict.fromkeys(uses):
                 found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 

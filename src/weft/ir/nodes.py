@@ -5,14 +5,17 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from weft.layout import Layout
-from weft.ops.call import Argument, Token, map_argument, operand
-from weft.ops.call import Varying as Varying
+from weft.cached import cached_property
+from weft.ir.arguments import Arg as Arg
+from weft.ir.arguments import Arguments as Arguments
+from weft.ir.arguments import Ref as Ref
+from weft.ir.arguments import Varying as Varying
+from weft.ir.arguments import refs as refs
+from weft.ir.arguments import varyings as varyings
+from weft.layout import Layout, Shares
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
@@ -28,20 +31,6 @@ MASTER = "weft_master"
 # What a call is part of, for schedules; "weight" is the part of backward that makes the gradients
 # of parameters, which nothing waits for.
 PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A use of the value called `name`."""
-
-    name: str
-
-
-# A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered
-# operands.
-Arg: TypeAlias = (
-    "Ref | Token | Varying | bool | int | float | complex | str | None | tuple[Arg, ...]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,47 +93,24 @@ class Input:
     """A value that comes from outside: a variable (parameter, buffer, state), a leaf of the batch, a constant.
 
     `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
-        "[1].mask".
+        "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
+        users know; the value is in that order too.
     """
 
     value: Value
     role: Role
     key: str
+    shares: Shares | None = None
 
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """The value that comes in."""
+        return (self.value,)
 
-class Arguments:
-    """What stands in the argument trees of a call; a call never changes, so that each is walked once."""
-
-    args: tuple[Arg, ...]
-    kwargs: tuple[tuple[str, Arg], ...]
-
-    @cached_property
+    @property
     def uses(self) -> tuple[str, ...]:
-        """The names of the values that the call reads, in order, repeated as they stand."""
-        if not self.kwargs:
-            return tuple(refs(self.args))
-        return (*refs(self.args), *(name for _, arg in self.kwargs for name in refs(arg)))
-
-    @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """The distinct values that the call reads, in the order of first appearance."""
-        return tuple(dict.fromkeys(self.uses))
-
-    @cached_property
-    def numbered(self) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
-        """`args` and `kwargs` with the numbers of operands in place of their names."""
-        number = {name: operand(index) for index, name in enumerate(self.operands)}
-
-        def leaf(arg: Any) -> Any:
-            return number[arg.name] if isinstance(arg, Ref) else arg
-
-        kwargs = tuple((key, map_argument(leaf, arg)) for key, arg in self.kwargs)
-        return map_argument(leaf, self.args), kwargs
-
-    @cached_property
-    def varyings(self) -> tuple[Varying, ...]:
-        """The arguments that differ between micro-batches, in order."""
-        return tuple(varyings((self.args, *(arg for _, arg in self.kwargs))))
+        """Nothing of the graph."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -172,6 +138,16 @@ class Box:
     output: Value
     cause: str = ""
 
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """The value in its new layout."""
+        return (self.output,)
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The value as it was."""
+        return (self.input.name,)
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -179,7 +155,8 @@ class Update:
 
     `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as
     "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
-    in place too). `group` is the index of the parameter group that the hyperparameters come from.
+    in place too). `group` is the number of the parameter group that the hyperparameters come from,
+    counted through all optimizers (`weft.capture.optimizers`).
     `elementwise` says whether the rule may run on any shard. Where the number `skip` is not 0, the
     update is left out.
     """
@@ -192,6 +169,22 @@ class Update:
     elementwise: bool = True
     skip: Ref | None = None
 
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """Nothing new."""
+        return ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """Target, source, states, and the number that may leave the update out."""
+        names = [ref.name for ref in self.states]
+        return (
+            self.target.name,
+            self.source.name,
+            *names,
+            *([self.skip.name] if self.skip else ()),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -200,51 +193,25 @@ class Output:
     value: Ref
     key: str
 
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The value that is returned."""
+        return (self.value.name,)
+
 
 Node: TypeAlias = Input | Call | Box | Update | Output
 
 
 def node_outputs(node: Node) -> tuple[Value, ...]:
     """The values that a node makes."""
-    match node:
-        case Call():
-            return node.makes
-        case Input(value=value) | Box(output=value):
-            return (value,)
-        case _:
-            return ()
+    return node.makes
 
 
 def node_uses(node: Node) -> tuple[str, ...]:
     """The names of the values that a node reads, in the order of its arguments, repeated as they stand."""
-    match node:
-        case Call():
-            return node.uses
-        case Box(input=ref) | Output(value=ref):
-            return (ref.name,)
-        case Update(target=target, source=source, states=states, skip=skip):
-            every = (target, source, *states, *((skip,) if skip else ()))
-            return tuple(ref.name for ref in every)
-        case _:
-            return ()
-
-
-def varyings(arg: Any) -> Iterator[Varying]:
-    """The arguments in a tree that differ between micro-batches, in order."""
-    if isinstance(arg, Varying):
-        yield arg
-    elif isinstance(arg, tuple):
-        for part in arg:
-            yield from varyings(part)
-
-
-def refs(arg: Any) -> Iterator[str]:
-    """The names of all values in an argument tree, in order."""
-    if isinstance(arg, Ref):
-        yield arg.name
-    elif isinstance(arg, tuple):
-        for part in arg:
-            if isinstance(part, Ref):  # most of what there is: without a generator of its own
-                yield part.name
-            elif isinstance(part, tuple):
-                yield from refs(part)
+    return node.uses

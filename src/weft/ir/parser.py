@@ -16,7 +16,7 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.scanner import Scanner
-from weft.layout import Placement
+from weft.layout import Placement, Shares
 
 
 def parse_graph(text: str) -> LogicalGraph:
@@ -113,8 +113,15 @@ def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:
     if role is None:
         raise scanner.error(f"expected call, box or one of {', '.join(ROLES)}, found {word!r}")
     key = scanner.string()
+    shares = _shares(scanner)
     scanner.expect(":")
-    return Input(_value(scanner, name, placements), role, key)
+    return Input(_value(scanner, name, placements), role, key, shares)
+
+
+def _shares(scanner: Scanner) -> Shares | None:
+    if not scanner.accept("shares"):
+        return None
+    return Shares(scanner.integer(), scanner.integers(), scanner.integer())
 
 
 def _update(scanner: Scanner) -> Update:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
+from weft.cached import cached_property
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
     COMPUTE,

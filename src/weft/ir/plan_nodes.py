@@ -7,9 +7,9 @@ one actor to another stand in registers. An actor acts once a step, or once for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, TypeAlias
 
+from weft.cached import cached_property
 from weft.ir.nodes import FORWARD, Arg, Arguments, Phase, Role
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -87,7 +87,7 @@ class LocalCall(Arguments):
         return tuple(value for value in self.outputs if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LocalUpdate:
     """Write a new version of the local shard `target` in place (see `weft.ir.logical.Update`)."""
 
@@ -100,18 +100,19 @@ class LocalUpdate:
     phase: Phase = FORWARD
     skip: str | None = None
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The local values that the update reads; it writes the target and the states."""
-        return {self.target, self.source, *self.states, *((self.skip,) if self.skip else ())}
+        skip = (self.skip,) if self.skip else ()
+        return frozenset((self.target, self.source, *self.states, *skip))
 
-    @property
+    @cached_property
     def makes(self) -> tuple[LocalValue, ...]:
         """Nothing new: an update writes in place."""
         return ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Collective:
     """One collective on one local tensor, as rank number `index` of its communicator sees it.
 
@@ -143,18 +144,18 @@ class Collective:
     bytes: int = 0
     phase: Phase = FORWARD
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The local value that goes in."""
-        return {self.input.name}
+        return frozenset((self.input.name,))
 
-    @property
+    @cached_property
     def makes(self) -> tuple[LocalValue, ...]:
         """The local value that comes out."""
         return (self.output,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Transfer:
     """An exchange of pieces between the ranks of two placements, as one rank of the communicator sees it.
 
@@ -182,12 +183,12 @@ class Transfer:
         """What runs."""
         return "transfer"
 
-    @property
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """The local value that goes in, if there is one."""
-        return set() if self.input is None else {self.input.name}
+        return frozenset(() if self.input is None else (self.input.name,))
 
-    @property
+    @cached_property
     def makes(self) -> tuple[LocalValue, ...]:
         """The local value that comes out, if there is one."""
         return () if self.output is None else (self.output,)
@@ -288,7 +289,7 @@ class Compute:
     phase: Phase = FORWARD
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Communicate:
     """One or more collectives of one kind, or one transfer, on one communicator, run as one.
 
@@ -307,12 +308,12 @@ class Communicate:
     waits: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def consumes(self) -> tuple[str, ...]:
         read = dict.fromkeys(name for each in self.collectives for name in each.reads)
         return (*read, *self.waits)
 
-    @property
+    @cached_property
     def produces(self) -> tuple[str, ...]:
         made = (value.name for each in self.collectives for value in each.makes)
         return (*made, *self.signals)

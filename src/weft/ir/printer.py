@@ -13,7 +13,8 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
     """One node on one line; a layout's placement must stand in `placements`."""
     match node:
         case Input(value=value, role=role, key=key):
-            return f"%{value.name} = {role} {quoted(key)} : {_type_text(value, placements)}"
+            order = f" {node.shares}" if node.shares else ""
+            return f"%{value.name} = {role} {quoted(key)}{order} : {_type_text(value, placements)}"
         case Call(op=op, args=args, kwargs=kwargs, outputs=outputs, location=location):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if v is None else _type_text(v, placements) for v in outputs)

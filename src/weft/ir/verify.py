@@ -131,6 +131,18 @@ def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:
             yield node, "source and target differ in shape"
 
 
+def shares_fit(graph: LogicalGraph) -> Iterator[Finding]:
+    """Only variables are stored in shares, of a dimension that they have."""
+    for node in graph.of_kind(Input):
+        shares, shape = node.shares, node.value.shape
+        if shares is None:
+            continue
+        if node.role not in VARIABLE_ROLES:
+            yield node, "it is no variable, but stored in shares"
+        if shape[shares.dim : shares.dim + 1] != (shares.size,):
+            yield node, f"{shares} do not fit the shape {list(shape)}"
+
+
 def boxing_keeps_the_tensor(graph: LogicalGraph) -> Iterator[Finding]:
     """A boxing changes the layout, never shape or dtype."""
     for node in graph.of_kind(Box):
@@ -185,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     dtypes_known,
     keys_unique,
     updates_write_variables,
+    shares_fit,
     boxing_keeps_the_tensor,
     varying_arguments_complete,
 )

@@ -32,14 +32,19 @@ from weft.layout import Region, region_shape, region_size
 PlanRule = Callable[[RankPlan], Iterator[str]]
 
 
-def verify_plan(plan: RankPlan) -> RankPlan:
+def verify_plan(plan: RankPlan, rules: Sequence[PlanRule] | None = None) -> RankPlan:
     """Return `plan` when it is legal.
+
+    Args:
+        plan: what to check.
+        rules: those that it may break; `COPY_RULES` for a legal plan that was given other copies and
+            orders.
 
     Raises:
         InternalError: naming the rule and the place, since only a pass of weft can have made the
             plan.
     """
-    for rule in PLAN_RULES:
+    for rule in PLAN_RULES if rules is None else rules:
         for problem in rule(plan):
             raise InternalError(
                 f"the plan of rank {plan.rank} breaks the rule {rule.__name__}: {problem}"
@@ -216,3 +221,5 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     control_registers_empty,
     orders_complete,
 )
+# What is asked of copies and orders.
+COPY_RULES: tuple[PlanRule, ...] = (credits_given, orders_complete)

@@ -26,3 +26,4 @@ from weft.layout.sbp import partial as partial
 from weft.layout.sbp import split as split
 from weft.layout.shard import shard_range as shard_range
 from weft.layout.shard import shard_sizes as shard_sizes
+from weft.layout.shares import Shares as Shares

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
+from weft.cached import cached_property
 from weft.errors import LayoutError
 from weft.layout.placement import Placement
 from weft.layout.reduction import check_reduction

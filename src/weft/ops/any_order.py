@@ -7,6 +7,7 @@ the results. Where localizing needs no offset, it may as well be permuted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from weft.ops.arguments import slots
 from weft.ops.call import OpCall
@@ -14,14 +15,16 @@ from weft.ops.factors import Dims, Factors
 from weft.ops.rule import aten, has_rule, rule_of
 
 # Ops whose local arguments name sizes, or positions along one factor alone.
-_SIZES = frozenset(aten("view _unsafe_view reshape expand"))
+_SIZES = frozenset(aten("view _unsafe_view reshape expand flatten.using_ints unflatten.int"))
+_SIZES |= frozenset(aten("squeeze squeeze.dim squeeze.dims"))
 _POSITIONS = dict.fromkeys(aten("nll_loss_forward nll_loss_backward"), "c")
 _POSITIONS |= dict.fromkeys(aten("embedding embedding_dense_backward"), "v")
 _POSITIONS |= dict.fromkeys(("weft.expert_mm", "weft.expert_gradient"), "e")
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def rows_of(
-    call: OpCall, here: Mapping[int, int], rows: int
+    call: OpCall, here: Mapping[int, int], rows: int, made: Mapping[int, int] = _NONE
 ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
     """Where the rows are in the operands and results of a call that does not care about their order.
 
@@ -29,6 +32,7 @@ def rows_of(
         call: the call.
         here: for some operands, the dimension of their rows.
         rows: how many there are.
+        made: for some results, the dimension of their rows.
     """
     if not has_rule(call.op) or not _may_move(call):
         return None
@@ -38,6 +42,7 @@ def rows_of(
         for slot, operand in enumerate(by_slot)
         if operand in here
     }
+    names |= {factors.results[result][dim] for result, dim in made.items()}
     names = {name for name in names if name and name not in factors.whole}
     if len(names) != 1:
         return None

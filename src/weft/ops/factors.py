@@ -19,8 +19,9 @@ The notation follows the one-line sharding rules of nnScaler.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
+from weft.cached import cached_property
 from weft.errors import RuleError
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, Operand

@@ -14,7 +14,8 @@ from weft.layout import SBP, Broadcast, Partial, Split, neutral, shard_range
 from weft.ops.call import Argument, OpCall, Operand, Signature, TensorSpec, Token, tensor_spec
 from weft.ops.rule import Cut, rule_of
 
-# `weft.blank(operands, (shape, dtype, fill) of each result)`: results of a rank without elements.
+# `weft.blank(operands, (shape, dtype, fill) of each result, op)`: results of a rank without elements,
+# in place of the op that other ranks run.
 BLANK = "weft.blank"
 
 
@@ -80,7 +81,8 @@ def _blank(local: OpCall, cut: Cut) -> OpCall:
         for spec, sbp, old in zip(local.results, cut.signature.results, before, strict=True)
     )
     operands = tuple(Operand(i) for i in range(len(local.operands)))
-    return OpCall(BLANK, (operands, made), (), local.operands, local.results)
+    op = local.args[2] if local.op == BLANK else local.op
+    return OpCall(BLANK, (operands, made, op), (), local.operands, local.results)
 
 
 def _made(spec: TensorSpec, sbp: SBP, before: Argument) -> Argument:

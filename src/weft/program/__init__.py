@@ -3,7 +3,9 @@
 from weft.compiler.options import Stage as Stage
 from weft.compiler.options import Zero as Zero
 from weft.compiler.precision import Precision as Precision
+from weft.program.buckets import Buckets as Buckets
 from weft.program.compile import compile as compile
+from weft.program.live import release as release
 from weft.program.program import Program as Program
 from weft.program.step import Step as Step
 from weft.program.strategy import Strategy as Strategy

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.capture.optimizers import Optimizing, optimizers_of
+
 # Elements of a leaf that are looked at in every step.
 _SAMPLED = 64
 # All of a leaf is looked at in the first steps, and then once in a while, when it is not larger.
@@ -44,19 +46,19 @@ class BatchChecksum:
 
 
 class OptionsChecksum:
-    """The checksum of an optimizer's hyperparameters; those that are tensors count by their kind.
+    """The checksum of the optimizers' hyperparameters; those that are tensors count by their kind.
 
     Args:
-        optimizer: the user's; None in evaluation.
+        optimizer: the user's, one or several; None in evaluation.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizing) -> None:
+        self._optimizers = optimizers_of(optimizer)
         self._known: tuple[list[Any], int] = ([], 0)
 
     def of(self, update: bool) -> int:
         """The checksum for a step."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [value for group in groups for name, value in group.items() if name != "params"]
         if not _equal(now, self._known[0]):
             text = ", ".join(map(_text, now))

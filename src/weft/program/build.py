@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture import Captured, capture
+from weft.capture.optimizers import Optimizers
 from weft.compiler.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -20,12 +22,21 @@ from weft.compiler.replays import replays
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, Output, Ref, Value
+from weft.ir.logical import Input, Output, Ref, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
-from weft.layout import SBP, Layout, Placement, Split
+from weft.layout import SBP, Layout, Placement, Shares, Split
+from weft.program.buckets import Buckets
+from weft.program.everyone import told
+from weft.program.live import Lying
 from weft.program.local_batch import LocalBatch
-from weft.program.shards import layouts_of_shards, layouts_on, local_part, without_shards
+from weft.program.shards import (
+    layouts_of_shards,
+    layouts_on,
+    local_part,
+    shares_of,
+    without_shards,
+)
 from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
@@ -40,13 +51,14 @@ class Setting:
     """What all programs of one model share.
 
     Attributes:
-        model: the user's model; never changed.
+        model: the user's model, live.
         world: the ranks of this process.
         placement: all ranks.
         options: what the training step was compiled with.
         variables: the variables of each rank of this process that is in the placement.
         seed: of the random ops.
         kernels: how segments run.
+        buckets: pads batches.
         local: makes whole batches of what each process brings; None where each brings all.
     """
 
@@ -58,6 +70,23 @@ class Setting:
     seed: int
     kernels: Kernels = "aten"
     local: LocalBatch | None = None
+    buckets: Buckets | None = None
+
+    def whole(self, batch: Any) -> Any:
+        """A batch as the program takes it: padded, and whole where each process brings a part."""
+        if self.buckets is not None:
+            batch = self.buckets.padded(batch, self._sizes(batch))
+        return batch if self.local is None else self.local.whole(batch)
+
+    def _sizes(self, batch: Any) -> dict[str, int]:
+        """What all processes pad a batch to of which each brings its own rows: the longest that one needs."""
+        buckets, world = self.buckets, self.world
+        if buckets is None or self.local is None or not self.several:
+            return {}
+        world.calls.enter("lengths of a batch")
+        texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
+        every = [json.loads(text) for text in texts]
+        return {key: max(each.get(key, 0) for each in every) for key in every[0]}
 
     @property
     def several(self) -> bool:
@@ -90,7 +119,7 @@ def build(
     setting: Setting,
     constants: Mapping[str, Tensor],
     compiled: Compiled,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Optimizers,
 ) -> dict[int, Executor | DeviceExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same."""
     world = setting.world
@@ -112,7 +141,7 @@ def build(
                 channels[plan.rank],
                 device,
                 setting.variables[plan.rank].with_constants(own),
-                optimizer=optimizer,
+                optimizer=optimizers,
                 seed=setting.seed,
                 timeout=world.timeout,
                 kernels=setting.kernels,
@@ -167,7 +196,7 @@ def evaluation(
         apart=_in_pieces(trained),
         parameters=precision.parameters,
     )
-    return captured, _compiled(setting, trained, captured.graph, layouts_of_shards(batch))
+    return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 
 
 def _in_pieces(trained: Compiled) -> frozenset[str]:
@@ -195,21 +224,28 @@ def gathering(setting: Setting, trained: Compiled, masters: bool = False) -> Com
     bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
     outputs = [Output(Ref(n.value.name), n.key.removesuffix(f".{MASTER}")) for n in inputs]
     gather = LogicalGraph("full state", (*bare, *outputs))
-    return _compiled(setting, trained, gather)
+    return compiled_like(setting, trained, gather)
 
 
 def _is_master(node: Input) -> bool:
     return node.role == "state" and node.key.endswith(f".{MASTER}")
 
 
-def _compiled(
+def compiled_like(
     setting: Setting,
     trained: Compiled,
     graph: LogicalGraph,
     leaves: Mapping[str, Layout] | None = None,
+    clipped: bool = False,
 ) -> Compiled:
-    """`graph` on the stages of a training step, reading its variables, and leaves of its batch, as they lie."""
-    options = Options(cost_model=setting.options.cost_model, stages=setting.options.stages)
+    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
+
+    Gradients are clipped and measured as in that step only where it is said.
+    """
+    old = setting.options
+    options = Options(cost_model=old.cost_model, stages=old.stages)
+    if clipped:
+        options = replace(options, clip_norm=old.clip_norm, metrics=old.metrics)
     read = {node.key for node in graph.of_kind(Input)}
     hints = with_leaves(as_they_lie(trained, read), leaves or {})
     stages = trained.stages
@@ -237,21 +273,34 @@ def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dic
     }
 
 
-def with_variables(hints: Mapping[int, Hints], trained: Compiled) -> dict[int, Hints]:
-    """Hints that fix parameters and buffers, too, to how they lie, where nothing else is said of them.
-
-    What is stored in shards is left out: its shape alone decides how.
-    """
-    keys = {
-        node.key
-        for node in trained.graph.of_kind(Input)
-        if node.role in ("parameter", "buffer") and node.key not in trained.stored
-    }
-    lying = as_they_lie(trained, keys)
+def with_lying(hints: Mapping[int, Hints], held: Lying, graph: LogicalGraph) -> dict[int, Hints]:
+    """Hints that fix what open programs hold, too, to how it lies, where nothing else is said of it."""
+    shares = _with_states(held.shares, graph) if held.layouts else None
     return {
-        axes: replace(own, inputs={**lying[axes].inputs, **own.inputs})
+        axes: replace(
+            own,
+            inputs={
+                **{k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes},
+                **own.inputs,
+            },
+            stored={**held.stored, **own.stored},
+            shares=shares,
+        )
         for axes, own in hints.items()
     }
+
+
+def _with_states(shares: Mapping[str, Shares], graph: LogicalGraph) -> dict[str, Shares]:
+    """Shares of variables, and of masters and states, whose elements are updated with those of their parameter."""
+    found = {**shares, **{f"{key}.{MASTER}": each for key, each in shares.items()}}
+    inputs = {node.value.name: node for node in graph.of_kind(Input)}
+    for update in graph.of_kind(Update):
+        target = inputs[update.target.name]
+        if target.key in shares:
+            states = (inputs[ref.name] for ref in update.states)
+            alike = (node for node in states if node.value.shape == target.value.shape)
+            found |= {node.key: shares[target.key] for node in alike}
+    return found
 
 
 def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
@@ -261,4 +310,5 @@ def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
     for node in trained.graph.of_kind(Input):
         if node.key in keys and node.role in VARIABLE_ROLES and node.value.layout is not None:
             found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
-    return {axes: Hints(inputs, trained.stored) for axes, inputs in found.items()}
+    shares = shares_of(trained.graph)
+    return {axes: Hints(inputs, trained.stored, shares) for axes, inputs in found.items()}

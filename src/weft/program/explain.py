@@ -1,175 +1,56 @@
-"""What `Program.explain` prints: layouts, boxing with bytes and cause, parameters and memory.
-
-Rows that differ only in the number of a repeated block stand once, with a count.
-"""
+"""What `Program.explain` says first: what is sent, how much memory, what limits; a screen for a model of any depth."""
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from rich.table import Table
-
-from weft.boxing import COLLECTIVES, Step, steps
-from weft.compiler.halo import Halo, graph_halos
-from weft.compiler.loops import loop_values
+from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
-from weft.layout import Layout
-from weft.program.bucket_table import bucket_tables
+from weft.compiler.stages_join import Deduced
 from weft.program.deduction_notes import deduction_notes
-from weft.program.exchange_table import exchange_tables
+from weft.program.exchange_groups import exchange_lines
+from weft.program.limits import limit_lines, memory_line
 from weft.program.memory import ProgramMemory
-from weft.program.schedule_table import schedule_tables
-from weft.program.stage_table import stage_table
-from weft.program.tables import table, text_of
-from weft.program.time_notes import time_notes
-from weft.units import ITEM_SIZE, bytes_text
+from weft.program.strategy_words import strategy_words, title
+from weft.program.tables import stars
+from weft.program.time_notes import exceptions
+
+# As many notes are shown.
+NOTES = 4
 
 
-def explain(compiled: Compiled, peaks: ProgramMemory) -> str:
-    """The tables as plain text; `peaks` is the memory of the ranks of this process."""
-    graph = compiled.graph
-    title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
-    tables: tuple[Table, ...] = (_inputs(graph), _layouts(graph), _boxings(graph))
-    tables += (*exchange_tables(graph), peaks.table())
-    tables += bucket_tables(compiled.plan.ranks[0]) if compiled.plan.ranks else ()
-    times = schedule_tables(compiled.schedule)
-    stages = stage_table(graph, compiled.stages)
-    notes = (*deduction_notes(compiled.deduced), *compiled.notes, *time_notes(graph))
-    return text_of(title, *stages, *tables, *times, *notes)
-
-
-def _inputs(graph: LogicalGraph) -> Table:
-    inputs = graph.of_kind(Input)
-    states = {node.value.name: _local(node.value) for node in inputs if node.role == "state"}
-    of_target = {
-        update.target.name: sum(states[ref.name] for ref in update.states)
-        for update in graph.of_kind(Update)
-    }
-    rows = [
-        (
-            node.role,
-            _stars(node.key),
-            _shape(node.value),
-            _sbp(node.value),
-            bytes_text(_local(node.value)),
-            bytes_text(of_target.get(node.value.name, 0)) if states else "",
-        )
-        for node in inputs
-        if node.role != "state"
-    ]
-    columns = ("role", "name", "whole shape", "layout", "per rank", "states per rank")
-    return table("inputs", columns, rows)
-
-
-def _layouts(graph: LogicalGraph) -> Table:
-    rows = [
-        (node.op, _shape(value), _sbp(value), _where(node.location))
-        for node in graph.of_kind(Call)
-        for value in node.outputs
-        if value is not None
-    ]
-    return table("layouts", ("op", "whole shape", "layout", "where"), rows)
-
-
-def _boxings(graph: LogicalGraph) -> Table:
-    loop = loop_values(graph)
-    rows = [_boxing_row(graph, node, loop) for node in graph.of_kind(Box)]
-    fetched = tuple(graph_halos(graph))
-    moved = sum(_moved(graph, node, loop) for node in graph.of_kind(Box))
-    moved += sum(_fetched(graph, halo, loop) for halo, _ in fetched)
-    rows += [_halo_row(graph, halo, reader, loop) for halo, reader in fetched]
-    columns = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
-    return table("boxing", columns, rows, total=moved)
-
-
-def _boxing_row(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> tuple[str, ...]:
-    source = graph.values[node.input.name]
-    kinds = [step.kind for step in _steps(source, node)]
-    there, here = _layout(source), _layout(node.output)
-    across = there.placement != here.placement
-    return (
-        str(there) if across else _sbp(source),
-        str(here) if across else _sbp(node.output),
-        ", ".join(kinds) or "as it stands",
-        bytes_text(_moved(graph, node, loop)),
-        _shape(source),
-        _maker(graph, node.input.name),
-        _stars(node.cause),
+def explain(compiled: Compiled, options: Options, peaks: ProgramMemory) -> str:
+    """The summary as plain text; `peaks` is the memory of the ranks of this process."""
+    lines = (
+        title(compiled.graph),
+        f"strategy: {strategy_words(compiled, options)}",
+        *exchange_lines(compiled),
+        memory_line(peaks),
+        *limit_lines(compiled, options, peaks),
+        *_layouts(compiled.deduced),
+        *_notes(compiled),
+        'tables of all layouts and boxing: explain(details=True); of some ops: explain(op="PATTERN")',
     )
+    return "\n".join(lines) + "\n"
 
 
-def _halo_row(
-    graph: LogicalGraph, halo: Halo, reader: Call, loop: frozenset[str]
-) -> tuple[str, ...]:
-    return (
-        _sbp(halo.value),
-        "with border rows",
-        "halo",
-        bytes_text(_fetched(graph, halo, loop)),
-        _shape(halo.value),
-        _maker(graph, halo.value.name),
-        f"{reader.op} at {_where(reader.location)}",
-    )
+def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
+    """Whether layouts are proven cheapest: a line for all stages, or for the first that is not."""
+    unproven = [each for each in deduced if not each.proven]
+    if len(deduced) > 1 and unproven:
+        yield f"layouts: proven cheapest in {len(deduced) - len(unproven)} of {len(deduced)} stages"
+    shown = unproven[:1] or deduced[:1]
+    yield next(deduction_notes(shown), "layouts: there is nothing to choose")
+    broken = sum(each.broken for each in deduced)
+    if broken:
+        yield f"note: {broken} uses of parameters depart from the strategy's layouts: their ops admit nothing else"
 
 
-def _maker(graph: LogicalGraph, name: str) -> str:
-    node = graph.producers[name]
-    match node:
-        case Input(role=role, key=key):
-            return f"{role} {_stars(key)}"
-        case Call(op=op, location=location):
-            return f"{op} at {_where(location)}"
-        case Box(input=ref):
-            return _maker(graph, ref.name)
-    return name
-
-
-def _steps(source: Value, node: Box) -> tuple[Step, ...]:
-    itemsize = ITEM_SIZE[source.dtype]
-    return steps(_layout(source), _layout(node.output), source.shape, itemsize)
-
-
-def _moved(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> int:
-    """Bytes that a boxing moves in a step."""
-    chain = _steps(graph.values[node.input.name], node)
-    moved = sum(step.bytes for step in chain if step.kind in COLLECTIVES)
-    return moved * (graph.micro_batches if node.output.name in loop else 1)
-
-
-def _fetched(graph: LogicalGraph, halo: Halo, loop: frozenset[str]) -> int:
-    """Bytes that border rows move in a step."""
-    return halo.total * (graph.micro_batches if halo.value.name in loop else 1)
-
-
-def _stars(name: str) -> str:
-    """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together; files relative to here."""
-    near = name.replace(f"{Path.cwd()}{os.sep}", "")
-    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", near)
-
-
-def _where(location: Location | None) -> str:
-    return _stars(str(location)) if location else ""
-
-
-def _shape(value: Value) -> str:
-    return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-
-
-def _layout(value: Value) -> Layout:
-    assert value.layout is not None
-    return value.layout
-
-
-def _sbp(value: Value) -> str:
-    return f"({', '.join(map(str, _layout(value).sbp))})"
-
-
-def _local(value: Value) -> int:
-    layout = _layout(value)
-    elements = 1
-    for size in layout.local_shape(value.shape, layout.placement.ranks[0]):
-        elements *= size
-    return elements * ITEM_SIZE[value.dtype]
+def _notes(compiled: Compiled) -> Iterator[str]:
+    """What was asked for and not possible, and what is not as in a step of the whole batch; repeated blocks once."""
+    found = Counter(map(stars, (*compiled.notes, *exceptions(compiled.graph))))
+    for text, count in list(found.items())[:NOTES]:
+        yield f"note: {text}" + (f" (×{count})" if count > 1 else "")
+    if len(found) > NOTES:
+        yield f"… and {len(found) - NOTES} more notes, below the tables"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.errors import UserError
 from weft.ir import LogicalGraph
-from weft.ir.logical import Call, Update
+from weft.ir.logical import Update
 
 
 def check_held(graph: LogicalGraph) -> None:
@@ -17,9 +17,4 @@ def check_held(graph: LogicalGraph) -> None:
         raise UserError(
             f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
             "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
-        )
-    if any(call.op == "weft.clip_factor" for call in graph.of_kind(Call)):
-        raise UserError(
-            f"{where} with clip_norm: the norm is that of each step's own gradients; use micro_batches= in "
-            "the strategy, or leave clip_norm out"
         )

@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from weft.errors import UserError
 
 
-def initial_values(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer of a model, tied ones once, by name.
+def initial_values(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
 
-    A module with tensors on the meta device is filled by its `reset_parameters`, as when it was
-    built, on `device`; only one such module is whole at a time, and the user's model stays as it
-    is. Call `check_initial_values` first.
+    The value of a tensor is itself, unless it is on the meta device: then its module is filled by
+    `reset_parameters`, as when it was built, on `device`. Only one such module is whole at a time.
+    Call `check_initial_values` first.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
         own = _own_tensors(module)
-        filled = _own_tensors(_filled(module, device)) if _is_meta(module) else own
+        filled = _own_tensors(_filled(module, device)) if _is_meta(module) else {}
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield f"{path}.{name}" if path else name, filled[name].detach()
+                value = filled.pop(name) if tensor.is_meta else tensor
+                yield f"{path}.{name}" if path else name, tensor, value
 
 
 def check_initial_values(model: nn.Module) -> None:

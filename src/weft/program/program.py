@@ -10,21 +10,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.capture.optimizers import Optimizers
 from weft.compiler.pipeline import Compiled
-from weft.errors import UserError
+from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
-from weft.ir.logical import Input, Update
+from weft.ir.logical import Input
 from weft.program.agreement import OptionsChecksum
 from weft.program.build import build, evaluation, gathering
 from weft.program.explain import explain
+from weft.program.explain_details import details as tables
+from weft.program.explain_details import details_of
 from weft.program.held import check_held
 from weft.program.kernel_table import kernel_text
+from weft.program.live import hold, let_go, reads
 from weft.program.memory import ProgramMemory, program_memory
+from weft.program.places import Places
+from weft.program.recovery import Failed
 from weft.program.replay_table import replay_text
+from weft.program.step import Step
+from weft.program.strategy_words import title
 from weft.program.trace import Trace, gather_trace
+from weft.program.training import Training
 from weft.program.variables import load_whole, state_dict_names
 from weft.program.variants import Planned, Variants
+from weft.program.verification import Subject, Verified, verified
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.runtime.stamps import Stamp
@@ -33,27 +43,31 @@ from weft.runtime.stamps import Stamp
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
-    def __init__(self, variants: Variants) -> None:
+    def __init__(self, variants: Variants, step: Step, training: Training | None = None) -> None:
         self._variants = variants
+        self._step = step
+        self._training = training
+        # What `metrics=` of `weft.compile` asks for, of the last step.
+        self.metrics: Mapping[str, Tensor] = {}
         self._setting = variants.setting
-        self._options = OptionsChecksum(variants.optimizer)
+        self._options = OptionsChecksum(variants.optimizers)
         self._number = self._setting.world.calls.new_program()
         self._steps = self._chain = 0
+        self._failed: Failed | None = None
         # Threads and groups end with the program also when nobody closes it.
-        self._close = weakref.finalize(self, self._variants.close)
+        self._close = weakref.finalize(self, _close_all, variants, training)
+        hold(self._setting.model, self)
+        reads(self, lambda: _constants_of(variants, training))
+        self._places = Places(self._setting.model, self._setting.variables)
 
     def __repr__(self) -> str:
-        graph = self.graph
-        rules = dict.fromkeys(each.rule for each in graph.of_kind(Update) if each.rule != "copy")
-        kind = f"training step by {', '.join(rules)}" if rules else "evaluation"
         leaves = (
             f"{node.key} {node.value.dtype}{list(node.value.shape)}"
-            for node in graph.of_kind(Input)
+            for node in self.graph.of_kind(Input)
             if node.role == "batch"
         )
-        where = ", ".join(map(str, graph.placements))
         made = "closed" if not self._close.alive else f"{self._steps} steps made"
-        return f"<weft.Program: {graph.name}, {kind} on {where}; batch {', '.join(leaves)}; {made}>"
+        return f"<weft.Program: {title(self.graph)}; batch {', '.join(leaves)}; {made}>"
 
     def _enter_step(self, shapes: str) -> None:
         self._chain = self._enter(f"step {self._steps} on {shapes}")
@@ -85,40 +99,144 @@ class Program:
 
         Args:
             batch: built like the example batch; tensors may have other shapes, for which the step is
-                planned when they first come, in some seconds. Plain tensors are the whole batch, the
+                planned when they first come, in some seconds; so it is for other values of Python
+                that the step reads, other parameters that are trained. Plain tensors are the whole batch, the
                 same on all ranks; each rank takes its part. A leaf that is a global tensor, as
                 `weft.from_local` makes, lies there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
-            update: False updates no parameter; the gradients are kept, in the layouts of the
-                parameters, and added to those of the next step, as when `loss.backward()` is called
-                several times before `optimizer.step()`. Buffers are written in every step.
+            update: False updates no parameter; the gradients are added to `parameter.grad` of the
+                live model, in the layouts of the plan, as `loss.backward()` does. `update` uses
+                them, or any optimizer that is called; or the next step with an update, which adds
+                its own first, clips the sum, and leaves `parameter.grad` None. Buffers are written
+                in every step.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
-            UserError: when the program was closed. When something that the step was captured with
-                has changed: a number, flag or text that the model reads, which parameters are
-                trained, the optimizer's groups. When
-                gradients cannot be kept: there are none, or they are clipped or skipped in every
-                step.
-            RankFailure: when a rank failed; the first error is the cause.
+            UserError: when the program was closed. When a parameter was replaced by another tensor.
+                When gradients cannot be kept: there are none, or they are skipped in every step.
+            RankFailure: when a rank failed; the first error is the cause. Another step can be made
+                when that was before the first update, as of a batch that cannot be computed with.
         """
-        if not self._close.alive:
-            raise UserError("this program was closed, and cannot step; compile another one")
-        if not update:
-            check_held(self.graph)
-        if self._setting.local is not None:
-            batch = self._setting.local.whole(batch)
-        feeds, checksum = self._variants.feeds(batch, self._steps, self._enter_step)
-        self._variants.current.guards.check()
+        self._make_ready()
+        training = self._training
+        holds = not update or (training is not None and training.gradients.open)
+        variants = self._holding() if holds else self._variants
+        batch = self._setting.whole(batch)
+        self._places.check()
+        feeds, checksum = variants.feeds(batch, self._steps, self._enter_step)
+        if training is not None:
+            training.take()
+            if holds:
+                training.gradients.take()
         stamp = 0
         if self._setting.several:
             stamp = int(Stamp(checksum, self._options.of(update), self._chain))
-        results = self._variants.current.step(self._setting, self._steps, feeds, update, stamp)
+        try:
+            results, self.metrics = variants.current.step(
+                self._setting, self._steps, feeds, not holds, stamp
+            )
+        except (RankFailure, KeyboardInterrupt) as error:
+            self._note_failure(error, variants.current.executors, variants.renew)
+            raise
         self._steps += 1
+        if training is not None:
+            if holds:
+                training.gradients.show(variants.current.compiled)
+            if holds and update:
+                self._update(training)
+            training.show(update)
         return results
+
+    def update(self) -> None:
+        """Update the parameters by what is in their `grad`, clipped as the strategy says; it is None afterwards.
+
+        Parameters whose `grad` is None stay as they are. The gradients are those of steps with
+        `update=False`, or of any loss of the live model whose `backward()` was called.
+
+        Raises:
+            UserError: when there is no gradient, or the program does not train, or was closed.
+            RankFailure: when a rank failed; the first error is the cause.
+        """
+        self._make_ready()
+        training = self._training
+        if training is None:
+            raise UserError("program.update(): this program has no optimizer")
+        self._enter("update")
+        self._places.check()
+        training.take()
+        self._update(training)
+        training.show(True)
+
+    def _update(self, training: Training) -> None:
+        gradients = training.gradients
+        executors = gradients.executors()
+        try:
+            self.metrics = gradients.update(executors)
+        except (RankFailure, KeyboardInterrupt) as error:
+            self._note_failure(error, executors, gradients.renew)
+            raise
+
+    def verify(self, batch: Any) -> Verified:
+        """Check that a step gives what one plain eager step of the same code gives, and change nothing.
+
+        A step of the plan runs, and the model, loss function and optimizer run as they are written,
+        whole, on one device in every process; then parameters, buffers, states, gradients and the
+        user's Python objects are put back. Compared are outputs, unclipped gradients, written buffers,
+        updated parameters and the optimizer's states, each by as much as rounding moves it. Random
+        ops draw what the plan draws; the precision is the strategy's. With float16 gradients are
+        compared by way of the update. Takes the memory of a step on one device, and a few times the
+        time of a plain step. Every process must call it.
+
+        Args:
+            batch: as `step` takes it.
+
+        Returns:
+            What was compared, and the largest differences; prints as text.
+
+        Raises:
+            VerificationError: naming the first result that differs, by how much, and the line that
+                it is computed for.
+            BatchError: when the batch has no data, or is none of this program.
+        """
+        self._make_ready()
+        self._enter("verify")
+        number, metrics = self._steps, self.metrics
+
+        def run(batch: Any, update: bool) -> Any:
+            self._steps = number
+            return self.step(batch, update)
+
+        try:
+            return verified(
+                Subject(self._setting, self._variants, self._training, self._step, number, run),
+                batch,
+            )
+        finally:
+            self._steps, self.metrics = number, metrics
+
+    def _make_ready(self) -> None:
+        """Check that the program is open; after a failure, put new executors in the place of those that failed."""
+        if not self._close.alive:
+            raise UserError("this program was closed, and cannot step; compile another one")
+        if self._failed is not None:
+            self._enter("recovery")
+            self._failed.recover(self._setting)
+            self._failed = None
+
+    def _note_failure(
+        self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
+    ) -> None:
+        drop = self._training.gradients.drop if self._training is not None else lambda: None
+        self._failed = Failed(self._steps, error, executors, renew, drop)
+
+    def _holding(self) -> Variants:
+        """The variants of a step without an update."""
+        check_held(self.graph)
+        assert self._training is not None  # the check refuses others
+        return self._training.holding
 
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.
@@ -132,9 +250,9 @@ class Program:
         def plan(batch: Any) -> Planned:
             return evaluation(setting, trained, function, batch)
 
-        local = setting.local
-        first = example_batch if local is None else local.whole(example_batch)
-        return Program(Variants(setting, plan(first), None, plan))
+        first = setting.whole(example_batch)
+        step = Step(setting.model, function, None, first)
+        return Program(Variants(setting, plan(first), Optimizers(), plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
@@ -148,7 +266,7 @@ class Program:
         """
         self._enter("full_state_dict")
         compiled = gathering(self._setting, self._compiled, masters)
-        executors = build(self._setting, {}, compiled, None)
+        executors = build(self._setting, {}, compiled, Optimizers())
         whole = self._setting.run(lambda rank: executors[rank].step({}))
         for executor in executors.values():
             executor.close()
@@ -164,13 +282,33 @@ class Program:
             UserError: naming the entries that are missing, unknown, or of another shape.
         """
         load_whole(self._setting, self.graph, state)
+        if self._failed is not None:
+            self._failed.loaded = True
 
-    def explain(self) -> str:
-        """Tables: inputs, layouts, every boxing with its bytes and cause, memory of each rank."""
+    def explain(self, details: bool = False, op: str | None = None) -> str:
+        """What the program is, what its ranks send and hold, what limits it, in some 25 lines.
+
+        Times are estimates from shapes; bytes and memory are those of the plan.
+
+        Args:
+            details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
+                memory of each rank, the schedule, kernels.
+            op: a shell-like pattern of modules ("blocks.0", which stands for what is below it, too),
+                lines ("model.py:30"), ops ("aten.mm.*") or names of parameters and leaves of the
+                batch: the rows of these tables that match.
+
+        Raises:
+            UserError: when nothing matches `op`.
+        """
+        if op is not None:
+            return details_of(self._compiled, op)
+        options = self._setting.options
+        if not details:
+            return explain(self._compiled, options, self.memory())
         parts = (part for executor in self._executors.values() for part in executor.parts)
-        text = explain(self._compiled, self.memory()) + kernel_text(parts)
-        if self._setting.options.device is not None:
-            text += f"links as measured: {links_text(self._setting.options.device)}\n"
+        text = tables(self._compiled, self.memory()) + kernel_text(parts)
+        if options.device is not None:
+            text += f"links as measured: {links_text(options.device)}\n"
         return text + replay_text(each.replayer for each in self._executors.values())
 
     def memory(self) -> ProgramMemory:
@@ -220,3 +358,17 @@ class Program:
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
+        let_go(self._setting.model, self)
+
+
+def _constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:
+    """Tensors of elsewhere that the plans of a program read."""
+    yield from variants.constants()
+    if training is not None:
+        yield from training.constants()
+
+
+def _close_all(variants: Variants, training: Training | None) -> None:
+    variants.close()
+    if training is not None:
+        training.close(but=variants)

@@ -12,7 +12,7 @@ from weft.capture.tree import flatten
 from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Role
-from weft.layout import Layout
+from weft.layout import Layout, Shares
 from weft.layout.region import Region
 from weft.tensor import GlobalTensor
 
@@ -46,6 +46,12 @@ def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout
         and node.value.layout is not None
         and rank in node.value.layout.placement.coordinates
     }
+
+
+def shares_of(graph: LogicalGraph) -> dict[str, Shares]:
+    """The variables that are stored in shares, by key."""
+    inputs = graph.of_kind(Input)
+    return {node.key: node.shares for node in inputs if node.shares is not None}
 
 
 def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:

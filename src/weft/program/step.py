@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from weft.capture import Captured, capture
+from weft.capture.optimizers import Optimizers, Optimizing, optimizers_of
 from weft.compiler.precision import Precision
 from weft.errors import UserError
 from weft.program.collector import uncollected
 from weft.program.shards import layouts_of_shards, without_shards
 from weft.program.unwrapped import unwrapped
-from weft.tensor.module import refuse_distributed
 
 # What the graph of a step depends on, in words.
 _Facts: TypeAlias = tuple[str, ...]
@@ -42,27 +42,25 @@ class Step:
     The step is captured when a strategy first needs it; strategies that need another capture
     (another precision or device type, weights of recurrent layers in pieces) get one of their own,
     and all are kept while the values of Python that the model reads, such as a number in an
-    attribute, are what they were. Parameters are
-    neither copied nor changed; `weft.compile` reads their values anew each time.
+    attribute, are what they were. A program takes the model over until it is closed; then the next
+    one may lay it out otherwise.
 
     Args:
         model, loss_fn, optimizer, example_batch: as `weft.compile` takes them.
-
-    Raises:
-        UserError: the model was changed by `weft.distribute`.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss_fn: Callable[[nn.Module, Any], Any],
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizing,
         example_batch: Any,
     ) -> None:
         self.model = unwrapped(model)
-        refuse_distributed(self.model)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
+        self.example_batch = example_batch
+        self.optimizers = optimizers_of(optimizer)
         self._batch, _ = without_shards(example_batch)
         # How leaves of the example lie that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
@@ -91,7 +89,7 @@ class Step:
             CaptureError: the step cannot be one graph; names the user's line.
             UserError: model or optimizer have changed since the first capture; names what.
         """
-        facts = tuple(_facts(self.model, self.optimizer))
+        facts = tuple(_facts(self.model, self.optimizers))
         if self._facts is None:
             self._facts = facts
         _check_same(self._facts, facts)
@@ -104,6 +102,14 @@ class Step:
             self._known.append(found)
         return found.captured
 
+    def now(self) -> Step:
+        """The step of what model and optimizers are now: itself while nothing of that has changed."""
+        if self._facts in (None, tuple(_facts(self.model, self.optimizers))):
+            return self
+        anew = self.of_shape(self._batch)
+        anew.leaves = self.leaves
+        return anew
+
     def of_shape(self, batch: Any) -> Step:
         """The same step for a batch of other shapes."""
         return Step(self.model, self.loss_fn, self.optimizer, batch)
@@ -113,10 +119,10 @@ class Step:
             return capture(
                 self.model,
                 self.loss_fn,
-                self.optimizer,
+                self.optimizers,
                 self._batch,
                 device_type,
-                self.optimizer is not None,
+                bool(self.optimizers),
                 precision.compute,
                 apart,
                 precision.parameters,
@@ -129,25 +135,25 @@ def _captured_part(precision: Precision) -> Precision:
     return Precision(precision.compute, precision.parameters, masters=precision.masters)
 
 
-def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[str]:
-    """What the graph of a step depends on of its model and optimizer, one fact a line."""
+def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
+    """What the graph of a step depends on of its model and optimizers, one fact a line."""
     for name, parameter in model.named_parameters():
         trained = "trained" if parameter.requires_grad else "not trained"
         yield f"parameter {name}: {_text(parameter)}, {trained}"
     for name, buffer in model.named_buffers():
         yield f"buffer {name}: {_text(buffer)}"
     # Evaluation sets all modules to eval mode itself.
-    for path, module in model.named_modules() if optimizer else ():
+    for path, module in model.named_modules() if optimizers else ():
         yield f"module {path or type(module).__name__}: {'train' if module.training else 'eval'} mode"
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for number, group in enumerate(optimizer.param_groups if optimizer else ()):
+    for label, _, group in optimizers.groups():
         members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
-        yield f"parameter group {number} of {type(optimizer).__name__}: {members}"
+        yield f"{label}: {members}"
         # Whether there is a momentum decides which states there are; how large it is does not.
         for key, value in group.items():
             if key != "params":
                 shown = type(value).__name__ if isinstance(value, torch.Tensor) else bool(value)
-                yield f"option {key} of parameter group {number}: {shown}"
+                yield f"option {key} of {label}: {shown}"
 
 
 def _text(tensor: torch.Tensor) -> str:

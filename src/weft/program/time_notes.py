@@ -23,6 +23,14 @@ def time_notes(graph: LogicalGraph) -> Iterator[str]:
         f"{graph.micro_batches} micro-batches of {samples} samples ({names}): {inside} calls run in "
         f"each, {len(calls) - inside} once a step"
     )
+    yield from exceptions(graph)
+
+
+def exceptions(graph: LogicalGraph) -> Iterator[str]:
+    """What is not as in a step of the whole batch."""
+    if graph.micro_batches == 1:
+        return
+    loop, calls = loop_values(graph), graph.of_kind(Call)
     modules = _normalized(calls, loop)
     if modules:
         yield (

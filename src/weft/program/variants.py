@@ -1,41 +1,45 @@
-"""Plans of one step for batches of several shapes, which share variables, states and kernels."""
+"""Plans of one step for batches of several shapes and other values of Python, which share variables and states."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
+from weft.capture.optimizers import Optimizers
+from weft.compiler.clip import METRIC
 from weft.compiler.pipeline import Compiled
 from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
-from weft.layout import Layout
+from weft.layout import Layout, Shares
 from weft.program.build import Setting, build
+from weft.program.collector import uncollected
 from weft.program.feed import Feeder
 from weft.program.guards import Guards
-from weft.program.shards import without_shards
+from weft.program.live import Lying
+from weft.program.shards import shares_of, without_shards
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 
 Planned: TypeAlias = tuple[Captured, Compiled]
-# How many shapes a program is planned for; each keeps a plan, its threads and its kernels.
-MOST_SHAPES = 16
+# How often a program is planned; each plan keeps its threads and its kernels.
+MOST = 16
 _log = logging.getLogger("weft")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The step for one shape of the batch, ready to run."""
+    """The step for one shape of the batch, and for what the guards compare, ready to run."""
 
+    number: int
     captured: Captured
     compiled: Compiled
     executors: Mapping[int, Executor | DeviceExecutor]
@@ -43,9 +47,14 @@ class Variant:
     guards: Guards
 
     @cached_property
-    def shapes(self) -> str:
-        """The leaves of its batch."""
-        return _shapes(self.captured.batch)
+    def name(self) -> str:
+        """The leaves of its batch; and which plan it is, where ranks could choose another one."""
+        shapes = _shapes(self.captured.batch)
+        return f"{shapes} (plan {self.number})" if self.number else shapes
+
+    def serves(self, batch: Any) -> bool:
+        """Whether it is the step for a batch, as things are now."""
+        return self.guards.changed() is None and self.feeder.takes(batch)
 
     def step(
         self,
@@ -54,13 +63,18 @@ class Variant:
         feeds: Mapping[int, Mapping[str, Tensor]],
         update: bool,
         stamp: int,
-    ) -> Any:
-        """Run step `number` of the program on what each rank takes of a batch; messages carry the stamp."""
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Run step `number` of the program on what each rank takes of a batch; messages carry the stamp.
+
+        Returns:
+            What the loss function returned, and the metrics that were asked for.
+        """
         for executor in self.executors.values():
             executor.steps = number
             executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
-        return self.captured.unflatten_outputs(results)
+        metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
+        return self.captured.unflatten_outputs(results), metrics
 
     def close(self) -> None:
         for executor in self.executors.values():
@@ -68,13 +82,14 @@ class Variant:
 
 
 class Variants:
-    """The variants of one program: the first, and one more for each other shape that a batch has.
+    """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 
     Args:
         setting: of the program.
         first: as compiled.
-        optimizer: the user's; None for evaluation.
-        plan: what a step is for another batch, as `plan(batch)`.
+        optimizers: the user's; none for evaluation.
+        plan: what a step is for another batch, or as things are now, as `plan(batch)`.
+        note: is told each plan that is built.
 
     Attributes:
         current: the one that ran last, or is to run.
@@ -84,88 +99,145 @@ class Variants:
         self,
         setting: Setting,
         first: Planned,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Optimizers,
         plan: Callable[[Any], Planned],
+        note: Callable[[Compiled], None] = lambda _: None,
     ) -> None:
         self.setting = setting
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self._plan = plan
-        self._all = [self._build(*first)]
+        self._note = note
+        self._all: list[Variant] = []
+        self._all.append(self._build(*first))
         self.current = self._all[0]
 
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
     ) -> tuple[dict[int, dict[str, Tensor]], int]:
-        """What each rank takes of a batch, and its checksum; afterwards `current` is the variant for its shape.
+        """What each rank takes of a batch, and its checksum; afterwards `current` is the variant for it.
 
         Args:
             batch: of any shape.
             step: of the program.
-            enter: is told the shape as soon as it is known, before anything needs the other ranks.
+            enter: is told which variant it is as soon as that is known, before anything needs the
+                other ranks.
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes, or there are
-                too many shapes.
+                too many plans.
         """
+        changed = self.current.guards.changed()
         try:
-            found = self.current.feeder.feeds(batch, step)
+            found = None if changed else self.current.feeder.feeds(batch, step)
         except BatchError as error:
-            self.current = self._other(batch, error, enter)
+            found = None
+            if not self.current.feeder.differs_in_shape(batch):
+                raise
+            changed = str(error)
+        if found is None:
+            self.current = self._other(batch, changed or "", enter)
             return self.current.feeder.feeds(batch, step)
-        enter(self.current.shapes)
+        enter(self.current.name)
         return found
+
+    def constants(self) -> Iterator[Tensor]:
+        """Tensors of elsewhere that the plans read."""
+        return (tensor for each in self._all for tensor in each.captured.constants.values())
+
+    def renew(self) -> None:
+        """Run the current variant by new threads and groups, after a step has failed. Every process must call it."""
+        variant, setting = self.current, self.setting
+        variant.close()
+        constants = variant.captured.constants
+        executors = build(setting, constants, variant.compiled, self.optimizers)
+        self.current = replace(variant, executors=executors)
+        self._all[variant.number] = self.current
 
     def close(self) -> None:
         """End the threads of all."""
         for variant in self._all:
             variant.close()
 
-    def _other(self, batch: Any, error: BatchError, enter: Callable[[str], object]) -> Variant:
+    def _other(self, batch: Any, why: str, enter: Callable[[str], object]) -> Variant:
+        """The variant for a batch: one that is there, or a new one; `why` not the current one, in words."""
         for variant in self._all:
-            if variant.feeder.takes(batch):
-                enter(variant.shapes)
+            if variant.serves(batch):
+                enter(variant.name)
                 return variant
-        if not self.current.feeder.differs_in_shape(batch):
-            raise error
-        if len(self._all) == MOST_SHAPES:
+        if len(self._all) == MOST:
             raise BatchError(
-                f"{error}. The program is planned for {MOST_SHAPES} shapes already, which is the most; pad batches "
-                "to a few lengths"
-            ) from None
+                f"{why}. The step was planned {MOST} times already, which is the most; pad batches to a few lengths, "
+                "and pass values that change in the batch, as tensors"
+            )
         started = time.perf_counter()
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
-        enter(shapes)
-        variant = self._build(*self._checked(self._plan(batch)))
+        enter(f"{shapes} (plan {len(self._all)})")
+        with uncollected():
+            variant = self._build(*self._checked(self._plan(batch)))
         self._all.append(variant)
         seconds = time.perf_counter() - started
-        _log.info("planned the step for another shape of the batch (%s) in %.1f s", shapes, seconds)
+        _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
         return variant
 
     def _checked(self, planned: Planned) -> Planned:
         """The same plan, when its variables lie as those of the first one do."""
-        first, other = _layouts(self._all[0].compiled), _layouts(planned[1])
-        for key in other:
-            if key in first and other[key] != first[key]:
-                raise UserError(
-                    f"for this shape of the batch {key} would lie as {other[key]}, but it lies as {first[key]}; name "
-                    f"its layout in Strategy(parameters={{{key!r}: …}}), so that it is the same for all shapes"
-                )
+        first = self._all[0].compiled
+        given = Lying(layouts(first), {}, shares_of(first.graph))
+        check_lying(planned[1], given, "the batch that it was compiled for")
         return planned
 
     def _build(self, captured: Captured, compiled: Compiled) -> Variant:
         setting = self.setting
-        executors = build(setting, captured.constants, compiled, self.optimizer)
+        self._note(compiled)
+        executors = build(setting, captured.constants, compiled, self.optimizers)
         devices = {rank: setting.world.device(rank) for rank in executors}
-        guards = Guards(captured.watch, setting.model, self.optimizer)
+        guards = Guards(captured.watch, setting.model, self.optimizers)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
-        return Variant(captured, compiled, executors, feeder, guards)
+        return Variant(len(self._all), captured, compiled, executors, feeder, guards)
 
 
 def _shapes(batch: BatchSpec) -> str:
     return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in batch.tensors)
 
 
-def _layouts(compiled: Compiled) -> dict[str, Layout | None]:
+def layouts(compiled: Compiled) -> dict[str, Layout]:
     """How the variables of a plan lie."""
     inputs = compiled.graph.of_kind(Input)
-    return {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
+    found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
+    return {key: layout for key, layout in found.items() if layout is not None}
+
+
+def lying_in(compiled: Compiled) -> Lying:
+    """How the parameters and buffers of a plan lie."""
+    nodes = compiled.graph.of_kind(Input)
+    kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
+    found = {key: layout for key, layout in layouts(compiled).items() if key in kept}
+    return Lying(found, compiled.stored, shares_of(compiled.graph))
+
+
+def check_lying(compiled: Compiled, given: Lying, where: str) -> None:
+    """Check that the variables of a plan lie as they do already.
+
+    Args:
+        compiled: the plan.
+        given: how they lie; what it does not name may lie in any way.
+        where: who laid them, for the error.
+
+    Raises:
+        UserError: naming the first that would lie otherwise.
+    """
+    shares = shares_of(compiled.graph)
+    for key, layout in layouts(compiled).items():
+        if key not in given.layouts:
+            continue
+        would = _text(layout, shares.get(key))
+        lies = _text(given.layouts[key], given.shares.get(key))
+        if would != lies:
+            raise UserError(
+                f"{key} would lie as {would}, but lies as {lies} for {where}; name its layout in "
+                f"Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or close the other program"
+            )
+
+
+def _text(layout: Layout, shares: Shares | None) -> str:
+    return f"{layout} in {shares}" if shares else str(layout)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 # Set to "system" to leave the allocator as it is.
@@ -35,10 +35,25 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it does: False with another C library, and where the user chose otherwise.
     """
-    if sys.platform != "linux" or not is_free_to_choose(os.environ):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is None:
         return False
     done = [mallopt(name, value) for name, value in _SETTINGS]
     return all(done)
+
+
+def give_back() -> None:
+    """Give what is free now to the system: what stays is what a program that was just made holds.
+
+    Nothing happens with another C library, and where the user chose otherwise.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's allocator; None where there is none, or it is not weft's to set up."""
+    if sys.platform != "linux" or not is_free_to_choose(os.environ):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)

@@ -42,13 +42,28 @@ class FailureBoard:
         # Who wants to know; under the lock.
         self._watchers: list[Callable[[BaseException], object]] = []
         self._lock = threading.Lock()
-        watched = store.clone()
-        watched.set_timeout(_FOREVER)
-        name = f"weft rank {rank} failures"
-        self._thread = threading.Thread(target=self._wait, args=(watched,), name=name, daemon=True)
-        self._thread.start()
+        # How many failures the job has gone on after; each round has entries of its own.
+        self._round = 0
+        self._watched = store.clone()
+        self._watched.set_timeout(_FOREVER)
+        self._thread = self._start()
         # A thread that is still inside the store when the interpreter ends would abort the process.
         atexit.register(self.close)
+
+    def renew(self) -> None:
+        """Forget a failure, as the job goes on; when all ranks know that it does."""
+        self._write(self._rank, _CLOSED)
+        self._thread.join(timeout=5)
+        self.failed, self._cause = False, None
+        self._known.clear()
+        self._round += 1
+        self._thread = self._start()
+
+    def _start(self) -> threading.Thread:
+        name = f"weft rank {self._rank} failures"
+        thread = threading.Thread(target=self._wait, args=(self._watched,), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def watch(self, fail: Callable[[BaseException], object]) -> None:
         """Call `fail` with a `PeerFailure` as soon as another rank announces a failure."""
@@ -94,13 +109,16 @@ class FailureBoard:
 
     def _write(self, rank: int, text: str) -> None:
         try:
-            self._store.compare_set(_key(rank), "", text)
+            self._store.compare_set(self._key(rank), "", text)
         except RuntimeError:  # the store is gone, and with it all who would read
             return
 
+    def _key(self, rank: int) -> str:
+        return f"weft/failure/{self._round}/{rank}"
+
     def _wait(self, store: Any) -> None:
         try:
-            text = store.get(_key(self._rank)).decode()
+            text = store.get(self._key(self._rank)).decode()
         except RuntimeError:  # the store is gone: its owner ended
             return
         if text == _CLOSED:
@@ -117,7 +135,3 @@ class FailureBoard:
 
 def _posted_key(rank: int, kind: str) -> str:
     return f"weft/{kind}/{rank}"
-
-
-def _key(rank: int) -> str:
-    return f"weft/failure/{rank}"

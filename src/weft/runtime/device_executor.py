@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.actors import Act, actor_text
+from weft.capture.optimizers import Optimizing
 from weft.ir.plan import RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.cuda_streams import CudaStreams
@@ -39,7 +40,7 @@ class DeviceExecutor(RankExecutor):
         device: the rank's device.
         variables: shards of all inputs of the plan that are no batch; states that the optimizer
             makes may be missing.
-        optimizer: the user's, for plans with updates.
+        optimizer: the user's, one or several, for plans with updates.
         seed: of the random ops.
         timeout: seconds without the end of any act after which a step gives up.
         kernels: how segments run.
@@ -55,7 +56,7 @@ class DeviceExecutor(RankExecutor):
         device: torch.device,
         variables: Variables,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizing = None,
         seed: int = 0,
         timeout: float = TIMEOUT,
         kernels: Kernels = "aten",

@@ -128,6 +128,9 @@ class DistributedWorld(World):
     def gather(self, texts: Mapping[int, str]) -> list[str]:
         return self._everyone.exchange_text(texts[self.rank])
 
+    def renew(self) -> None:
+        self._board.renew()
+
     def _part(self) -> None:
         self._board.post(self.calls.posted(), CALLS)
 

@@ -17,6 +17,7 @@ from weft.actors import (
     QueueMachine,
     machines,
 )
+from weft.capture.optimizers import Optimizing
 from weft.errors import RankFailure
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
 from weft.runtime.channel import Channel
@@ -46,7 +47,7 @@ class Executor(RankExecutor):
         device: the rank's device.
         variables: shards of all inputs of the plan that are no batch; states that the optimizer
             makes may be missing.
-        optimizer: the user's, for plans with updates.
+        optimizer: the user's, one or several, for plans with updates.
         seed: of the random ops.
         timeout: seconds without any act after which a step gives up.
         kernels: how segments run.
@@ -59,7 +60,7 @@ class Executor(RankExecutor):
         device: torch.device,
         variables: Variables,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizing = None,
         seed: int = 0,
         timeout: float = TIMEOUT,
         kernels: Kernels = "aten",

@@ -67,12 +67,13 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
     return x
 
 
-def blank(like: Sequence[Tensor], made: Sequence[Any]) -> Any:
+def blank(like: Sequence[Tensor], made: Sequence[Any], op: str) -> Any:
     """`weft.blank`: what a rank without elements makes, on the device of `like[0]`.
 
     Args:
         like: the operands that the op would have had.
         made: (shape, dtype, value) of each result; None for one that is no tensor.
+        op: that other ranks run.
     """
     results = tuple(
         one and torch.full(one[0], one[2], dtype=one[1], device=like[0].device) for one in made

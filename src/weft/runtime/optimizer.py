@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from weft.capture.optimizers import Optimizers, Optimizing, optimizers_of
 from weft.errors import InternalError
 from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate
@@ -77,18 +79,14 @@ class OptimizerUpdates:
             pairs = zip(updates, self._shards, strict=True)
             shards = [shard for update, shard in pairs if update.group == index]
             self._optimizer.param_groups.append(_local_group(user.param_groups[index], shards))
-        for key, shard in zip(self._keys, self._shards, strict=True):
-            states = variables.states(key)
-            states.pop(MASTER, None)
-            if states:
-                self._optimizer.state[shard] = states
         # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite
         # it.
         self._clones = not type(user).__module__.startswith("torch.optim") or any(
             group.get("foreach") for group in self._optimizer.param_groups
         )
-        # Whether the states that executors of other plans made are taken, and the own ones given.
-        self._adopted = self._published = False
+        # Of what the optimizer keeps, the version that is taken over.
+        self._version = -1
+        self._complete = False
         # For each group, the places of its shards; and, after the first step, what updates it.
         self._places = [
             [place for place, update in enumerate(updates) if update.group == index]
@@ -97,20 +95,23 @@ class OptimizerUpdates:
         self._direct: list[DirectStep] = []
 
     def run(self, sources: Sequence[Tensor]) -> None:
+        if self._version != self._variables.kept.version:
+            self._adopt()
         gradients = self._gradients(sources)
         if not self._run_directly(gradients):
             self._step(gradients)
             self._round()
+            if not self._complete:
+                self._keep_new()
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
-        if not self._published:
-            self._publish()
-            self._direct = self._direct_steps()
 
     def run_unless(self, overflow: Tensor, sources: Sequence[Tensor]) -> None:
         """Run where `overflow`, 0 or 1, is 0; the host reads it only where no kernel does.
 
         Before the first update there are no states yet, and a skipped one must make none.
         """
+        if self._version != self._variables.kept.version:
+            self._adopt()
         on_device = self._direct and self._run_directly(self._gradients(sources), overflow)
         if not on_device and not overflow.item():
             self.run(sources)
@@ -139,8 +140,6 @@ class OptimizerUpdates:
 
     def _step(self, gradients: list[Tensor]) -> None:
         """A step of the optimizer itself."""
-        if not self._adopted:
-            self._adopt()
         for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
             live = self._user.param_groups[index]
             group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
@@ -151,20 +150,22 @@ class OptimizerUpdates:
             shard.grad = None
 
     def _adopt(self) -> None:
-        """Take over what an executor of another plan keeps for the same parameters."""
+        """Take over what is kept for the parameters now, be it of the user, or made by an executor of another plan."""
+        kept = self._variables.kept
+        self._optimizer.state.clear()
         for key, shard in zip(self._keys, self._shards, strict=True):
-            if key in self._variables.kept:
-                self._optimizer.state[shard] = self._variables.kept[key]
-        self._adopted = True
+            if key in kept.entries:
+                self._optimizer.state[shard] = kept.entries[key]
+        self._complete = all(key in kept.entries for key in self._keys)
+        self._direct = self._direct_steps() if self._complete else []
+        self._version = kept.version
 
-    def _publish(self) -> None:
-        """Show the states that the optimizer made under the names that users know."""
+    def _keep_new(self) -> None:
+        """Show what the optimizer has made anew, under the names that users know."""
+        kept = self._variables.kept
         for key, shard in zip(self._keys, self._shards, strict=True):
-            states = self._variables.kept.setdefault(key, self._optimizer.state[shard])
-            for name, state in states.items():
-                if isinstance(state, Tensor):
-                    self._variables.add(f"{key}.{name}", state)
-        self._published = True
+            if key not in kept.entries:
+                self._variables.keep(key, self._optimizer.state[shard])
 
     def _direct_steps(self) -> list[DirectStep]:
         """What can stand for a step, for each group; empty when it cannot for all."""
@@ -188,8 +189,8 @@ class SkippedUpdates:
         self._updates.run_unless(overflow, gradients)
 
 
-class AccumulatedUpdates:
-    """Updates whose sources are added up over the steps that are held, for the first that is not."""
+class HeldUpdates:
+    """Updates that a held step leaves out: their sources are added to the sums of its rank."""
 
     def __init__(
         self,
@@ -200,41 +201,34 @@ class AccumulatedUpdates:
     ) -> None:
         self._updates = updates
         self._keys = tuple(keys)
-        # By parameter, the sums of the steps held since the last update; of all plans together.
+        # By parameter; of all plans together.
         self._sums = sums
         self._held = held
 
     def run(self, sources: Sequence[Tensor]) -> None:
-        if self._held():
-            for key, source in zip(self._keys, sources, strict=True):
-                if key in self._sums:
-                    self._sums[key].add_(source)
-                else:
-                    self._sums[key] = source.clone()
+        if not self._held():
+            self._updates.run(sources)
             return
-        if self._sums:
-            pairs = zip(self._keys, sources, strict=True)
-            sources = [self._with_sum(key, source) for key, source in pairs]
-        self._updates.run(sources)
-
-    def _with_sum(self, key: str, source: Tensor) -> Tensor:
-        total = self._sums.pop(key, None)
-        return source if total is None else total.add_(source)
+        for key, source in zip(self._keys, sources, strict=True):
+            if key in self._sums:
+                self._sums[key].add_(source)
+            else:
+                self._sums[key] = source.clone()
 
 
 def group_updates(
     updates: Sequence[LocalUpdate],
     variables: Variables,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizing,
     held: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[str], Updates]]:
-    """Join the updates of one actor by rule, and by what says that they are left out.
+    """Join the updates of one actor by optimizer, and by what says that they are left out.
 
     Args:
         updates: of the actor.
         variables: the rank's shards.
-        optimizer: the user's.
-        held: whether the running step only adds to the gradients of a later one.
+        optimizer: the user's, one or several.
+        held: whether the running step only adds its gradients to the sums.
 
     Returns:
         For each join, the names of the sources and what runs them.
@@ -242,36 +236,34 @@ def group_updates(
     Raises:
         InternalError: when the plan needs an optimizer of another class than the one given.
     """
-    kinds = list(dict.fromkeys((update.rule, update.skip) for update in updates))
-    return [
-        _joined(
-            [update for update in updates if (update.rule, update.skip) == kind],
-            variables,
-            optimizer,
-            held,
-        )
-        for kind in kinds
-    ]
+    optimizers = optimizers_of(optimizer)
+    kinds: dict[object, list[LocalUpdate]] = {}
+    for update in updates:
+        by = optimizers.place(update.group)[0] if optimizers and update.rule != "copy" else None
+        kinds.setdefault((update.rule, by, update.skip), []).append(update)
+    return [_joined(members, variables, optimizers, held) for members in kinds.values()]
 
 
 def _joined(
     members: Sequence[LocalUpdate],
     variables: Variables,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Optimizers,
     held: Callable[[], bool],
 ) -> tuple[list[str], Updates]:
-    """Updates of one rule and one `skip`: the names of their sources, and what runs them."""
+    """Updates of one optimizer and one `skip`: the names of their sources, and what runs them."""
     rule, skip = members[0].rule, members[0].skip
     sources = [update.source for update in members]
     if rule == "copy":
         return sources, CopyUpdates([variables[update.key].detach() for update in members])
-    if optimizer is None or type(optimizer).__name__ != rule:
+    optimizer = optimizers.place(members[0].group)[0] if optimizers else None
+    if type(optimizer).__name__ != rule or optimizer is None:
         raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
-    updates = OptimizerUpdates(optimizer, members, variables)
+    own = [replace(update, group=optimizers.place(update.group)[1]) for update in members]
+    updates = OptimizerUpdates(optimizer, own, variables)
     if skip is not None:  # a step that may be skipped is never held
         return [*sources, skip], SkippedUpdates(updates)
     keys = [update.key for update in members]
-    return sources, AccumulatedUpdates(updates, keys, variables.gradients, held)
+    return sources, HeldUpdates(updates, keys, variables.gradients, held)
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:

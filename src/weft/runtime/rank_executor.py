@@ -93,13 +93,14 @@ class RankExecutor(ABC):
         self._check(feed)
         step = self._done
         self._rank.batches.fed[step] = feed
-        self._rank.batches.held = not update
+        self._rank.batches.held, self._rank.batches.updated = not update, False
         self.recorder.begin()
         try:
             self._run(step)
         except BaseException as error:
             failure = self._fail(error)
             self._raised = True
+            self._failure = _bare(failure)
             raise failure from failure.__cause__
         self.recorder.end(step)
         self._done += 1
@@ -108,6 +109,11 @@ class RankExecutor(ABC):
             self.measured = self._measuring.end(self._rank.variables, feed, results.values())
             self._measuring = None
         return results
+
+    @property
+    def updated(self) -> bool:
+        """Whether the last step has updated parameters, or added to gradients that are kept, be it in part."""
+        return self._rank.batches.updated
 
     def put_stamp(self, stamp: int) -> None:
         """What goes with this rank's messages of the next step (`weft.runtime.stamps`)."""
@@ -140,7 +146,7 @@ class RankExecutor(ABC):
             if self._failure is None:
                 self._failure = self._explain(error)
         if first:
-            cause = self._failure.__cause__ or self._failure
+            cause = _bare(self._failure.__cause__ or self._failure)
             for channel in self._rank.channels.values():
                 channel.abort(cause)
             self._wake()
@@ -180,3 +186,11 @@ class RankExecutor(ABC):
         failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
         failure.__cause__ = cause
         return failure
+
+
+def _bare(failure: BaseException) -> BaseException:
+    """The same failure without the frames that it comes through, which hold on to whoever called."""
+    try:
+        return type(failure)(*failure.args)
+    except Exception:
+        return RankFailure(first_line(failure))

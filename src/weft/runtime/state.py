@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -11,26 +11,35 @@ from torch import Tensor
 from weft.errors import InternalError
 
 
+class Kept:
+    """What an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
+
+    Attributes:
+        entries: by parameter.
+        version: another number as soon as an entry is replaced by another dict.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.version = 0
+
+
 class Variables(Mapping[str, Tensor]):
     """One rank's shards by the name that users know; shared by the executors of that rank.
 
-    A tensor stays the same object for good, because kernels and optimizers hold on to it: new
-    values are written into it. The states of parameter `p` have the names `p.exp_avg`, `p.step`, ….
+    A tensor stays the same object for good, because kernels hold on to it: new values are written
+    into it. Only what the optimizer keeps may be replaced. The states of parameter `p` have the
+    names `p.exp_avg`, `p.step`, ….
 
     Attributes:
-        kept: by parameter, what the optimizer keeps for it, as its own dict; numbers of Python
-            among them.
+        kept: what the optimizer keeps.
         gradients: by parameter, the sum of the gradients of steps whose update is still to come.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self.kept: dict[str, dict[str, Any]] = {}
+        self.kept = Kept()
         self.gradients: dict[str, Tensor] = {}
         self._tensors: MutableMapping[str, Tensor] = dict(tensors or {})
-        # What lies below each name, such as the states of a parameter.
-        self._below: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-        for key, tensor in self._tensors.items():
-            self._note(key, tensor)
 
     def __getitem__(self, key: str) -> Tensor:
         return self._tensors[key]
@@ -56,16 +65,17 @@ class Variables(Mapping[str, Tensor]):
         """
         if self._tensors.setdefault(key, tensor) is not tensor:
             raise InternalError(f"the variable {key} exists already")
-        self._note(key, tensor)
+
+    def keep(self, parameter: str, entries: dict[str, Any] | None) -> None:
+        """Put what the optimizer keeps for a parameter in place of what it kept; None where it has not stepped yet."""
+        for name in self.kept.entries.pop(parameter, {}):
+            self._tensors.pop(f"{parameter}.{name}", None)
+        if entries is not None:
+            self.kept.entries[parameter] = entries
+            tensors = {f"{parameter}.{n}": x for n, x in entries.items() if isinstance(x, Tensor)}
+            self._tensors.update(tensors)
+        self.kept.version += 1
 
     def write(self, key: str, value: Tensor) -> None:
         """Give a variable a new value, in place."""
         self._tensors[key].detach().copy_(value)
-
-    def states(self, parameter: str) -> dict[str, Tensor]:
-        """The optimizer's tensors for a parameter, by their names in the optimizer."""
-        return dict(self._below.get(parameter, {}))
-
-    def _note(self, key: str, tensor: Tensor) -> None:
-        owner, _, name = key.rpartition(".")
-        self._below[owner][name] = tensor

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from weft.capture.optimizers import Optimizing
 from weft.compiler.overwritten import overwritten
 from weft.errors import InternalError
 from weft.ir.logical import VARIABLE_ROLES
@@ -47,7 +48,7 @@ class Rank:
         device: where.
         channels: this rank's ends of the communicators, by id.
         variables: the rank's shards.
-        optimizer: the user's, for plans with updates.
+        optimizer: the user's, one or several, for plans with updates.
         seed: of the random ops.
         batches: where batches come from and results go.
         kernels: how segments run.
@@ -58,7 +59,7 @@ class Rank:
     device: torch.device
     channels: Mapping[int, Channel]
     variables: Variables
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: Optimizing = None
     seed: int = 0
     batches: Batches = field(default_factory=Batches)
     kernels: Kernels = "aten"
@@ -230,11 +231,14 @@ def _bind_compute(
     run = _bind_kernel(actor, kernel, rank)
     counts = [(len(names), update) for names, update in joined]
     fresh = len(writes)
+    changes = any(update.rule != "copy" for update in updates)
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         outputs = run(step, micro, gather(inputs))
         if not counts:
             return outputs
+        if changes:
+            rank.batches.updated = True
         _run_updates(counts, outputs[fresh:])
         return outputs[:fresh]
 

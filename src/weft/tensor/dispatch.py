@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.tensor import mesh as meshes
+from weft.tensor import shares
 from weft.tensor.arguments import Reader, takes_slots
 from weft.tensor.divergence import check_every, checking
 from weft.tensor.lazy import honour_lazy_bits
+from weft.tensor.meeting import met
 from weft.tensor.operands import common_mesh, lifted
 from weft.tensor.recipe import Recipe, make_recipe
 from weft.tensor.spec import Spec
@@ -52,12 +55,16 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         RuleError: when the op has no rule and is made of no ops that have one.
         LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
             strict mode for boxing.
-        UserError: when torch refuses the whole tensors.
+        UserError: when torch refuses the whole tensors, or the op would give what is stored in shares another shape.
     """
     honour_lazy_bits()
-    known = _known.get(id(op))
-    if known is None:
-        known = _known[id(op)] = _Known(op)
+    if shares.in_use:
+        args, kwargs, of = shares.with_stand_ins(kind, op, args, kwargs)
+        if of:
+            return shares.originals(dispatch(kind, op, args, kwargs), of)
+    if meshes.families:
+        args, kwargs = met(kind, op, args, kwargs)
+    known = _known.get(id(op)) or _knowing(op)
     if known.way is not None:
         other = known.way(kind, op, args, kwargs)
         if other is not NotImplemented:
@@ -88,6 +95,11 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             elements=op not in _OTHER_ELEMENTS,
         )
     return made
+
+
+def _knowing(op: Any) -> _Known:
+    known = _known[id(op)] = _Known(op)
+    return known
 
 
 def _read(

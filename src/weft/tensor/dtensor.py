@@ -13,6 +13,7 @@ from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.mesh import mesh_of
+from weft.tensor.shares import check_order
 from weft.tensor.spec import intern
 
 
@@ -50,10 +51,12 @@ def to_dtensor(x: GlobalTensor, device_mesh: DeviceMesh | None = None) -> Any:
             the job must make together.
 
     Raises:
-        UserError: in a local world of several ranks, or when the mesh has other ranks.
+        UserError: in a local world of several ranks, or when the mesh has other ranks; for a tensor that is stored
+            in shares.
         LayoutError: for what DTensor would cut otherwise.
     """
     placement, spec = x.placement, x.spec
+    check_order(x, "to_dtensor")
     if len(spec.mesh.ranks) != 1:
         raise UserError(
             f"to_dtensor: this process has the ranks {list(spec.mesh.ranks)}; expected one"

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from weft.boxing import gradient_layout
 from weft.errors import LayoutError, UserError
-from weft.layout import SBP, Layout, Placement, Split, broadcast_layout
-from weft.tensor.boxing import box
+from weft.layout import SBP, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch import dispatch
 from weft.tensor.divergence import user_line
 from weft.tensor.mesh import mesh_of
+from weft.tensor.shares import check_order, relaid, stored_in
 from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
 
@@ -30,10 +30,17 @@ class GlobalTensor(Tensor):
     Attributes:
         spec: shape, dtype and layout.
         locals: the local tensors of this process's ranks, in the placement's order.
+        shares: of a variable of a compiled model, and of its gradient and states: that the local
+            tensors are stored in shares of the parts that it joins. What computes with it sees the
+            usual order; None for others.
+        hold: what works with the memory of a parameter or buffer of a compiled model, whose memory
+            then stays where it is; None for others.
     """
 
     spec: Spec
     locals: Locals
+    shares: Shares | None = None
+    hold: Any = None
 
     @staticmethod
     def __new__(cls, spec: Spec, locals_: Locals, offset: int = 0) -> GlobalTensor:
@@ -72,7 +79,7 @@ class GlobalTensor(Tensor):
     def to_global(
         self, *, placement: Placement | None = None, sbp: SBP | Sequence[SBP] | None = None
     ) -> GlobalTensor:
-        """The same tensor in another layout; differentiable.
+        """The same tensor in another layout; differentiable. Local tensors are never in shares.
 
         Args:
             placement: by default the same.
@@ -83,7 +90,7 @@ class GlobalTensor(Tensor):
         """
         there = placement or self.placement
         layout = layout_for(there, self.sbp if sbp is None else sbp, self.shape, "to_global")
-        if layout == self.spec.layout:
+        if layout == self.spec.layout and self.shares is None:
             return self
         moved: GlobalTensor = _ToGlobal.apply(self, layout)  # type: ignore[no-untyped-call]
         return moved
@@ -95,8 +102,10 @@ class GlobalTensor(Tensor):
         of what is Broadcast add up over the ranks.
 
         Raises:
-            UserError: when this process has several ranks of the placement, or none.
+            UserError: when this process has several ranks of the placement, or none; for a tensor
+                that is stored in shares.
         """
+        check_order(self, "to_local")
         ranks = self.spec.mesh.ranks
         if len(ranks) != 1:
             raise UserError(
@@ -107,16 +116,29 @@ class GlobalTensor(Tensor):
         return part
 
     def shards(self) -> dict[int, Tensor]:
-        """The local tensor of every rank of this process, sharing memory, without gradients."""
+        """The local tensor of every rank of this process, sharing memory, without gradients.
+
+        Raises:
+            UserError: for a tensor that is stored in shares.
+        """
+        check_order(self, "shards")
         return dict(zip(self.spec.mesh.ranks, self.locals, strict=True))
 
     def full(self) -> Tensor:
         """A plain copy of the whole tensor; differentiable. Every process of the placement must call it.
 
+        Of a tensor of a model whose stages lie on several placements, every process of the job must
+        call it, and has it then.
+
         Raises:
             UserError: when this process has no rank of the placement.
         """
-        whole = self.to_global(sbp=broadcast_layout(self.placement).sbp)
+        mesh = self.spec.mesh
+        there = self.placement
+        if mesh.family and not all(each.in_process for each in mesh.family):
+            size = mesh.world.size
+            there = Placement(there.device_type, (size,), tuple(range(size)))
+        whole = self.to_global(placement=there, sbp=broadcast_layout(there).sbp)
         if not whole.locals:
             raise UserError(f"full: this process has no rank of {self.placement}")
         plain: Tensor = _Full.apply(whole)  # type: ignore[no-untyped-call]
@@ -128,23 +150,46 @@ class GlobalTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if not isinstance(value, GlobalTensor):
+        if self.hold is not None:
+            self._write(value)
+        elif not isinstance(value, GlobalTensor):
             raise LayoutError(
                 f"{user_line()}: the data of {self.spec} can be replaced by a global tensor only, found a plain one; "
                 "make it global with weft.tensor or weft.from_local"
             )
-        self.become(value)
+        else:
+            self.become(value)
+
+    def _write(self, value: Tensor) -> None:
+        """Take over values alone."""
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise UserError(
+                f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and dtype; found "
+                f"{value.dtype} {list(value.shape)}. weft.release(model) gives the model back, to be converted"
+            )
+        with torch.no_grad():
+            self.detach().copy_(value)
 
     def become(self, value: GlobalTensor) -> None:
-        """Take over shape, layout and memory of another global tensor."""
+        """Take over shape, layout and memory of another global tensor.
+
+        Raises:
+            UserError: for a variable of a compiled model, whose memory others work with.
+        """
+        if self.hold is not None:
+            raise UserError(
+                f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and memory; write its "
+                "values, as with copy_, or give the model back with weft.release(model)"
+            )
         _data.__set__(self, value)
-        self.spec, self.locals = value.spec, value.locals
+        self.spec, self.locals, self.shares = value.spec, value.locals, value.shares
 
     def __format__(self, form: str) -> str:
         return format(self.item() if form and not self.dim() else str(self), form)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return show(self.spec, self.shards(), self.requires_grad)
+        parts = dict(zip(self.spec.mesh.ranks, self.locals, strict=True))
+        return show(self.spec, parts, self.requires_grad, self.shares)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError(
@@ -155,10 +200,11 @@ class GlobalTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalTensor:
         if id(self) not in memo:
             copy: Any = type(self)(self.spec, tuple(part.clone() for part in self.locals))
+            copy = stored_in(copy, self.shares)
             if isinstance(self, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, self.requires_grad)
             memo[id(self)] = copy.requires_grad_(self.requires_grad)
-            if hasattr(self, "keeps_gradient"):
+            if hasattr(self, "keeps_gradient") and copy.requires_grad:
                 keep_gradient_with(copy)
         found: GlobalTensor = memo[id(self)]
         return found
@@ -169,15 +215,36 @@ class GlobalTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         raise UserError("a global tensor is no numpy array; take x.full().numpy()")
 
+    def share_memory_(self) -> Any:
+        raise UserError(
+            "the parts of a global tensor cannot be moved to shared memory; weft.release(model) gives ordinary tensors"
+        )
+
+    def pin_memory(self, device: Any = None) -> Any:
+        raise UserError("a global tensor cannot be pinned; take x.full().pin_memory()")
+
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
 
 def keep_gradient_with(parameter: Any) -> None:
     """Bring the gradient of a leaf, and of its deep copies, to its layout once all of it has been added up."""
-    sbp = parameter.sbp
-    parameter.keeps_gradient = True
-    parameter.register_hook(lambda gradient: gradient.to_global(sbp=sbp))
+    before = getattr(parameter, "keeps_gradient", None)
+    if before is not None:
+        before.remove()
+    parameter.keeps_gradient = parameter.register_hook(_Laying(parameter.spec.layout))
+
+
+class _Laying:
+    """A hook that brings gradients to a layout; of eager steps only."""
+
+    lays_gradient = True
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, gradient: Any) -> Any:
+        return gradient.to_global(placement=self._layout.placement, sbp=self._layout.sbp)
 
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -190,7 +257,7 @@ class _ToGlobal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: GlobalTensor, layout: Layout) -> GlobalTensor:
         ctx.layout = x.spec.layout
-        return GlobalTensor(*box(x.spec, x.locals, layout, mesh_of(layout.placement)))
+        return GlobalTensor(*_moved(x, layout))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -206,7 +273,12 @@ def _boxed_back(gradient: GlobalTensor, source: Layout) -> GlobalTensor:
         for here, there in zip(arrived, source.sbp, strict=True)
     )
     target = Layout(source.placement, tuple(sbp))
-    return GlobalTensor(*box(gradient.spec, gradient.locals, target, mesh_of(target.placement)))
+    return GlobalTensor(*_moved(gradient, target))
+
+
+def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
+    """What `x` is in another layout, in the usual order."""
+    return relaid(x.spec, x.locals, layout, mesh_of(layout.placement), x.shares, None)
 
 
 class _ToLocal(torch.autograd.Function):

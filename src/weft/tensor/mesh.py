@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +23,10 @@ class Mesh:
         world: the world that it lies in.
         ranks: the ranks of the placement that live in this process, in the placement's order.
         device: what `GlobalTensor.device` says: the device of the first own rank.
+        family: the meshes on which parts of one model lie, as stages do: their tensors may meet.
     """
+
+    family: frozenset[Mesh] = frozenset()
 
     def __init__(self, world: World, placement: Placement) -> None:
         self.placement = placement
@@ -66,6 +69,20 @@ def mesh_of(placement: Placement) -> Mesh:
     if key not in _meshes:
         _meshes[key] = Mesh(world, placement)
     return _meshes[key]
+
+
+def join_meshes(placements: Iterable[Placement]) -> None:
+    """Let tensors on these placements meet in one op: parts of one model lie there."""
+    family = frozenset(map(mesh_of, placements))
+    if len(family) > 1:
+        for mesh in family:
+            mesh.family |= family
+        global families
+        families = True
+
+
+# Whether there are any: few programs have them, and every op asks.
+families = False
 
 
 def open_channels(world: World, groups: Sequence[tuple[int, ...]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from weft.errors import LayoutError, StrategyError, UserError
+from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, Broadcast, Placement, broadcast
 from weft.tensor.create import tensor
 from weft.tensor.global_tensor import GlobalTensor, keep_gradient_with
@@ -54,21 +54,6 @@ def distribute(
         for own in (part._parameters, part._buffers):
             own.update({name: made[id(x)] for name, x in own.items() if x is not None})
     return module
-
-
-def refuse_distributed(module: nn.Module) -> None:
-    """Check that no parameter or buffer is global, as `weft.compile` expects.
-
-    Raises:
-        UserError: naming the first that is.
-    """
-    for name, value in [*module.named_parameters(), *module.named_buffers()]:
-        if isinstance(value, GlobalTensor):
-            raise UserError(
-                f"weft.compile takes a plain module, found {name} as a global tensor ({value.spec}): weft.distribute "
-                "makes a module global for eager steps. Compile the module as it was before: weft.compile lays its "
-                "parameters out itself, as Strategy(parameters={...}) says"
-            )
 
 
 def _sbp(name: str, value: Tensor, patterns: Mapping[str, Any]) -> Any:

@@ -49,6 +49,15 @@ class Origin:
         return flat.view(source.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class InOrder(Origin):
+    """What an ordered copy was made of: a tensor that is stored in shares (`weft.tensor.shares`)."""
+
+    def written(self, made: Any) -> Any:
+        """All of it."""
+        return made
+
+
 def note_copies(
     source: Any, results: Sequence[Any], view: Callable[[Tensor], Any], *, elements: bool = True
 ) -> None:

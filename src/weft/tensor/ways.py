@@ -20,6 +20,7 @@ from weft.tensor.divergence import user_line
 from weft.tensor.gathered import all_global, gathered
 from weft.tensor.operands import common_mesh
 from weft.tensor.random import Drawing
+from weft.tensor.shares import stored_in
 from weft.tensor.strided import STRIDED, by_strides
 from weft.tensor.views import note_copies
 from weft.tensor.writes import fused_update, in_place, resized
@@ -112,7 +113,7 @@ def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     made = kind(tensor.spec, tensor.locals, tensor.storage_offset())
     if hasattr(tensor, "origin"):
         made.origin = tensor.origin
-    return made
+    return stored_in(made, tensor.shares)
 
 
 def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.capture.decompositions import overwrites
 from weft.errors import LayoutError, UserError
-from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
 from weft.tensor.gathered import all_global, gathered
 from weft.tensor.operands import common_mesh
-from weft.tensor.views import base_of, living_copies
+from weft.tensor.shares import relaid, stand_in
+from weft.tensor.views import InOrder, base_of, living_copies
 
 
 def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,6 +104,8 @@ def write(target: Any, made: Any) -> None:
     origin = getattr(target, "origin", None)
     if origin is not None:
         write(origin.source, origin.written(made))
+        if isinstance(origin, InOrder):  # who stands in for one op follows no writes
+            _set(target, made)
         return
     _set(target, made)
     for copy in living_copies(base_of(target)):
@@ -112,9 +115,19 @@ def write(target: Any, made: Any) -> None:
 
 
 def _set(target: Any, made: Any) -> None:
-    _, own = box(made.spec, made.locals, target.spec.layout, target.spec.mesh, implicit="a write")
+    there = target.spec
+    _, own = relaid(
+        made.spec, made.locals, there.layout, there.mesh, made.shares, target.shares, "a write"
+    )
     for old, new in zip(target.locals, own, strict=True):
         old.copy_(new)
+        _count(old)
+
+
+def _count(part: Tensor) -> None:
+    """Let a local tensor's version tell that it was written, which torch does above dispatch only."""
+    if not part.is_inference():
+        torch.autograd.graph.increment_version(part)
 
 
 def resized(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,6 +152,22 @@ def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     The first list are the parameters, the second their gradients, which are brought to the layout
     of the parameters; every other list of global tensors holds states, which must lie so already.
     """
+    of = [parameter.spec.mesh for parameter in args[0] if isinstance(parameter, kind)]
+    if len(set(of)) > 1:
+        for mesh in dict.fromkeys(of):
+            places = [place for place, each in enumerate(of) if each is mesh]
+            fused_update(kind, op, *_of_places(places, args, kwargs))
+        return
+    mixed = _stored_otherwise(args, kwargs)
+    for place in mixed:
+        _update_in_order(kind, op, *_of_places([place], args, kwargs))
+    rest = [place for place in range(len(args[0])) if place not in mixed]
+    if rest:
+        _update_parts(kind, op, *_of_places(rest, args, kwargs))
+
+
+def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A fused update on one mesh, of parameters whose states are stored as they are."""
     parameters, gradients, *others = args
     boxed = [
         _as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)
@@ -161,7 +190,46 @@ def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
             *map(local, others),
             **{k: local(v) for k, v in kwargs.items()},
         )
-    return None
+        for part in local(parameters):
+            _count(part)
+
+
+def _of_places(
+    places: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a fused update for some of its parameters; every list has an entry for each, or none."""
+
+    def own(value: Any) -> Any:
+        return [value[i] for i in places] if isinstance(value, list) and value else value
+
+    return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
+
+
+def _stored_otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """The places of parameters some of whose states are stored in other shares."""
+    parameters, _, *others = args
+    lists = [value for value in (*others, *kwargs.values()) if isinstance(value, list) and value]
+
+    def other(place: int) -> bool:
+        states = (states[place] for states in lists)
+        own = getattr(parameters[place], "shares", None)
+        return any(x.dim() and getattr(x, "shares", None) != own for x in states)
+
+    return [place for place in range(len(parameters)) if other(place)]
+
+
+def _update_in_order(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A fused update of one parameter, by ordered copies of what is stored in shares."""
+    made: dict[int, Any] = {}
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, kind) and value.shares is not None:
+            return made.setdefault(id(value), stand_in(value, str(op)))
+        return value
+
+    fused_update(kind, op, pytree.tree_map(seen, args), pytree.tree_map(seen, kwargs))
+    for each in made.values():
+        write(each.origin.source, each)
 
 
 def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
@@ -170,13 +238,21 @@ def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
             f"{user_line()}: a fused optimizer takes all global or all plain tensors in one group; make the model's "
             "parameters global with weft.distribute"
         )
-    spec, layout = gradient.spec, parameter.spec.layout
-    return box(spec, gradient.locals, layout, parameter.spec.mesh, implicit="a fused update")[1]
+    spec, there = gradient.spec, parameter.spec
+    return relaid(
+        spec,
+        gradient.locals,
+        there.layout,
+        there.mesh,
+        gradient.shares,
+        parameter.shares,
+        "a fused update",
+    )[1]
 
 
 def _check_states(kind: Any, op: Any, parameters: Any, states: Any) -> None:
     for parameter, state in zip(parameters, states, strict=False):
-        if isinstance(state, kind) and state.spec.layout != parameter.spec.layout:
+        if isinstance(state, kind) and state.dim() and state.spec.layout != parameter.spec.layout:
             raise LayoutError(
                 f"{user_line()}: {op} updates {parameter.spec} with a state that lies as {state.spec.layout}; bring it "
                 "to the parameter's layout with to_global, or use fused=False"

@@ -1,0 +1,87 @@
+"""What all processes of a world agree on before a program runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from weft import errors
+from weft.errors import BatchError, RankFailure, UserError
+from weft.ir.plan import Communicator
+from weft.runtime.channel import Channel
+from weft.runtime.world import World
+
+
+def agreed_seed(seed: int, world: World) -> int:
+    """The seed of the first process, on all of them."""
+    with everyone(world) as channel:
+        return seed if channel is None else int(channel.exchange_text(str(seed))[0])
+
+
+def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
+    """What each rank tells, on all of them, unless one refuses. Every process must call it.
+
+    Args:
+        world: of all ranks.
+        what: it is that they tell.
+        tell: this process's text.
+
+    Raises:
+        UserError: what `tell` raises on some rank, of its class, on all of them.
+        RankFailure: when another process is elsewhere.
+    """
+    text, kind, error, cause = "", "", "", None
+    try:
+        text = tell()
+    except UserError as found:
+        kind, error, cause = type(found).__name__, str(found), found
+    what = f"{world.calls.last.text}: {what}"
+    own = json.dumps([what, text, kind, error])
+    every = [_read(each) for each in world.gather(dict.fromkeys(world.ranks, own))]
+    for rank, each in enumerate(every):
+        if each[0] != what:
+            raise RankFailure(
+                "the ranks make different calls; every rank must make the same calls in the same order: rank "
+                f"{world.ranks[0]} is in {world.calls.last}, rank {rank} in {each[0].split(':')[0]}"
+            )
+    if cause is not None and all(each[3] == error for each in every):
+        raise cause
+    for rank, (_, _, kind, error) in enumerate(every):
+        if kind:
+            raise getattr(errors, kind, UserError)(f"rank {rank}: {error}") from cause
+    return [each[1] for each in every]
+
+
+def check_same_example(texts: list[str]) -> None:
+    """Raise BatchError when the whole example, as each rank describes its leaves, is not the same on all."""
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise BatchError(
+                f"the example batches of the ranks make different steps: rank 0 has {texts[0]}, rank {rank} has "
+                f'{text}; every process must give the same shapes and dtypes, with batch="local" as many rows, and '
+                "with weft.Buckets an example that is padded to the same length"
+            )
+
+
+def _read(text: str) -> list[str]:
+    """What `told` sends, or what something else does."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else ["another call", "", "", ""]
+
+
+@contextmanager
+def everyone(world: World) -> Iterator[Channel | None]:
+    """A channel between all processes of the world, each of one rank; None when this process is the only one."""
+    if len(world.ranks) == world.size:
+        yield None
+        return
+    group = Communicator(0, tuple(range(world.size)))
+    channel = world.connect((group,))[world.ranks[0]][group.id]
+    try:
+        yield channel
+    finally:
+        channel.close()

@@ -1,0 +1,244 @@
+"""Gradients that stay: `parameter.grad` after a step without an update, and the plan of an update that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture.optimizers import Optimizers
+from weft.compiler.clip import METRIC
+from weft.compiler.pipeline import Compiled
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import ROLES, Input, Ref, Update, Value
+from weft.layout import Layout, Shares
+from weft.program.build import Setting, build, compiled_like
+from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of
+from weft.program.masters import follow
+from weft.runtime.device_executor import DeviceExecutor
+from weft.runtime.executor import Executor
+from weft.tensor import GlobalTensor
+from weft.tensor.mesh import mesh_of
+from weft.tensor.shares import stored_in
+from weft.tensor.spec import contiguous
+
+
+class Gradients:
+    """The gradients of the parameters that a program updates.
+
+    Args:
+        setting: of the program.
+        optimizers: the user's.
+    """
+
+    def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
+        self._setting = setting
+        self._optimizers = optimizers
+        self._members: dict[str, _Member] = {}
+        # Plans of steps, and the keys of the parameters that each updates.
+        self._steps: list[tuple[Compiled, frozenset[str]]] = []
+        # Plans of updates, by the keys of the parameters that have a gradient.
+        self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
+        # Whether steps have left gradients that no update has used.
+        self.open = False
+
+    def know(self, compiled: Compiled) -> None:
+        """The plan of a step is to run, which updates these parameters."""
+        members = {each.key: each for each in _members(self._setting.model, compiled)}
+        # The last plan knows the groups that parameters are in now.
+        self._steps.insert(0, (compiled, frozenset(members)))
+        self.renew()
+        self._members = members | self._members
+
+    def take(self) -> None:
+        """Let the ranks add to what is in `parameter.grad` now; what nobody has written stays as wide as it is."""
+        for member in self._members.values():
+            gradient = member.parameter.grad
+            laid = None if gradient is None else member.laid(gradient, member.shares)
+            for rank, variables in self._setting.variables.items():
+                wider = variables.gradients.pop(member.key, None)
+                if laid is not None and member.key in variables:
+                    part = _of_rank(laid, rank)
+                    if wider is not None and wider.dtype != member.parameter.dtype:
+                        follow(wider, part.to(member.parameter.dtype))
+                        part = wider
+                    variables.gradients[member.key] = part
+
+    def show(self, compiled: Compiled) -> None:
+        """Let `parameter.grad` be what the ranks have added up in a step; the same memory."""
+        (keys,) = (keys for each, keys in self._steps if each is compiled)
+        for member in map(self._members.__getitem__, keys):
+            every = by_placement(self._setting.variables, member.parameter)
+            parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
+            member.show(parts)
+        self.open = True
+
+    def executors(self) -> dict[int, Executor | DeviceExecutor]:
+        """What runs an update by what is in `parameter.grad`.
+
+        Raises:
+            UserError: when no parameter has a gradient, or no step updates all that have one.
+        """
+        keys = tuple(member.key for member in self._given())
+        if not keys:
+            raise UserError(
+                "program.update() found no gradients; make a step(batch, update=False) before, or call backward() on "
+                "a loss of the live model"
+            )
+        if keys not in self._plans:
+            trained = self._step_of(keys)
+            graph, leaves = _update_graph(trained.graph, keys)
+            compiled = compiled_like(self._setting, trained, graph, leaves, clipped=True)
+            self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
+        return self._plans[keys]
+
+    def update(self, executors: Mapping[int, Executor | DeviceExecutor]) -> dict[str, Tensor]:
+        """One update by what is in `parameter.grad`, which is None afterwards.
+
+        Args:
+            executors: as `executors()` gives them.
+
+        Returns:
+            The metrics that were asked for.
+        """
+        self.take()
+        given = self._given()
+        keys = [member.key for member in given]
+        # What is stored in shares is fed in the usual order.
+        ordered: dict[str, dict[int, Tensor]] = {}
+        for member in given:
+            if member.shares is not None and member.parameter.grad is not None:
+                laid: Any = member.laid(member.parameter.grad, None)
+                ordered[member.key] = parts_of(laid)
+        feeds = {
+            rank: {
+                f"{key}.grad": ordered[key][rank] if key in ordered else variables.gradients[key]
+                for key in keys
+                if key in variables
+            }
+            for rank, variables in self._setting.variables.items()
+        }
+        results = self._setting.run(lambda rank: executors[rank].step(feeds[rank]))
+        self.drop()
+        return {key.removeprefix(METRIC): x for key, x in results.items()}
+
+    def drop(self) -> None:
+        """Let there be no gradients."""
+        for member in self._members.values():
+            member.parameter.grad = None
+        for variables in self._setting.variables.values():
+            variables.gradients.clear()
+        self.open = False
+
+    def renew(self) -> None:
+        """Forget the plans of updates, of which one has failed: the next update makes its own."""
+        self.close()
+        self._plans.clear()
+
+    def close(self) -> None:
+        """End the threads of the plans of updates."""
+        for executors in self._plans.values():
+            for executor in executors.values():
+                executor.close()
+
+    def _given(self) -> list[_Member]:
+        """The parameters that have a gradient now."""
+        return [each for each in self._members.values() if each.parameter.grad is not None]
+
+    def _step_of(self, keys: tuple[str, ...]) -> Compiled:
+        """The plan of a step that updates all these parameters."""
+        for compiled, updated in self._steps:
+            if updated.issuperset(keys):
+                return compiled
+        raise UserError(
+            f"program.update(): no step of this program updates all of {', '.join(keys[:5])} together; update before "
+            "other parameters are frozen or thawed"
+        )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""
+
+    key: str
+    parameter: Tensor
+    value: Value
+    shares: Shares | None
+
+    @property
+    def layout(self) -> Layout:
+        """Of the gradient."""
+        assert self.value.layout is not None  # all values of a compiled graph have one
+        return self.value.layout
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradient in the plan; `parameter.grad` has that of the parameter."""
+        found: torch.dtype = getattr(torch, self.value.dtype)
+        return found
+
+    def laid(self, gradient: Tensor, shares: Shares | None) -> Tensor:
+        """A gradient as a plan wants it; itself when it lies so."""
+        if isinstance(gradient, GlobalTensor):
+            return laid_as(gradient, self.layout, self.dtype, shares)
+        plain = gradient.detach().to(self.parameter.device, self.dtype)
+        if isinstance(self.parameter, GlobalTensor):
+            return cut_value(plain, self.layout, shares)
+        return plain.contiguous()
+
+    def show(self, parts: list[Tensor]) -> None:
+        """Put the parts of this process's ranks into `parameter.grad`."""
+        parts = [part.to(self.parameter.dtype) for part in parts]
+        if isinstance(self.parameter, GlobalTensor):
+            mesh = mesh_of(self.layout.placement)
+            spec = contiguous(mesh, self.layout, self.value.shape, self.parameter.dtype)
+            self.parameter.grad = stored_in(GlobalTensor(spec, tuple(parts)), self.shares)
+        else:
+            self.parameter.grad = parts[0]
+
+
+def _members(model: nn.Module, compiled: Compiled) -> Iterator[_Member]:
+    tensors, graph = named_variables(model), compiled.graph
+    inputs = {node.value.name: node for node in graph.of_kind(Input)}
+    for update in graph.of_kind(Update):
+        if update.rule != "copy":
+            node = inputs[update.target.name]
+            value = graph.values[update.source.name]
+            yield _Member(node.key, tensors[node.key], value, node.shares)
+
+
+def _update_graph(
+    trained: LogicalGraph, keys: tuple[str, ...]
+) -> tuple[LogicalGraph, dict[str, Layout]]:
+    """The updates of some parameters alone, by gradients that are fed; and how these lie."""
+    inputs = {node.value.name: node for node in trained.of_kind(Input)}
+    updates = [
+        each
+        for each in trained.of_kind(Update)
+        if each.rule != "copy" and inputs[each.target.name].key in keys
+    ]
+    read = {ref.name for each in updates for ref in (each.target, *each.states)}
+    variables = [_bare(node) for name, node in inputs.items() if name in read]
+    fed, layouts, by_fed = [], {}, []
+    for each in updates:
+        key = f"{inputs[each.target.name].key}.grad"
+        source = trained.values[each.source.name]
+        value = Value(f"{key}.fed", source.shape, source.dtype)
+        fed.append(Input(value, "batch", key))
+        by_fed.append(replace(each, source=Ref(value.name), skip=None))
+        if source.layout is not None:
+            layouts[key] = source.layout
+    variables.sort(key=lambda node: ROLES.index(node.role))
+    return LogicalGraph("update", (*variables, *fed, *by_fed)), layouts
+
+
+def _bare(node: Input) -> Input:
+    return replace(node, value=replace(node.value, layout=None))
+
+
+def _of_rank(value: Tensor, rank: int) -> Tensor:
+    return parts_of(value)[rank] if isinstance(value, GlobalTensor) else value

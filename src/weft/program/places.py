@@ -1,0 +1,86 @@
+"""Where the modules and live tensors of a model stand: compared before every step, which reads what was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture.watch import reader
+from weft.errors import UserError
+from weft.program.live import named_variables
+from weft.runtime.state import Variables
+from weft.tensor import GlobalTensor
+
+
+class Places:
+    """The places of a model's parameters and buffers.
+
+    Args:
+        model: live.
+        variables: of the ranks of this process; of plain tensors, the memory that a step works with.
+    """
+
+    def __init__(self, model: nn.Module, variables: Mapping[int, Variables]) -> None:
+        # How all tensors of a dict of a module are read at once; their names; and what they were.
+        self._readers: list[tuple[Any, dict[str, Any]]] = []
+        self._slots: list[tuple[str, dict[str, Any], str]] = []
+        self._tensors: list[Any] = []
+        plain: dict[str, Tensor] = {}
+        for path, module in model.named_modules():
+            for space in (module._parameters, module._buffers, module._modules):
+                names = [name for name, tensor in space.items() if tensor is not None]
+                if names:
+                    self._readers.append((reader(names), space))
+                    self._slots += [(f"{path}.{x}" if path else x, space, x) for x in names]
+                    self._tensors += [space[name] for name in names]
+        (first, *_) = variables.values()
+        every = named_variables(model)
+        if not any(isinstance(tensor, GlobalTensor) for tensor in every.values()):
+            plain = every
+        self._plain = [tensor for key, tensor in plain.items() if key in first]
+        self._memory = [first[key] for key in plain if key in first]
+        self._pointers = list(map(Tensor.data_ptr, self._memory))
+
+    def check(self) -> None:
+        """Check that the tensors are those that were compiled; some microseconds.
+
+        New values that were put into `tensor.data` of ordinary tensors are written into the memory
+        that steps work with.
+
+        Raises:
+            UserError: naming a tensor that was replaced by another, or converted.
+        """
+        try:
+            now = [tensor for read, space in self._readers for tensor in read(space)]
+        except KeyError:
+            now = []
+        if len(now) != len(self._tensors) or not all(map(is_, now, self._tensors)):
+            self._refuse()
+        if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
+            self._write_back()
+
+    def _refuse(self) -> None:
+        for (text, space, name), tensor in zip(self._slots, self._tensors, strict=True):
+            if space.get(name) is not tensor:
+                kind = "module" if isinstance(tensor, nn.Module) else "tensor"
+                raise UserError(
+                    f"{text} was replaced by another {kind} after the step was compiled, which goes on with the one "
+                    f"before; write values into it (tensor.copy_(…), load_state_dict without assign=True), or close "
+                    "the program, weft.release(model) and compile again"
+                )
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for tensor, memory in zip(self._plain, self._memory, strict=True):
+                if tensor.data_ptr() != memory.data_ptr():
+                    if tensor.shape != memory.shape or tensor.dtype != memory.dtype:
+                        raise UserError(
+                            f"a tensor {memory.dtype} {list(memory.shape)} of the compiled model has become "
+                            f"{tensor.dtype} {list(tensor.shape)}; close the program before the model is converted"
+                        )
+                    memory.copy_(tensor)
+                    tensor.data = memory.detach()

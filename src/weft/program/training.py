@@ -1,0 +1,74 @@
+"""What a program that trains has beside the plans of its steps: states of the optimizers, and gradients that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from weft.compiler.pipeline import Compiled
+from weft.program.gradients import Gradients
+from weft.program.masters import Masters
+from weft.program.states import States
+from weft.program.variants import Variants
+
+
+class Training:
+    """States and gradients of a program.
+
+    Args:
+        states: of each optimizer.
+        gradients: that stay after a step without an update.
+        masters: of parameters.
+    """
+
+    def __init__(self, states: Sequence[States], gradients: Gradients, masters: Masters) -> None:
+        self.states = tuple(states)
+        self.gradients = gradients
+        self.masters = masters
+        self._make: Callable[[], Variants] | None = None
+        self._holding: Variants | None = None
+
+    def know(self, compiled: Compiled) -> None:
+        """A plan of a step is to run."""
+        for each in self.states:
+            each.know(compiled.graph)
+        self.gradients.know(compiled)
+
+    def take(self) -> None:
+        """Take over what the user has written since the last step; some microseconds when that is nothing."""
+        for each in self.states:
+            each.take()
+        self.masters.take()
+
+    def show(self, updated: bool) -> None:
+        """Show the user what a step has made; and schedulers, that it has updated.
+
+        Ranks of this process may have run none of an optimizer's updates.
+        """
+        for each in self.states:
+            each.show()
+            if updated:
+                each.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def holds(self, make: Callable[[], Variants]) -> None:
+        """What makes the variants of the step without an update, when it is first wanted."""
+        self._make = make
+
+    @property
+    def holding(self) -> Variants:
+        """The variants of the step without an update."""
+        if self._holding is None:
+            assert self._make is not None  # said by who made the program
+            self._holding = self._make()
+        return self._holding
+
+    def constants(self) -> Iterator[Tensor]:
+        """Tensors of elsewhere that plans of steps without an update read."""
+        return iter(()) if self._holding is None else self._holding.constants()
+
+    def close(self, but: Variants) -> None:
+        """End all threads of it but those of the steps with an update."""
+        self.gradients.close()
+        if self._holding is not None and self._holding is not but:
+            self._holding.close()

@@ -1,0 +1,220 @@
+"""`Program.verify`: one step of the plan and one plain step on copies, and what both give compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from weft.capture.precision import Casts
+from weft.compiler.precision import Precision
+from weft.errors import VerificationError
+from weft.program.everyone import everyone
+from weft.program.verification.compare import (
+    Compared,
+    Rounding,
+    coarsest,
+    compare,
+    difference,
+    largest,
+    moved,
+)
+from weft.program.verification.draws import draws_of
+from weft.program.verification.eager import Eager, PlainStep
+from weft.program.verification.planned import (
+    Before,
+    Planned,
+    Subject,
+    before,
+    check_values,
+    run_planned,
+    whole_batch,
+)
+from weft.program.verification.report import CHANGES, DIFFERS, Verified, failure_text, in_order
+from weft.program.verification.snapshot import Snapshot
+from weft.program.verification.updates import PlainUpdate
+
+# How often parameters are moved where something differs.
+_MOVEMENTS = 6
+# How many times as much as sums in another order a step may change when it runs again, where kernels
+# add up in any order.
+_REPEATED = 8
+
+
+def verified(subject: Subject, batch: Any) -> Verified:
+    """Compare a step of the plan with a plain one; the program is afterwards as it was.
+
+    Every process must call it, and all raise alike.
+
+    Raises:
+        VerificationError: naming the first result that differs.
+    """
+    check_values(batch)
+    setting = subject.setting
+    snapshot = Snapshot(
+        setting.model, setting.variables, subject.training, subject.step.optimizers.each
+    )
+    try:
+        planned = run_planned(subject, batch, snapshot)
+    finally:
+        snapshot.put_back()
+    comparison = _Comparison(subject, batch, planned)
+    captured = subject.variants.current.captured
+    text = failure_text(comparison.repeated(), captured, CHANGES)
+    compared = [] if text else comparison.compared()
+    text = text or failure_text(compared, captured, DIFFERS)
+    with everyone(setting.world) as channel:
+        texts = [text] if channel is None else channel.exchange_text(text)
+    for each in filter(None, texts):
+        raise VerificationError(each)
+    return Verified(tuple(in_order(compared, captured)))
+
+
+class _Comparison:
+    """The plan's step and a plain one, and how far a plain one moves with its parameters."""
+
+    def __init__(self, subject: Subject, batch: Any, planned: Planned) -> None:
+        self._subject, self._planned = subject, planned
+        self._captured = subject.variants.current.captured
+        leaves = zip(planned.outputs, self._captured.outputs.leaves, strict=True)
+        self._keys = {path: leaf for path, leaf in leaves if isinstance(leaf, str)}
+        self._parameters = dict(subject.setting.model.named_parameters())
+        precision = subject.setting.options.precision or Precision()
+        eps = coarsest(self._captured.graph, precision.reduce)
+        self._before: Before = before(subject)
+        self._batch = whole_batch(subject, batch)
+        self._step = self._plain_step(precision)
+        self._plain: Eager = self._step.run(self._before.tensors, self._batch)
+        # By kind and name, how far a rounding of all parameters moves it.
+        self._noise: dict[tuple[str, str], float] = {}
+        self._rounding = Rounding(eps)
+        most = max(map(largest, self._plain.gradients.values()), default=0.0)
+        self._of_gradients = Rounding(eps, eps * most)
+
+    def repeated(self) -> list[Compared]:
+        """What the plain step gives a second time, compared with the first."""
+        again = self._step.run(self._before.tensors, self._batch)
+        kinds = {"outputs": "output", "gradients": "gradient", "tensors": "buffer"}
+        by = Rounding(_REPEATED * self._rounding.eps, self._of_gradients.least)
+        found = []
+        for field, kind in kinds.items():
+            first, second = getattr(self._plain, field), getattr(again, field)
+            found += [
+                compare(kind, self._name(kind, key), second[key], value, 0.0, by)
+                for key, value in first.items()
+                if isinstance(value, Tensor) and isinstance(second.get(key), Tensor)
+            ]
+        return found
+
+    def compared(self) -> list[Compared]:
+        """Everything that a plain step gives.
+
+        What differs is compared once more with what more movements make: where a ReLU is about to
+        turn, few of them show it.
+        """
+        self._move(0)
+        found = self._every()
+        if not all(each.agrees for each in found):
+            for seed in range(1, _MOVEMENTS):
+                self._move(seed)
+            found = self._every()
+        return found
+
+    def _move(self, seed: int) -> None:
+        """Note how far a plain step moves when its parameters move by a rounding."""
+        values = moved(self._before.tensors, self._parameters, self._rounding.eps, seed)
+        shifted = self._step.run(values, self._batch)
+        for kind in ("outputs", "gradients", "tensors"):
+            plain, other = getattr(self._plain, kind), getattr(shifted, kind)
+            for name, value in plain.items():
+                if isinstance(value, Tensor) and _alike(value, other.get(name)):
+                    apart = difference(other[name], value)
+                    if apart < float("inf"):
+                        self._noise[kind, name] = max(apart, self._noise.get((kind, name), 0.0))
+
+    def _every(self) -> list[Compared]:
+        updated = self._updated()
+        found = [*self._outputs(), *self._not_updated(set(updated))]
+        if self._planned.gradients is not None:
+            found += self._gradients(updated)
+        if not self._planned.skipped:
+            found += self._updates(updated)
+        return found
+
+    def _plain_step(self, precision: Precision) -> PlainStep:
+        subject, setting = self._subject, self._subject.setting
+        return PlainStep(
+            subject.step,
+            Casts(precision.compute, precision.parameters, setting.placement.device_type),
+            subject.variants.current.compiled.graph.micro_batches,
+            draws_of(self._captured.graph),
+            setting.seed,
+            subject.number,
+            subject.scale,
+        )
+
+    def _outputs(self) -> Iterator[Compared]:
+        found, plain = self._planned.outputs, self._plain.outputs
+        if list(found) != list(plain):
+            text = f"has the entries {list(found)} in the plan, and {list(plain)} in the plain step"
+            yield Compared("output", "output", text=text)
+            return
+        for path in plain:
+            name, noise = self._name("output", path), self._noise.get(("outputs", path), 0.0)
+            yield compare("output", name, found[path], plain[path], noise, self._rounding)
+
+    def _name(self, kind: str, path: str) -> str:
+        """The key of an output, of which the loss has one of its own."""
+        return self._keys.get(path, path) if kind == "output" else path
+
+    def _not_updated(self, updated: set[str]) -> Iterator[Compared]:
+        """Buffers, and parameters that no optimizer has."""
+        for key, expected in self._plain.tensors.items():
+            if key not in updated:
+                kind = "parameter" if key in self._parameters else "buffer"
+                noise = self._noise.get(("tensors", key), 0.0) if kind == "buffer" else 0.0
+                found = self._planned.tensors[key]
+                yield compare(kind, key, found, expected, noise, self._rounding)
+
+    def _gradients(self, updated: list[str]) -> Iterator[Compared]:
+        assert self._planned.gradients is not None  # asked before
+        for key in updated:
+            found, expected = self._planned.gradients.get(key), self._plain.gradients.get(key)
+            noise = self._noise.get(("gradients", key), 0.0)
+            yield compare("gradient", key, found, expected, noise, self._of_gradients)
+
+    def _updates(self, updated: list[str]) -> Iterator[Compared]:
+        """New parameters and states."""
+        planned = self._planned.gradients
+        gradients = self._plain.gradients if planned is None else planned
+        own = {key: gradients[key] for key in updated if key in gradients}
+        if not own or not all(_finite(each) for each in own.values()):
+            return
+        yield from PlainUpdate(
+            self._subject.step.optimizers.each,
+            self._parameters,
+            {**self._plain.tensors, **self._before.masters},
+            self._before.states,
+            own,
+            {
+                key: self._of_gradients.of(largest(x), self._noise.get(("gradients", key), 0.0))
+                for key, x in own.items()
+            },
+            self._subject.setting.options.clip_norm,
+        ).compared({**self._planned.tensors, **self._planned.states}, self._rounding)
+
+    def _updated(self) -> list[str]:
+        """The keys of the parameters that optimizers update, in the plan or plainly."""
+        groups = [g for each in self._subject.step.optimizers.each for g in each.param_groups]
+        owned = {id(parameter) for group in groups for parameter in group["params"]}
+        having = {**self._plain.gradients, **(self._planned.gradients or {})}
+        return [k for k, p in self._parameters.items() if id(p) in owned and k in having]
+
+
+def _alike(one: Tensor, other: Any) -> bool:
+    return isinstance(other, Tensor) and one.shape == other.shape
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())

@@ -1,0 +1,173 @@
+"""How far two tensors may differ by rounding, and how far they do.
+
+How much rounding moves a result is measured: the plain step runs once more with every parameter
+moved by one rounding, up or down at random. A gradient that is zero but for rounding moves as far as
+it is large, and a long sum little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, node_outputs
+
+# How many roundings of the largest element are allowed, and how often what a rounding of all parameters
+# moves. With 16 bits both steps round at the same places, and sums inside of ops are float32.
+_FULL, _HALF = (8, 8), (4, 2)
+# Of values that a step hands back as they are.
+_PLAIN = (bool, int, float, complex, str, torch.dtype)
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tensor of both steps, or a value.
+
+    Attributes:
+        kind: "output", "gradient", "buffer", "parameter" or "state".
+        name: as users call it.
+        difference: the largest, of the plan's and the plain one.
+        allowed: what rounding may make.
+        scale: the largest element of the plain one.
+        text: what else differs; empty where numbers do.
+    """
+
+    kind: str
+    name: str
+    difference: float = 0.0
+    allowed: float = 0.0
+    scale: float = 0.0
+    text: str = field(default="")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether they are the same but for rounding."""
+        return not self.text and self.difference <= self.allowed
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What one rounding is.
+
+    Attributes:
+        eps: of the coarsest dtype that the step computes in.
+        least: what may differ anywhere, in tensors that are zero but for rounding.
+    """
+
+    eps: float
+    least: float = 0.0
+
+    def of(self, size: float, moved: float = 0.0) -> float:
+        """How far elements up to `size` may differ that a rounding of all parameters moves by `moved`."""
+        roundings, moves = _FULL if self.eps < torch.finfo(torch.float16).eps else _HALF
+        return roundings * self.eps * size + moves * moved + self.least
+
+
+def compare(
+    kind: str, name: str, found: Any, expected: Any, noise: float, by: Rounding
+) -> Compared:
+    """Compare what the plan gives with what a plain step gives.
+
+    Args:
+        kind, name: of it.
+        found: of the plan.
+        expected: of a plain step; a tensor, a plain value or None.
+        noise: what a rounding of all parameters moves.
+        by: what a rounding is.
+    """
+    if not isinstance(expected, Tensor):
+        return Compared(kind, name, text=_plainly(found, expected))
+    if not isinstance(found, Tensor):
+        text = f"is {found!r} in the plan, and a tensor in the plain step"
+        return Compared(kind, name, text="" if found is None and not largest(expected) else text)
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        text = f"is {_kind(found)} in the plan, and {_kind(expected)} in the plain step"
+        return Compared(kind, name, text=text)
+    exact = not (expected.is_floating_point() or expected.is_complex())
+    allowed = by.of(0.0 if exact else largest(expected), noise)
+    return Compared(kind, name, difference(found, expected), allowed, largest(expected))
+
+
+def _plainly(found: Any, expected: Any) -> str:
+    """What differs where a plain step gives no tensor; empty where nothing does."""
+    if isinstance(found, Tensor):
+        if expected is None and not largest(found):
+            return ""
+        return f"is a tensor in the plan, and {expected!r} in the plain step"
+    # What is neither tensor nor plain value is handed back as None (`capture/outputs.py`).
+    handed = expected if isinstance(expected, _PLAIN) else None
+    alike = found == handed or (found != found and handed != handed)  # NaN is not itself
+    if type(found) is type(handed) and alike:
+        return ""
+    return f"is {found!r} in the plan, as when it was captured, and {expected!r} now"
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two elements; infinite where one is finite and the other is not."""
+    if not one.numel():
+        return 0.0
+    a, b = _wide(one), _wide(other.to(one.device))
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = (a - b).abs().masked_fill(same, 0.0)
+    return float(apart.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+
+
+def largest(tensor: Tensor) -> float:
+    """The absolute value of the largest finite element; 0 where there is none."""
+    if not tensor.numel():
+        return 0.0
+    return float(_wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0).max())
+
+
+def moved(
+    values: Mapping[str, Tensor], parameters: Collection[str], eps: float, seed: int
+) -> dict[str, Tensor]:
+    """The values, with those of parameters moved by `eps` of each, up or down at random.
+
+    Args:
+        values: of parameters and buffers.
+        parameters: the keys of those that are.
+        eps: relative; a dtype that is coarser has its own.
+        seed: other ups and downs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
+        return value + value * signs * max(eps, torch.finfo(value.dtype).eps)
+
+    return {key: move(value) if key in parameters else value for key, value in values.items()}
+
+
+def coarsest(graph: LogicalGraph, reduced: str | None) -> float:
+    """The eps of the coarsest dtype of a captured step.
+
+    Args:
+        graph: of the step.
+        reduced: what gradients are cast to on their way between ranks: "bf16", "fp16" or another.
+    """
+    dtypes = {
+        getattr(torch, value.dtype)
+        for node in graph.nodes
+        if not (isinstance(node, Input) and node.role == "state")
+        for value in node_outputs(node)
+    }
+    dtypes |= {_HALVES[each] for each in (reduced,) if each in _HALVES}
+    floating = [x for x in dtypes if x.is_floating_point or x.is_complex]
+    return max((torch.finfo(each).eps for each in floating), default=0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,163 @@
+"""The plan's side of the self-check: what its step begins with, and what it gives, as whole values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.capture.tree import flatten, unflatten
+from weft.compiler.loss_scale import FIRST_VALUES, SCALE
+from weft.errors import BatchError
+from weft.ir.logical import Input, Update
+from weft.ir.nodes import MASTER
+from weft.program.build import Setting
+from weft.program.live import named_variables
+from weft.program.step import Step
+from weft.program.training import Training
+from weft.program.variants import Variants
+from weft.program.verification.plainly import whole, wholes
+from weft.program.verification.snapshot import Snapshot
+from weft.tensor import GlobalTensor
+from weft.tensor.mesh import mesh_of
+from weft.tensor.spec import contiguous
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program that is checked.
+
+    Attributes:
+        setting, variants, training, step: of the program.
+        number: of its next step.
+        run: `run(batch, update)` makes that step.
+    """
+
+    setting: Setting
+    variants: Variants
+    training: Training | None
+    step: Step
+    number: int
+    run: Callable[[Any, bool], Any]
+
+    @property
+    def scale(self) -> float:
+        """By which the loss is scaled, with float16."""
+        if not self.scaled:
+            return 1.0
+        own = (each[SCALE] for each in self.setting.variables.values() if SCALE in each)
+        return float(next(own, FIRST_VALUES[SCALE]))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled, so that updates may be skipped."""
+        updates = self.variants.current.compiled.graph.of_kind(Update)
+        return any(update.skip is not None for update in updates)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What both steps begin with.
+
+    Attributes:
+        tensors: parameters and buffers.
+        masters: of the parameters that have one, by the parameter's key.
+        states: of the optimizer, by parameter and name.
+    """
+
+    tensors: dict[str, Tensor]
+    masters: dict[str, Tensor]
+    states: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a step of the plan gives.
+
+    Attributes:
+        outputs: leaves of what `step` returns, in order, by their paths.
+        gradients: before they are clipped; None where a step cannot leave them.
+        tensors: parameters and buffers.
+        states: of the optimizer, as `parameter.name`.
+        skipped: whether there was no update, as a gradient was not finite.
+    """
+
+    outputs: dict[str, Any]
+    gradients: dict[str, Tensor] | None
+    tensors: dict[str, Tensor]
+    states: dict[str, Any]
+    skipped: bool
+
+
+def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
+    """Run the plan: once so that it leaves gradients, where it can, and once with the update."""
+    model, gradients = subject.setting.model, None
+    # The plan for this batch is known when it has run.
+    if subject.training is not None and not subject.scaled:
+        subject.run(batch, False)
+        named = dict(model.named_parameters())
+        gradients = wholes({key: p.grad for key, p in named.items() if p.grad is not None})
+        snapshot.rewind()
+    scale = subject.scale
+    leaves, _ = flatten(subject.run(batch, True), "output")
+    outputs = {path: whole(leaf) for path, leaf in leaves}
+    states = {
+        f"{key}.{name}": value
+        for key, entries in _states(subject).items()
+        for name, value in entries.items()
+    }
+    tensors = wholes(named_variables(model))
+    return Planned(outputs, gradients, tensors, states, subject.scale < scale)
+
+
+def before(subject: Subject) -> Before:
+    """What the program has now. Collective."""
+    return Before(
+        wholes(named_variables(subject.setting.model)), _masters(subject), _states(subject)
+    )
+
+
+def whole_batch(subject: Subject, batch: Any) -> Any:
+    """The batch as ordinary tensors on the device of this process, whole. Collective."""
+    setting = subject.setting
+    device = setting.world.device(next(iter(setting.variables)))
+    leaves, tree = flatten(setting.whole(batch), "batch")
+    found = [whole(x).to(device) if isinstance(x, Tensor) else x for _, x in leaves]
+    return unflatten(found, tree)
+
+
+def check_values(batch: Any) -> None:
+    """Raise BatchError when a tensor of a batch has no data."""
+    for key, leaf in flatten(batch, "batch")[0]:
+        if isinstance(leaf, Tensor) and leaf.is_meta:
+            raise BatchError(
+                f"a check runs the step, but the batch's leaf {key} is on the meta device and has no values; give a "
+                "batch with data, or leave verify= out and call program.verify(batch) later"
+            )
+
+
+def _states(subject: Subject) -> dict[str, dict[str, Any]]:
+    """What the user's optimizers keep for the parameters of the model, whole."""
+    return {
+        key: {name: whole(value) for name, value in each.state[parameter].items()}
+        for each in subject.step.optimizers.each
+        for key, parameter in subject.setting.model.named_parameters()
+        if parameter in each.state
+    }
+
+
+def _masters(subject: Subject) -> dict[str, Tensor]:
+    """The masters of parameters, whole, by the parameters' keys."""
+    found = {}
+    for node in subject.variants.current.compiled.graph.of_kind(Input):
+        layout = node.value.layout
+        if node.role != "state" or not node.key.endswith(f".{MASTER}") or layout is None:
+            continue
+        mesh = mesh_of(layout.placement)
+        parts = tuple(subject.setting.variables[rank][node.key] for rank in mesh.ranks)
+        spec = contiguous(mesh, layout, node.value.shape, getattr(torch, node.value.dtype))
+        found[node.key.removesuffix(f".{MASTER}")] = whole(GlobalTensor(spec, parts))
+    return found

@@ -1,0 +1,131 @@
+"""The update of a plain step, by the user's own optimizer.
+
+It is given the gradients of the plan, which are compared before: an optimizer such as Adam makes
+of a gradient that is zero but for rounding an update as large as any. And it is given gradients a
+little larger and smaller, as far as rounding may move them: what comes between is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.program.verification.compare import Compared, Rounding, difference, largest
+from weft.program.verification.plainly import plainly, states_lent
+
+
+@dataclass(frozen=True)
+class PlainUpdate:
+    """An update by plain PyTorch.
+
+    Attributes:
+        optimizers: the user's.
+        tensors: the live parameters, by key.
+        values: whole, before the update; of masters where there are any.
+        states: whole, before the update, by key and name.
+        gradients: whole.
+        bounds: how far rounding may move an element of each gradient.
+        clip: the norm to which all gradients together are clipped.
+    """
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
+    states: Mapping[str, Mapping[str, Any]]
+    gradients: Mapping[str, Tensor]
+    bounds: Mapping[str, float]
+    clip: float | None
+
+    def compared(self, found: Mapping[str, Any], by: Rounding) -> Iterator[Compared]:
+        """Compare new parameters and states of the plan with those of a plain update.
+
+        Args:
+            found: parameters by key, states by key and name, as `key.name`.
+            by: what a rounding is.
+        """
+        every = [self._run(sign) for sign in (0.0, 1.0, -1.0)]
+        for name in every[0]:
+            kind = "parameter" if name in self.values else "state"
+            before = self.values.get(name)
+            yield _between(kind, name, found.get(name), [each[name] for each in every], before, by)
+
+    def _run(self, sign: float) -> dict[str, Any]:
+        """Parameters and states after an update by gradients that are moved by `sign` times their bounds."""
+        own = {key: self.tensors[key] for key in self.gradients}
+        values = {key: self.values[key].clone() for key in own}
+        states = {
+            own[key]: {name: _copy(x) for name, x in entries.items()}
+            for key, entries in self.states.items()
+            if key in own
+        }
+        with ExitStack() as lent:
+            lent.enter_context(plainly(own, values))
+            for each in self.optimizers:
+                lent.enter_context(states_lent(each, states))
+            for key, parameter in own.items():
+                gradient = self.gradients[key] + sign * self.bounds[key]
+                parameter.grad = gradient.to(parameter.dtype)
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(own.values(), self.clip)
+            for each in self.optimizers:
+                each.step()
+            made: dict[str, Any] = {key: x.detach().clone() for key, x in own.items()}
+            for key, parameter in own.items():
+                for each in self.optimizers:
+                    kept = each.state.get(parameter, {}) if _has(each, parameter) else {}
+                    made.update({f"{key}.{name}": _copy(x) for name, x in kept.items()})
+        return made
+
+
+def _between(
+    kind: str,
+    name: str,
+    found: Any,
+    every: list[Any],
+    before: Tensor | None,
+    by: Rounding,
+) -> Compared:
+    """Compare with what lies between several expected values, of which the first is the middle."""
+    expected = every[0]
+    if not isinstance(expected, Tensor):
+        differs = found is not None and found != expected
+        text = f"is {found!r} in the plan, and {expected!r} in the plain step" if differs else ""
+        return Compared(kind, name, text=text)
+    if not isinstance(found, Tensor):
+        return Compared(
+            kind, name, text=f"is {found!r} in the plan, and a tensor in the plain step"
+        )
+    if found.shape != expected.shape:
+        return Compared(
+            kind,
+            name,
+            text=f"has shape {list(found.shape)}, and {list(expected.shape)} in the plain step",
+        )
+    if not expected.numel():
+        return Compared(kind, name)
+    # A master is compared by way of its parameter.
+    here = found.to(expected.device, torch.float64)
+    rounded = torch.stack([x.to(found.dtype).to(torch.float64) for x in every])
+    change = largest(expected) if before is None else difference(expected, before)
+    eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+    slack = 2 * eps * rounded.abs().amax(0).nan_to_num(nan=0.0, posinf=0.0) + by.of(change)
+    outside = torch.maximum(rounded.amin(0) - slack - here, here - rounded.amax(0) - slack)
+    same = (here == rounded[0]) | (here.isnan() & rounded[0].isnan())
+    outside = torch.where(same, -slack, outside).nan_to_num(nan=float("inf"))
+    worst = int(outside.argmax())
+    apart = difference(here.flatten()[worst], rounded[0].flatten()[worst])
+    allowed = max(apart - float(outside.flatten()[worst]), 0.0)
+    return Compared(kind, name, apart, allowed, largest(expected))
+
+
+def _has(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

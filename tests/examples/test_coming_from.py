@@ -1,0 +1,88 @@
+"""The scripts of docs/coming_from.md: what is trained with weft is what the peer's script trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
+BLOCK = re.compile(r"```python\n(# (\w+)\.py: .*?)```", re.DOTALL)
+SCRIPTS = {name: text for text, name in BLOCK.findall(PAGE.read_text())}
+NORM = re.compile(r"norm ([\d.]+)(?:, (\d+) right)?")
+
+
+def run(name: str, folder: Path) -> tuple[list[tuple[float, int]], dict[str, Any]]:
+    """Norm and right answers of each epoch as two processes print them, and what they save."""
+    script = folder / f"{name}.py"
+    script.write_text(SCRIPTS[name])
+    result = subprocess.run(
+        [sys.executable, "-m", "weft", "run", "-n", "2", str(script)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=140,
+    )
+    assert result.returncode == 0, result.stdout
+    lines = [(float(norm), int(right or 0)) for norm, right in NORM.findall(result.stdout)]
+    assert len(lines) == 3, "one line for each epoch, from one rank"
+    return lines, torch.load(folder / f"{name}.pt", weights_only=True)
+
+
+def assert_alike(found: tuple[list[tuple[float, int]], Any], expected: Any) -> None:
+    lines, saved = found
+    assert lines == [(pytest.approx(norm, abs=2e-5), right) for norm, right in expected[0]]
+    torch.testing.assert_close(saved, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_a_script_with_ddp(tmp_path: Path) -> None:
+    assert_alike(run("ddp_weft", tmp_path), run("ddp", tmp_path))
+
+
+@pytest.mark.timeout(300)
+def test_a_script_with_fsdp2(tmp_path: Path) -> None:
+    lines, saved = run("fsdp2_weft", tmp_path)
+    expected, theirs = run("fsdp2", tmp_path)
+    names = theirs["optimizer"]["param_groups"][0]["params"]
+    assert_alike((lines, saved["model"]), (expected, theirs["model"]))
+    states = {names[number]: states for number, states in saved["optimizer"]["state"].items()}
+    torch.testing.assert_close(states, theirs["optimizer"]["state"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_a_script_with_accelerate(tmp_path: Path) -> None:
+    found = run("accelerated_weft", tmp_path)
+    assert_alike(found, by_one_process())
+    if importlib.util.find_spec("accelerate"):
+        assert_alike(found, run("accelerated", tmp_path))
+
+
+def by_one_process() -> tuple[list[tuple[float, int]], dict[str, Any]]:
+    """What the scripts with Accelerate and its successor do, in plain PyTorch."""
+    torch.manual_seed(0)
+    x = torch.randn(96, 16)
+    y = x[:, :4].argmax(1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    lines = []
+    for _ in range(3):
+        for begin in (0, 32):
+            rows = slice(begin, begin + 32)
+            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        right = (model(x[64:]).argmax(1) == y[64:]).sum()
+        lines.append((norm.item(), int(right)))
+    return lines, dict(model.state_dict())

@@ -1,0 +1,119 @@
+"""Some fixed random programs under random strategies, and what the tool that draws them must find itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tools.random_programs.blocks import BLOCKS
+from tools.random_programs.cases import BASES, Case, draw
+from tools.random_programs.judge import Verdict, judge
+from tools.random_programs.shrink import shrink
+from tools.random_programs.text import case_text, namespace
+from tools.random_programs.workers import Worker
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+# Together they hold nearly every block, and all kinds of layouts and features of strategies;
+# `python -m tools.random_programs` runs thousands.
+SEEDS = (
+    *(30, 76, 140, 276, 319, 348, 357, 363, 529, 538, 737, 796),
+    *(950, 953, 1013, 1032, 1150, 1211, 1278, 1289, 1332, 1421, 1500, 1512),
+    *(1520, 1537, 1623, 1709, 1812, 1814, 1830, 1921, 1947, 2041, 2086, 2271),
+    *(2292, 2308),
+)
+SCRIPT = """
+import time
+import torch
+import weft
+from torch import nn
+
+torch.set_default_dtype(torch.float64)
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Linear(4, 4)
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss_fn(model, batch):
+    return {"loss": model(batch["x"]).square().mean() * FACTOR(batch["x"])}
+
+def make_batch(seed, n):
+    return {"x": torch.ones(n, 4) * (seed + 1)}
+
+STEPS, GRID, LIMIT, RANDOM, EVALUATES = [(4, True, 1.0)] * 2, [0, 1], 1e-9, False, False
+STRATEGY = weft.data_parallel()
+"""
+
+
+def verdict_of(factor: str, grid: str = "[0, 1]") -> Verdict:
+    text = f"{SCRIPT}\nFACTOR = {factor}\nGRID = {grid}\n"
+    return judge(namespace(text, "<script>"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_it_trains_as_plain_pytorch(seed: int) -> None:
+    verdict = judge(namespace(case_text(draw(seed)), f"<program {seed}>"))
+    assert verdict.kind == "right", verdict
+
+
+def test_the_seeds_are_various() -> None:
+    cases = [draw(seed) for seed in SEEDS]
+    assert {case.base for case in cases} == set(BASES)
+    assert len({name for case in cases for _, name in case.blocks}) > 0.85 * len(BLOCKS)
+    features = {name for case in cases for name in case.features}
+    assert {"zero", "micro", "recompute", "stages", "own stages", "clip", "bf16"} <= features
+    assert {case.ranks for case in cases} >= {2, 3, 4, 5, 6, 8}
+
+
+def test_a_seed_is_always_the_same_program() -> None:
+    assert case_text(draw(7)) == case_text(draw(7))
+    assert case_text(draw(7)) != case_text(draw(8))
+
+
+@pytest.mark.timeout(60)
+def test_verdicts() -> None:
+    """A factor that differs while a step is captured is a wrong result; the others end in errors."""
+    fake = "hasattr(x, 'fake_mode')"
+    assert verdict_of("lambda x: 2.0").kind == "right"
+    assert verdict_of(f"lambda x: 2.0 if {fake} else 1.0").kind == "wrong"
+    assert verdict_of("lambda x: 2.0 if x.sum() > 0 else 1.0").kind == "refused"
+    assert verdict_of(f"lambda x: {{}}['missing'] if {fake} else 1.0").kind == "refused"
+    assert verdict_of("lambda x: {}['missing']").kind == "invalid"
+    assert verdict_of("lambda x: 2.0", grid="'no grid'").kind == "internal"
+
+
+@pytest.mark.timeout(60)
+def test_a_case_that_hangs_ends() -> None:
+    worker = Worker(limit=3.0)
+    try:
+        hung = worker.judge(f"{SCRIPT}\nFACTOR = lambda x: time.sleep(60)", "<hangs>")
+        assert hung.kind == "hang"
+        died = worker.judge(f"{SCRIPT}\nFACTOR = lambda x: __import__('os')._exit(3)", "<dies>")
+        assert "exit code 3" in died.why
+    finally:
+        worker.stop()
+
+
+def test_failing_cases_become_simple() -> None:
+    seed = next(seed for seed in range(99) if len(draw(seed).blocks) > 3)
+    case = draw(seed)
+    wanted = case.blocks[1]
+
+    def judged(each: Case) -> Verdict:
+        return Verdict("wrong" if wanted in each.blocks else "right")
+
+    found, verdict = shrink(case, Verdict("wrong"), judged)
+    assert verdict.kind == "wrong"
+    assert found.blocks == (wanted,)
+    assert (found.features, len(found.steps), found.base) == ((), 1, "data")
+
+
+def test_taking_a_block_away_leaves_the_others() -> None:
+    case = replace(draw(0), start="rows", shape=(6,), blocks=((0, "dropout"), (1, "mlp")))
+    alone = replace(case, blocks=case.blocks[1:])
+    assert dict(case.written())["b1"] == dict(alone.written())["b1"]

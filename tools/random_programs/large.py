@@ -1,0 +1,27 @@
+"""Small programs as if they were large: what weft does with large tensors alone, it does with all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from weft.compiler import joined_loss, memory_exchange, offload, overlap_worth, schedule
+from weft.runtime import class_ops
+
+BYTES = 48
+
+
+def act_large() -> None:
+    """From now on: buckets and slices of a few elements, steps cut into parts of their batch, blocks of few rows."""
+    modules: dict[Any, dict[str, Any]] = {
+        memory_exchange: {"SLICE": BYTES},
+        schedule: {"bucket_bytes": lambda stages, options: BYTES},
+        overlap_worth: {"WORTH": math.inf},
+        joined_loss: {"SMALLEST": 1},
+        offload: {"SMALLEST": 1},
+        class_ops: {"_AT_A_TIME": BYTES},
+    }
+    for module, limits in modules.items():
+        for name, limit in limits.items():
+            assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+            setattr(module, name, limit)
