@@ -16,7 +16,7 @@ from torch import nn
 import weft
 from program.live_models import PAIR, STRATEGIES, Net, Twins, batch, eager_step, loss_fn, twins
 from single_device import adamw, assert_same_state, whole, whole_state
-from weft.errors import UserError
+from weft.errors import LayoutError, UserError
 
 pytestmark = pytest.mark.timeout(60)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -273,3 +273,25 @@ def test_a_graph_that_needs_the_values_of_before_is_told(name: str) -> None:
     with twins(name, lambda: model) as both:
         both.step()
         both.check()
+
+
+def test_only_tensors_of_one_model_meet_across_its_stages():
+    """Others on the same placements do not mix, and what is on one of them may meet a parameter there."""
+    with twins("pipeline") as pair:
+        first, last = pair.model.first.weight.detach(), pair.model.last.weight.detach()
+        assert first.placement != last.placement
+        assert whole(first.norm() + last.norm()) == pytest.approx(
+            (pair.plain.first.weight.norm() + pair.plain.last.weight.norm()).item()
+        )
+        here, there = (
+            weft.ones((), dtype=first.dtype, placement=x.placement, sbp=weft.broadcast)
+            for x in (first, last)
+        )
+        with pytest.raises(LayoutError, match="operands on different placements"):
+            here + there
+        with pytest.raises(LayoutError, match="operands on different placements"):
+            first + there
+        beside = here + first  # of the model from then on
+        assert torch.equal(
+            whole(beside.sum() + last.sum()), whole(beside).sum() + whole(last).sum()
+        )

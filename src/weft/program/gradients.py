@@ -22,7 +22,6 @@ from weft.program.masters import follow
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.tensor import GlobalTensor
-from weft.tensor.mesh import mesh_of
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
@@ -187,14 +186,15 @@ class _Member:
             return laid_as(gradient, self.layout, self.dtype, shares)
         plain = gradient.detach().to(self.parameter.device, self.dtype)
         if isinstance(self.parameter, GlobalTensor):
-            return cut_value(plain, self.layout, shares)
+            mesh = self.parameter.spec.mesh.at(self.layout.placement)
+            return cut_value(plain, self.layout, mesh, shares)
         return plain.contiguous()
 
     def show(self, parts: list[Tensor]) -> None:
         """Put the parts of this process's ranks into `parameter.grad`."""
         parts = [part.to(self.parameter.dtype) for part in parts]
         if isinstance(self.parameter, GlobalTensor):
-            mesh = mesh_of(self.layout.placement)
+            mesh = self.parameter.spec.mesh.at(self.layout.placement)
             spec = contiguous(mesh, self.layout, self.value.shape, self.parameter.dtype)
             self.parameter.grad = stored_in(GlobalTensor(spec, tuple(parts)), self.shares)
         else:

@@ -25,7 +25,7 @@ from weft.runtime.state import Variables
 from weft.runtime.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with
-from weft.tensor.mesh import join_meshes, mesh_of
+from weft.tensor.mesh import Mesh, mesh_of
 from weft.tensor.shares import in_order, in_shares, relaid, stored_in
 from weft.tensor.spec import contiguous
 from weft.tensor.whole import assemble
@@ -166,17 +166,19 @@ def take_over(
 
     with retired(model):
         check_same_example(told(world, "what is taken over", check))
-    if not alone:
-        join_meshes(dict.fromkeys(layout.placement for layout in layouts.values()))
+    meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
         for key, own, value in initial_values(model, device):
             layout = layouts[key]
             if isinstance(own, GlobalTensor):
-                _lay(own, layout, shares.get(key))
+                _lay(own, layout, meshes[layout.placement], shares.get(key))
             else:
                 value = value.detach().to(device).contiguous()
                 value = value if channel is None else channel.broadcast(value, 0)
-                _make_live(own, value, None if alone else layout, shares.get(key))
+                if not alone:
+                    value = cut_value(value, layout, meshes[layout.placement], shares.get(key))
+                if not alone or not _stays(own, device):
+                    _swap(own, value)
             if isinstance(own, GlobalTensor) and (own.hold is None or not own.hold.programs):
                 own.hold = Hold(stored.get(key))
             for rank, part in _parts(own, placement).items():
@@ -281,16 +283,18 @@ def _stays(own: Tensor, device: torch.device) -> bool:
     return own.device == device and own.is_contiguous()
 
 
-def _make_live(own: Tensor, value: Tensor, layout: Layout | None, shares: Shares | None) -> None:
-    """Let a plain tensor of the model be global, or, where no layout is given, be `value`."""
-    if layout is None and _stays(own, value.device):
-        return
-    _swap(own, value if layout is None else cut_value(value, layout, shares))
+def _meshes(model: nn.Module, layouts: Iterable[Layout]) -> dict[Placement, Mesh]:
+    """The meshes on which a program lays a model, of one family where they are several."""
+    placements = dict.fromkeys(layout.placement for layout in layouts)
+    held = [x.spec.mesh.family for x in _global(model).values() if x.hold and x.hold.programs]
+    family = frozenset(placements).union(*held)
+    return {x: mesh_of(x, family if len(family) > 1 else frozenset()) for x in placements}
 
 
-def cut_value(value: Tensor, layout: Layout, shares: Shares | None = None) -> GlobalTensor:
+def cut_value(
+    value: Tensor, layout: Layout, mesh: Mesh, shares: Shares | None = None
+) -> GlobalTensor:
     """A global tensor of a whole value; the part that is all of it shares memory where there is one only."""
-    mesh = mesh_of(layout.placement)
     spec = contiguous(mesh, layout, tuple(value.shape), value.dtype)
     value, parts = in_shares(value.detach(), shares), []
     for rank in mesh.ranks:
@@ -302,30 +306,34 @@ def cut_value(value: Tensor, layout: Layout, shares: Shares | None = None) -> Gl
 
 
 def laid_as(
-    tensor: GlobalTensor, layout: Layout, dtype: torch.dtype, shares: Shares | None = None
+    tensor: GlobalTensor,
+    layout: Layout,
+    dtype: torch.dtype,
+    shares: Shares | None = None,
+    mesh: Mesh | None = None,
 ) -> GlobalTensor:
     """A global tensor in a layout of the current world, in shares, and in a dtype; itself when it is so."""
-    mesh = mesh_of(layout.placement)
+    mesh = mesh or tensor.spec.mesh.at(layout.placement)
     if tensor.dtype != dtype:
         tensor = tensor.detach().to(dtype)  # type: ignore[assignment]
     if tensor.spec.layout == layout and tensor.spec.mesh is mesh and tensor.shares == shares:
         return tensor
     if tensor.spec.mesh.in_process and not mesh.in_process:
-        return cut_value(whole_of(tensor), layout, shares)
+        return cut_value(whole_of(tensor), layout, mesh, shares)
     spec, parts = relaid(tensor.spec, tensor.locals, layout, mesh, tensor.shares, shares)
     moved: GlobalTensor = stored_in(GlobalTensor(spec, parts), shares)
     return moved
 
 
-def _lay(tensor: GlobalTensor, layout: Layout, shares: Shares | None) -> None:
+def _lay(tensor: GlobalTensor, layout: Layout, mesh: Mesh, shares: Shares | None) -> None:
     """Bring a live tensor to another layout, in the current world."""
-    moved = laid_as(tensor, layout, tensor.dtype, shares)
+    moved = laid_as(tensor, layout, tensor.dtype, shares, mesh)
     if moved is tensor:
         return
     gradient, tensor.grad, tensor.hold = tensor.grad, None, None
     tensor.become(moved)
     if isinstance(gradient, GlobalTensor):
-        tensor.grad = laid_as(gradient, layout, gradient.dtype)
+        tensor.grad = laid_as(gradient, layout, gradient.dtype, mesh=mesh)
     if tensor.requires_grad:
         keep_gradient_with(tensor)
 
@@ -352,7 +360,7 @@ def _swap(own: Tensor, content: Tensor) -> None:
 def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient, global or plain as its parameter is."""
     if isinstance(parameter, GlobalTensor) and not isinstance(gradient, GlobalTensor):
-        return cut_value(gradient, parameter.spec.layout)
+        return cut_value(gradient, parameter.spec.layout, parameter.spec.mesh)
     if isinstance(gradient, GlobalTensor) and not isinstance(parameter, GlobalTensor):
         return whole_of(gradient)
     return gradient

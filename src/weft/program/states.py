@@ -21,7 +21,6 @@ from weft.layout import Layout, Shares
 from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
-from weft.tensor.mesh import mesh_of
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
@@ -175,7 +174,8 @@ class _Member:
             return laid_as(value, layout, dtype, self.shares.get(name))
         if not isinstance(self.parameter, GlobalTensor):
             return value.to(self.parameter.device, dtype).contiguous()
-        return cut_value(value.detach().to(dtype), layout, self.shares.get(name))
+        mesh = self.parameter.spec.mesh.at(layout.placement)
+        return cut_value(value.detach().to(dtype), layout, mesh, self.shares.get(name))
 
     def shown(self, name: str, parts: list[Any]) -> Any:
         """A state that the ranks keep, as the user sees it."""
@@ -183,7 +183,7 @@ class _Member:
         if value is None or not isinstance(self.parameter, GlobalTensor):
             return parts[0]
         layout, dtype = _laid_out(value)
-        mesh = mesh_of(layout.placement)
+        mesh = self.parameter.spec.mesh.at(layout.placement)
         if (
             parts and parts[0].device.type != mesh.device.type
         ):  # numbers of steps stay with the host

@@ -22,12 +22,10 @@ def box(
         LayoutError: when the layout does not fit; in strict mode when something implicit moves
             bytes.
     """
-    if spec.layout == target:
-        return spec, locals_
     target.check(spec.shape)
     chain = chain_between(spec, target, mesh)
     if chain is None:
-        return spec, locals_
+        return spec.with_layout(target, mesh), locals_
     if implicit:
         check_strict(chain.bytes, implicit, str(chain))
     if spec.layout.placement != target.placement and spec.mesh.in_process and mesh.in_process:

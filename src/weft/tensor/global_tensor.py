@@ -14,7 +14,6 @@ from weft.layout import SBP, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch import dispatch
 from weft.tensor.divergence import user_line
-from weft.tensor.mesh import mesh_of
 from weft.tensor.shares import check_order, relaid, stored_in
 from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
@@ -135,7 +134,7 @@ class GlobalTensor(Tensor):
         """
         mesh = self.spec.mesh
         there = self.placement
-        if mesh.family and not all(each.in_process for each in mesh.family):
+        if not all(mesh.at(each).in_process for each in mesh.family):
             size = mesh.world.size
             there = Placement(there.device_type, (size,), tuple(range(size)))
         whole = self.to_global(placement=there, sbp=broadcast_layout(there).sbp)
@@ -277,8 +276,11 @@ def _boxed_back(gradient: GlobalTensor, source: Layout) -> GlobalTensor:
 
 
 def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
-    """What `x` is in another layout, in the usual order."""
-    return relaid(x.spec, x.locals, layout, mesh_of(layout.placement), x.shares, None)
+    """What `x` is in another layout, in the usual order; on its own placement it needs no other world than its own."""
+    own = x.spec.mesh
+    stays = own.in_process and layout.placement == own.placement
+    mesh = own if stays else own.at(layout.placement)
+    return relaid(x.spec, x.locals, layout, mesh, x.shares, None)
 
 
 class _ToLocal(torch.autograd.Function):

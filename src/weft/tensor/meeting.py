@@ -22,8 +22,11 @@ def met(
     if op._schema.name.partition("::")[2].startswith(("_foreach_", "_fused_")):
         return args, kwargs  # they take their lists apart
     every = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, kind)]
-    meshes = {x.spec.mesh for x in every}
-    if len(meshes) < 2 or not all(meshes <= mesh.family for mesh in meshes):
+    meshes = [x.spec.mesh for x in every]
+    placements = {mesh.placement for mesh in meshes}
+    if len(placements) < 2 or not all(
+        placements <= mesh.family and mesh.same_job(meshes[0]) for mesh in meshes
+    ):
         return args, kwargs
     held = [x for x in every if x.hold is not None and not op._schema.is_mutable]
     mesh = (held or every)[0].spec.mesh
@@ -36,7 +39,7 @@ def met(
 
 def to_mesh(kind: Any, tensor: Any, mesh: Mesh, why: str) -> Any:
     """A global tensor on another placement, laid as it was where the two are alike."""
-    if tensor.spec.mesh is mesh:
+    if tensor.placement == mesh.placement:
         return tensor
     here, there = tensor.spec.layout, mesh.placement
     alike = here.placement.shape == there.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,14 +23,16 @@ class Mesh:
         world: the world that it lies in.
         ranks: the ranks of the placement that live in this process, in the placement's order.
         device: what `GlobalTensor.device` says: the device of the first own rank.
-        family: the meshes on which parts of one model lie, as stages do: their tensors may meet.
+        family: where the tensors lie that may meet those of this mesh in one op: the placements of one
+            model's parts, as its stages have them. Empty for tensors of no such model.
     """
 
-    family: frozenset[Mesh] = frozenset()
-
-    def __init__(self, world: World, placement: Placement) -> None:
+    def __init__(
+        self, world: World, placement: Placement, family: frozenset[Placement] = frozenset()
+    ) -> None:
         self.placement = placement
         self.world = world
+        self.family = family
         self.ranks = tuple(rank for rank in placement.ranks if rank in world.ranks)
         self.device = world.device((self.ranks or world.ranks)[0])
         if not self.in_process:
@@ -42,6 +44,14 @@ class Mesh:
         """Whether all ranks of the placement live in this process, so that nothing has to be sent."""
         return len(self.ranks) == len(self.placement.ranks)
 
+    def at(self, placement: Placement) -> Mesh:
+        """The mesh of a placement in the current world, of the same family where the placement belongs to it."""
+        return mesh_of(placement, self.family if placement in self.family else frozenset())
+
+    def same_job(self, other: Mesh) -> bool:
+        """Whether the ranks of both are the same processes; all local worlds live in this one."""
+        return _job(self.world) is _job(other.world)
+
     def device_of(self, rank: int) -> torch.device:
         """The device of one of this process's ranks."""
         return self.world.device(rank)
@@ -49,40 +59,38 @@ class Mesh:
 
 # None where this process is not in the group.
 _channels: WeakKeyDictionary[World, dict[tuple[int, ...], Channel | None]] = WeakKeyDictionary()
-# By world; local worlds share theirs: all ranks live in this process, and tensors outlive the world
-# they were made in.
-_meshes: dict[tuple[World | None, Placement], Mesh] = {}
+# By world and family; local worlds share theirs: all ranks live in this process, and tensors outlive
+# the world they were made in.
+_meshes: dict[tuple[World | None, Placement, frozenset[Placement]], Mesh] = {}
+
+# Whether there are meshes with a family: few programs have them, and every op asks.
+families = False
 
 
-def mesh_of(placement: Placement) -> Mesh:
+def mesh_of(placement: Placement, family: frozenset[Placement] = frozenset()) -> Mesh:
     """The mesh of a placement in the current world.
 
     Under torchrun the first call for a placement opens its communicators: all processes of the job
     must make it, in the same order.
 
+    Args:
+        family: the placements of the model that the tensors belong to, where it has several.
+
     Raises:
         LayoutError: when the placement does not fit the world.
     """
+    global families
     world = current_world(placement.device_type)
     world.check(placement)
-    key = (None if isinstance(world, LocalWorld) else world, placement)
+    key = (_job(world), placement, family)
     if key not in _meshes:
-        _meshes[key] = Mesh(world, placement)
+        _meshes[key] = Mesh(world, placement, family)
+        families = families or bool(family)
     return _meshes[key]
 
 
-def join_meshes(placements: Iterable[Placement]) -> None:
-    """Let tensors on these placements meet in one op: parts of one model lie there."""
-    family = frozenset(map(mesh_of, placements))
-    if len(family) > 1:
-        for mesh in family:
-            mesh.family |= family
-        global families
-        families = True
-
-
-# Whether there are any: few programs have them, and every op asks.
-families = False
+def _job(world: World) -> World | None:
+    return None if isinstance(world, LocalWorld) else world
 
 
 def open_channels(world: World, groups: Sequence[tuple[int, ...]]) -> None:

@@ -16,24 +16,26 @@ from weft.tensor.spec import intern
 
 
 def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
-    """The mesh on which all global operands lie.
+    """The mesh on which all global operands lie; that of the largest family, where they are of several.
 
     Raises:
         LayoutError: naming op, line and what each operand is.
     """
-    meshes = dict.fromkeys(tensor.spec.mesh for tensor in tensors if isinstance(tensor, kind))
+    meshes: dict[Mesh, None] = dict.fromkeys(
+        tensor.spec.mesh for tensor in tensors if isinstance(tensor, kind)
+    )
     if len({mesh.placement for mesh in meshes}) > 1:
         raise LayoutError(
             f"{user_line()}: {op} has operands on different placements: {_listed(kind, tensors)}. Bring them to one: "
             "x.to_global(placement=…, sbp=…)"
         )
-    if len(meshes) > 1:
+    first = next(iter(meshes))
+    if not all(mesh.same_job(first) for mesh in meshes):
         raise LayoutError(
             f"{user_line()}: {op} has operands of different worlds; tensors of a local world cannot meet those "
             "of several processes"
         )
-    mesh: Mesh = next(iter(meshes))
-    return mesh
+    return max(meshes, key=lambda mesh: len(mesh.family))
 
 
 def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
