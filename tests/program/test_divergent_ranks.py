@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,24 @@ from program import divergent_on_processes as script
 SCRIPT = Path(__file__).with_name("divergent_on_processes.py")
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Any:
-    command = [sys.executable, str(SCRIPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
+def run(transport: str, *cases: str) -> Any:
+    command = [sys.executable, str(SCRIPT), *cases]
+    environment = {**os.environ, "WEFT_TRANSPORT": transport}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=360, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Any:
+    return run("shared")
+
+
+@pytest.fixture(scope="module")
+def over_gloo() -> Any:
+    return run("gloo", "rates", "other_batch", "skipped")
 
 
 @pytest.mark.timeout(380)
@@ -52,6 +65,22 @@ def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None
     for seconds, error, _ in outcomes[case].values():
         assert all(word in error for word in words), error
         assert seconds < 60  # with compiling; without being told it would be 300
+
+
+@pytest.mark.timeout(380)
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("rates", ["different hyperparameters"]),
+        ("other_batch", ["different batches", 'batch="local"']),
+        ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
+    ],
+)
+def test_both_ranks_are_told_over_a_network(over_gloo: Any, case: str, words: list[str]) -> None:
+    assert over_gloo[case].keys() == {"0", "1"}
+    for seconds, error, _ in over_gloo[case].values():
+        assert all(word in error for word in words), error
+        assert seconds < 60
 
 
 @pytest.mark.timeout(380)

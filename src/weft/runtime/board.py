@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from weft.runtime.failure import PeerFailure, first_line
+from weft.runtime.lookout import Lookout
 
 # The watching thread waits this long for its entry, which is as good as for ever.
 _FOREVER = timedelta(days=365)
@@ -29,10 +30,12 @@ class FailureBoard:
 
     Attributes:
         failed: whether this rank knows of a failure.
+        lookout: looks around for those who wait long.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.failed = False
+        self.lookout = Lookout(f"weft rank {rank} lookout")
         self._store = store.clone()
         self._rank = rank
         self._size = size
@@ -102,7 +105,8 @@ class FailureBoard:
         return ""
 
     def close(self) -> None:
-        """End the watching thread."""
+        """End the threads."""
+        self.lookout.close()
         atexit.unregister(self.close)
         self._write(self._rank, _CLOSED)
         self._thread.join(timeout=5)

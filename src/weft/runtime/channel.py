@@ -27,8 +27,8 @@ class Channel(ABC):
         device: where the tensors are that it takes.
         sent: bytes that this rank has sent to others so far, by what ran.
         running: what runs now: the kind of a collective, or one of the primitives below.
-        while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, where that
-            can be told: between processes of one host. What it raises ends the wait.
+        while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
+            GPUs. What it raises ends the wait.
         spins: whether a wait may look again and again for a moment before it sleeps: no other
             thread of this process has work meanwhile.
         interruptible: whether a wait ends at once when a rank fails or the user interrupts, in the

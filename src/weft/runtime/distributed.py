@@ -19,7 +19,7 @@ from weft.runtime.board import FailureBoard
 from weft.runtime.calls import CALLS, accounts, looking
 from weft.runtime.channel import Channel, check_same
 from weft.runtime.measure_links import measured_links
-from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel
+from weft.runtime.process_channel import GlooChannel, GroupChannel, NcclChannel, ProcessChannel
 from weft.runtime.shared_channel import SharedChannel
 from weft.runtime.shared_link import host
 from weft.runtime.world import (
@@ -88,19 +88,20 @@ class DistributedWorld(World):
     def _channel_of(self, communicator: Communicator) -> Channel | None:
         """This rank's end of a communicator; None when it is not in it."""
         ranks, own = communicator.ranks, self.rank in communicator.ranks
-        if self._on_one_host(ranks):
-            if not own:
-                return None
-            number, timeout = self._connected, self._timeout.total_seconds()
-            index = ranks.index(self.rank)
-            found = SharedChannel(self._store, number, ranks, index, self._board, timeout)
-            found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
-            found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
-            return found
-        group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
+        shared, group = self._on_one_host(ranks), None
+        if not shared:  # all processes must make the group
+            group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
         if not own:
             return None
-        return self._channel(group, ranks, ranks.index(self.rank), self._device, self._board)
+        index, timeout = ranks.index(self.rank), self._timeout.total_seconds()
+        found: ProcessChannel = (
+            SharedChannel(self._store, self._connected, ranks, index, self._board, timeout)
+            if shared
+            else self._channel(group, ranks, index, self._device, self._board)
+        )
+        found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
+        found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
+        return found
 
     @property
     def _across_hosts(self) -> bool:

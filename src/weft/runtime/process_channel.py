@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from weft.errors import RankFailure
 from weft.runtime.board import FailureBoard
 from weft.runtime.channel import Channel, joined
 from weft.runtime.failure import first_line
+from weft.runtime.lookout import OtherThread
+from weft.runtime.stamps import check_stamp
+
+# No exchange has so many pieces for a peer.
+_STAMP_TAG = 1 << 24
 
 # How long a broken connection may wait for the peer's own account of what went wrong.
 EXPLANATION_SECONDS = 1.0
@@ -112,23 +118,69 @@ class GroupChannel(ProcessChannel):
 
 
 class GlooChannel(GroupChannel):
-    """A communicator between CPU processes."""
+    """A communicator between CPU processes.
+
+    Nothing ends Gloo's waits. Where somebody is told of failures, as executors are, another thread
+    looks around meanwhile; else Gloo waits in another thread. The stamp of a step goes to each peer
+    with the first message that it gets in the step.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._other = OtherThread(f"weft rank {self.rank} gloo")
+        # The stamps that went with messages to, and came from, peers by their numbers in the group.
+        self._went: dict[int, int] = {}
+        self._came: dict[int, int] = {}
+
+    def close(self) -> None:
+        super().close()
+        self._other.close()
 
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
         with self._explained("an exchange"):
-            works = [
-                dist.irecv(part, group=self._group, group_src=peer, tag=tag)
-                for peer, tag, part in self._pairs(receives)
-            ]
-            works += [
-                dist.isend(part, group=self._group, group_dst=peer, tag=tag)
-                for peer, tag, part in self._pairs(sends)
-            ]
-            for work in works:
-                if work is not None:
-                    work.wait()
+            if self._watchers:
+                with self._board.lookout.over(self.while_waiting, self._fail):
+                    self._run(sends, receives)
+            else:
+                self._other.run(partial(self._run, sends, receives), self.while_waiting)
+
+    def _fail(self, error: RankFailure) -> None:
+        for fail in self._watchers:
+            fail(error)
+
+    def _run(self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]) -> None:
+        coming, going = list(self._pairs(receives)), list(self._pairs(sends))
+        stamps = {
+            peer: torch.zeros(1, dtype=torch.int64)
+            for peer in self._unstamped(self._came, [peer for peer, _, _ in coming])
+        }
+        own = torch.tensor([self.stamp])
+        coming += [(peer, _STAMP_TAG, stamp) for peer, stamp in stamps.items()]
+        going += [
+            (peer, _STAMP_TAG, own)
+            for peer in self._unstamped(self._went, [peer for peer, _, _ in going])
+        ]
+        works = [
+            dist.irecv(part, group=self._group, group_src=peer, tag=tag)
+            for peer, tag, part in coming
+        ]
+        works += [
+            dist.isend(part, group=self._group, group_dst=peer, tag=tag)
+            for peer, tag, part in going
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        for peer, stamp in stamps.items():
+            check_stamp(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+
+    def _unstamped(self, stamped: dict[int, int], peers: Sequence[int]) -> list[int]:
+        """The peers with which no stamp of this step was exchanged; it is from now on."""
+        new = [peer for peer in dict.fromkeys(peers) if stamped.get(peer, 0) != self.stamp]
+        stamped.update(dict.fromkeys(new, self.stamp))
+        return new
 
 
 class NcclChannel(GroupChannel):
