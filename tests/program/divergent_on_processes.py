@@ -141,6 +141,18 @@ def own_rows(rank: int) -> float:
     return loss
 
 
+def own_rows_of_tensor_ranks(rank: int) -> float:
+    """Rows for each rank where tensor parallelism wants the same on both."""
+    strategy = weft.hybrid_parallel(["0"], ["2"])
+    example = {"x": torch.randn(4, 4) + rank, "y": torch.randn(4, 1)}
+    grid = weft.placement("cpu", [[0, 1]])
+    optimizer = torch.optim.SGD((model := mlp()).parameters(), lr=0.1)
+    program = weft.compile(
+        model, squares, optimizer, example, placement=grid, strategy=strategy, batch="local"
+    )
+    return steps(program, example)
+
+
 def mlp() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -297,6 +309,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     state_alone,
     two_programs,
     own_rows,
+    own_rows_of_tensor_ranks,
     forgotten,
     forgotten_alike,
     kept_loss,

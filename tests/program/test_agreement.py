@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.program.agreement import BatchChecksum, OptionsChecksum
+import weft
+from weft.program.agreement import BatchSums, OptionsChecksum, batch_sums
 
 
 @pytest.mark.parametrize(
@@ -21,26 +22,35 @@ from weft.program.agreement import BatchChecksum, OptionsChecksum
     ],
 )
 def test_equal_batches_have_equal_checksums(leaf: torch.Tensor) -> None:
-    sums = BatchChecksum({"x": tuple(leaf.shape)})
     for step in (0, 5):
-        assert sums.of({"x": leaf}, step) == sums.of({"x": leaf.clone()}, step)
+        assert batch_sums({"x": leaf}, {}, step) == batch_sums({"x": leaf.clone()}, {}, step)
 
 
 @pytest.mark.parametrize("step", [0, 3, 16, 32])
 def test_any_other_element_is_seen_in_the_first_steps_and_now_and_then(step: int) -> None:
     leaf = torch.zeros(300, 70)
-    sums = BatchChecksum({"x": (300, 70)})
     other = leaf.clone()
     other[299, 69] = 1e-30
-    assert sums.of({"x": leaf}, step) != sums.of({"x": other}, step)
+    assert batch_sums({"x": leaf}, {}, step) != batch_sums({"x": other}, {}, step)
 
 
 def test_another_batch_is_seen_in_every_step() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in [(1000,), (8, 512), (512, 8), (2, 3, 4, 5, 6), (100_000, 1)]:
-        sums = BatchChecksum({"x": shape})
         one, other = (torch.randn(shape, generator=generator) for _ in range(2))
-        assert sums.of({"x": one}, 5) != sums.of({"x": other}, 5)
+        assert batch_sums({"x": one}, {}, 5) != batch_sums({"x": other}, {}, 5)
+
+
+def test_parts_count_among_ranks_that_have_the_same() -> None:
+    layout = weft.placement("cpu", [[0, 1], [2, 3]])
+    with weft.local_world(4):
+
+        def sums(value: float) -> BatchSums:
+            rows = weft.full((4, 2), value, placement=layout, sbp=[weft.split(0), weft.broadcast])
+            return batch_sums({}, {"x": rows}, 0)
+
+        for ranks, same in [((0, 1), False), ((2, 3), False), ((0, 2), True), ((0, 1, 2, 3), True)]:
+            assert (sums(1.0).alike(ranks) == sums(2.0).alike(ranks)) is same
 
 
 def test_hyperparameters() -> None:

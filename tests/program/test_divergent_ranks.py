@@ -47,6 +47,7 @@ def over_gloo() -> Any:
         ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
         ("one_label", ["different batches"]),
         ("long_batch", ["different batches"]),
+        ("own_rows_of_tensor_ranks", ["different batches", "along an axis that does not split"]),
         ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
         ("other_shape", ["step 3 on x float32[4, 4]", "step 3 on x float32[2, 4]", SCRIPT.name]),
         (

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.capture.optimizers import Optimizing, optimizers_of
+from weft.layout import Broadcast, Layout
+from weft.runtime.stamps import Stamp
+from weft.tensor import GlobalTensor
 
 # Elements of a leaf that are looked at in every step.
 _SAMPLED = 64
@@ -17,32 +22,82 @@ _SAMPLED = 64
 _FIRST, _EVERY, _BYTES = 4, 16, 2**22
 
 
-class BatchChecksum:
-    """Checksums of the batches of one shape.
+@dataclass(frozen=True)
+class BatchSums:
+    """Checksums of a batch.
 
-    Args:
-        shapes: of the leaves, by key.
+    Attributes:
+        whole: of the leaves that every process gives whole.
+        parts: for each leaf of which processes give parts, its layout, and the checksum of what
+            this process has of it.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._places = {key: _places(shape) for key, shape in shapes.items()}
+    whole: int = 0
+    parts: tuple[tuple[Layout, int], ...] = ()
 
-    def of(self, leaves: Mapping[str, Tensor], step: int) -> int:
-        """The checksum of a batch, of a sample of each leaf in most steps; some microseconds a leaf.
-
-        Tensors on other devices than the CPU are looked at in the first steps only, as the host
-        would have to wait for them.
-        """
-        whole = step < _FIRST or step % _EVERY == 0
-        found = 0
-        for key, leaf in leaves.items():
-            if leaf.device.type != "cpu" and step >= _FIRST:
-                continue
-            values = _values(leaf)
-            if not (whole and leaf.nbytes <= _BYTES):
-                values = values[self._places[key]]
-            found = zlib.crc32(values.tobytes(), found)
+    def alike(self, ranks: tuple[int, ...]) -> int:
+        """The checksum of what some ranks must have alike."""
+        found = self.whole
+        for layout, checksum in self.parts:
+            if _alike(layout, ranks):
+                found = zlib.crc32(checksum.to_bytes(4, "big"), found)
         return found
+
+
+@cache
+def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
+    """Whether some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
+    places = layout.placement.coordinates
+    if not places.keys() >= set(ranks):
+        return False
+    along = zip(layout.sbp, *(places[rank] for rank in ranks), strict=True)
+    return all(isinstance(sbp, Broadcast) or len({*each}) == 1 for sbp, *each in along)
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """The stamps of a step, one for each group of ranks that talk to each other."""
+
+    sums: BatchSums
+    options: int
+    call: int
+
+    def among(self, ranks: tuple[int, ...]) -> int:
+        """What goes with messages between some ranks."""
+        return int(Stamp(self.sums.alike(ranks), self.options, self.call))
+
+
+def batch_sums(
+    leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
+) -> BatchSums:
+    """The checksums of a batch, of a sample of each leaf in most steps; some microseconds a leaf.
+
+    Args:
+        leaves: that every process gives whole, by key.
+        given: leaves that are global tensors.
+        step: of the program.
+    """
+    whole = 0
+    for leaf in leaves.values():
+        whole = _checksum(leaf, step, whole)
+    parts = []
+    for each in given.values():
+        checksum = 0
+        for part in each.shards().values():
+            checksum = _checksum(part, step, checksum)
+        parts.append((each.spec.layout, checksum))
+    return BatchSums(whole, tuple(parts))
+
+
+def _checksum(leaf: Tensor, step: int, before: int) -> int:
+    """A checksum carried on; tensors on devices count in the first steps only, as the host has to wait for them."""
+    if leaf.device.type != "cpu" and step >= _FIRST:
+        return before
+    values = _values(leaf)
+    all_of_it = step < _FIRST or step % _EVERY == 0
+    if not (all_of_it and leaf.nbytes <= _BYTES):
+        values = values[_places(tuple(leaf.shape))]
+    return zlib.crc32(values.tobytes(), before)
 
 
 class OptionsChecksum:
@@ -82,6 +137,7 @@ def _text(value: Any) -> str:
     return repr(value) if plain else type(value).__name__
 
 
+@cache
 def _places(shape: tuple[int, ...]) -> tuple[slice, ...]:
     """Which elements of a leaf stand for all of it: as many of each dimension as the sample has room for."""
     room, found = _SAMPLED, []

@@ -14,7 +14,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.region import Region
-from weft.program.agreement import BatchChecksum
+from weft.program.agreement import BatchSums, batch_sums
 from weft.program.shards import (
     in_micro_batches,
     layouts_on,
@@ -32,7 +32,7 @@ class Feeder:
         spec: what a batch looks like.
         graph: with the layouts of its leaves.
         devices: of the ranks of this process.
-        compared: whether other processes are given the same batches, so that a checksum is wanted.
+        compared: whether other processes must be given the same batches, so that checksums are wanted.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Feeder:
         self._shapes = {
             node.key: node.value.shape for node in graph.of_kind(Input) if node.role == "batch"
         }
-        shapes = {leaf.key: leaf.shape for leaf in spec.tensors}
-        self._sums = BatchChecksum(shapes) if compared else None
+        self._compared = compared
         # For each rank, where its part of each leaf lies.
         self._regions: dict[int, dict[str, Region]] = {
             rank: {
@@ -58,12 +57,12 @@ class Feeder:
             for rank, keys in self._layouts.items()
         }
 
-    def feeds(self, batch: Any, step: int = 0) -> tuple[dict[int, dict[str, Tensor]], int]:
-        """For each rank, its part of every leaf by key, contiguous and on its device; and a checksum of all of them.
+    def feeds(self, batch: Any, step: int = 0) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """For each rank, its part of every leaf by key, contiguous and on its device; and checksums of all of them.
 
         Args:
             batch: built like the example.
-            step: of the program; decides how much of the batch the checksum looks at.
+            step: of the program; decides how much of the batch the checksums look at.
 
         Raises:
             BatchError: when the batch differs from the example.
@@ -81,7 +80,7 @@ class Feeder:
                 self._regions.items(), self._devices.values(), strict=True
             )
         }
-        return feeds, self._checksum(leaves, step)
+        return feeds, self._sums(leaves, {}, step)
 
     def takes(self, batch: Any) -> bool:
         """Whether a batch looks as the example did."""
@@ -95,10 +94,14 @@ class Feeder:
         """Whether a batch is built like the example, but for shapes of its tensors."""
         return self._spec.differs_in_shape(without_shards(batch)[0])
 
-    def _checksum(self, leaves: Mapping[str, Tensor], step: int) -> int:
-        return 0 if self._sums is None else self._sums.of(leaves, step)
+    def _sums(
+        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
+    ) -> BatchSums:
+        return batch_sums(leaves, given, step) if self._compared else BatchSums()
 
-    def _feeds_of_any(self, batch: Any, step: int) -> tuple[dict[int, dict[str, Tensor]], int]:
+    def _feeds_of_any(
+        self, batch: Any, step: int
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
         """The same for a batch in any container, whose leaves may be global tensors."""
         whole, shards = without_shards(batch)
         leaves = self._spec.flatten_batch(whole)
@@ -113,7 +116,7 @@ class Feeder:
             for rank, device in self._devices.items()
         }
         plain = {key: leaf for key, leaf in leaves.items() if key not in given}
-        return feeds, self._checksum(plain, step)
+        return feeds, self._sums(plain, given, step)
 
     def _cut(self, key: str, leaf: Tensor) -> Tensor:
         """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""

@@ -16,7 +16,7 @@ from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
-from weft.program.agreement import OptionsChecksum
+from weft.program.agreement import OptionsChecksum, Stamps
 from weft.program.build import build, evaluation, gathering
 from weft.program.explain import explain
 from weft.program.explain_details import details as tables
@@ -37,7 +37,6 @@ from weft.program.variants import Planned, Variants
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
-from weft.runtime.stamps import Stamp
 
 
 class Program:
@@ -126,14 +125,14 @@ class Program:
         variants = self._holding() if holds else self._variants
         batch = self._setting.whole(batch)
         self._places.check()
-        feeds, checksum = variants.feeds(batch, self._steps, self._enter_step)
+        feeds, sums = variants.feeds(batch, self._steps, self._enter_step)
         if training is not None:
             training.take()
             if holds:
                 training.gradients.take()
-        stamp = 0
+        stamp = None
         if self._setting.several:
-            stamp = int(Stamp(checksum, self._options.of(update), self._chain))
+            stamp = Stamps(sums, self._options.of(update), self._chain).among
         try:
             results, self.metrics = variants.current.step(
                 self._setting, self._steps, feeds, not holds, stamp

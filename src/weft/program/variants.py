@@ -20,6 +20,7 @@ from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.layout import Layout, Shares
+from weft.program.agreement import BatchSums
 from weft.program.build import Setting, build
 from weft.program.collector import uncollected
 from weft.program.feed import Feeder
@@ -62,16 +63,20 @@ class Variant:
         number: int,
         feeds: Mapping[int, Mapping[str, Tensor]],
         update: bool,
-        stamp: int,
+        stamp: Callable[[tuple[int, ...]], int] | None,
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Run step `number` of the program on what each rank takes of a batch; messages carry the stamp.
+        """Run step `number` of the program on what each rank takes of a batch.
+
+        Args:
+            stamp: that messages among some ranks carry; None where there is nothing to compare.
 
         Returns:
             What the loss function returned, and the metrics that were asked for.
         """
         for executor in self.executors.values():
             executor.steps = number
-            executor.put_stamp(stamp)
+            if stamp is not None:
+                executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
         metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
         return self.captured.unflatten_outputs(results), metrics
@@ -113,8 +118,8 @@ class Variants:
 
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
-    ) -> tuple[dict[int, dict[str, Tensor]], int]:
-        """What each rank takes of a batch, and its checksum; afterwards `current` is the variant for it.
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """What each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
             batch: of any shape.

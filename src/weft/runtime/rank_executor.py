@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
@@ -115,10 +115,10 @@ class RankExecutor(ABC):
         """Whether the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
 
-    def put_stamp(self, stamp: int) -> None:
-        """What goes with this rank's messages of the next step (`weft.runtime.stamps`)."""
+    def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
+        """What goes with messages of the next step among some ranks (`weft.runtime.stamps`)."""
         for channel in self._rank.channels.values():
-            channel.stamp = stamp
+            channel.stamp = stamp(channel.ranks)
 
     @abstractmethod
     def close(self) -> None:

@@ -19,7 +19,7 @@ class Stamp:
     """What ranks must agree on.
 
     Attributes:
-        batch: checksum of the leaves that all processes give whole.
+        batch: checksum of what the ranks are given alike.
         options: of the optimizer's hyperparameters and whether the step updates.
         call: of the calls so far (`weft.runtime.calls`).
     """
@@ -64,6 +64,8 @@ _TEXTS = {
     "batch": (
         "this rank and rank {} were given different batches. A plain tensor is the whole batch, the same on all "
         'ranks; where each process has its own part, as a DistributedSampler gives, say compile(…, batch="local"), or '
-        "make global tensors of the parts with weft.from_local. Shuffle with the same seed on all ranks otherwise"
+        "make global tensors of the parts with weft.from_local. Shuffle with the same seed on all ranks otherwise. "
+        "Ranks along an axis that does not split the batch, as of tensor parallelism, have the same part: count a "
+        "sampler's replicas along the other axes"
     ),
 }
