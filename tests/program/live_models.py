@@ -87,7 +87,6 @@ class Twins:
             given = self.next_batch()
             found = self.program.step(given).item()
             assert found == pytest.approx(eager_step(self.plain, self.other, given), rel=1e-9)
-            self.other.zero_grad()
 
     def eager_step(self) -> None:
         """A step of PyTorch on both."""
@@ -128,11 +127,11 @@ def generated(model: nn.Module) -> list[list[int]]:
 def eager_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, given: Batch, loss_fn: Any = loss_fn
 ) -> float:
-    """A step of plain PyTorch."""
-    optimizer.zero_grad()
+    """A step of plain PyTorch, which leaves no gradients."""
     loss = loss_fn(model, given)
     loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
     return whole(loss).item()
 
 

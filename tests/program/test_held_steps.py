@@ -68,6 +68,21 @@ def test_what_cannot_be_added_up_is_refused(strategy: weft.Strategy, message: st
         program.step(batch)
 
 
+def test_a_scaled_step_does_not_add_to_the_gradients_of_eager_losses() -> None:
+    batch, model = vector_batch(8, dtype=torch.float32), MLP()
+    where, strategy = weft.placement("cpu", [0]), weft.Strategy(precision="fp16")
+    with weft.local_world(1):
+        program = weft.compile(
+            model, classification_loss, adamw(model), batch, placement=where, strategy=strategy
+        )
+        classification_loss(model, batch).backward()
+        with pytest.raises(UserError, match=r"cannot add to.*call optimizer.zero_grad"):
+            program.step(batch)
+        model.zero_grad()
+        program.step(batch)
+        program.close()
+
+
 def test_a_program_without_an_optimizer_keeps_no_gradients() -> None:
     batch = vector_batch(8, dtype=torch.float32)
     with weft.local_world(1):

@@ -126,6 +126,69 @@ def test_updates_by_the_gradients_of_eager_losses(name: str) -> None:
 
 @every_strategy
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_a_step_adds_to_the_gradients_of_eager_losses(name: str, clip_norm: float | None) -> None:
+    def eager(both: Twins, seed: int) -> None:
+        both.both(lambda model, _: backward(model, seed))
+
+    with clipped(name, clip_norm) as both:
+        for seed in (90, 91):
+            eager(both, seed)
+            given = both.next_batch()
+            loss = loss_fn(both.plain, given)
+            loss.backward()
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(both.plain.parameters(), clip_norm)
+            both.other.step()
+            both.other.zero_grad()
+            assert both.program.step(given).item() == pytest.approx(loss.item(), rel=1e-9)
+            assert all(parameter.grad is None for parameter in both.model.parameters())
+        eager(both, 92)
+        both.both(lambda _, optimizer: optimizer.zero_grad())
+        both.program.step(batch(93))
+        backward(both.plain, 93)
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(both.plain.parameters(), clip_norm)
+        both.other.step()
+        both.check()
+
+
+def test_gradients_of_before_compiling_are_added_to(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = Net().double()
+    backward(model, 94)
+    with twins("data", lambda: model) as both:
+        for live, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
+            plain.grad = whole(live.grad).clone()
+        both.step(2)
+        both.check()
+    said = [record for record in caplog.records if "adds to the gradients" in record.message]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["data", "pipeline"])
+def test_gradients_that_no_step_uses_are_refused(name: str) -> None:
+    """Of a parameter that the step does not train, but that the optimizer would update."""
+    words = r"last\.weight has a gradient, but no step of this program updates it"
+    with twins(name, frozen_last) as both:
+        both.both(lambda model, _: model.requires_grad_(True))
+        both.both(lambda model, _: backward(model, 95))
+        both.model.last.weight.requires_grad_(False)
+        for call in (lambda: both.program.step(batch(1)), both.program.update):
+            with pytest.raises(UserError, match=words):
+                call()
+        both.both(lambda model, _: model.requires_grad_(True).zero_grad())
+        both.step()
+        both.check()
+
+
+def frozen_last() -> Net:
+    model = Net()
+    model.last.weight.requires_grad_(False)
+    return model
+
+
+@every_strategy
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_the_norm_of_all_gradients(name: str, clip_norm: float | None) -> None:
     def norm(both: Twins) -> float:
         return float(both.program.metrics["grad_norm"])

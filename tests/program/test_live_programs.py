@@ -226,6 +226,7 @@ def test_what_users_put_on_parameters_stays(name: str) -> None:
         for live, one in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(whole(live.grad), one.grad)
         model.zero_grad()
+        plain.zero_grad()
         program.step(batch(1))
         eager_step(plain, other, batch(1))
         scaled.clear()
@@ -250,6 +251,7 @@ def test_a_loss_of_before_may_be_held(name: str) -> None:
     done = loss_fn(model, batch(3))
     done.backward()
     optimizer.step()
+    optimizer.zero_grad()
     with twins(name, lambda: model, lambda _: optimizer) as both:
         both.step(2)
         both.check()
@@ -270,6 +272,7 @@ def test_a_graph_that_needs_the_values_of_before_is_told(name: str) -> None:
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter, before[key])
     waiting.backward()
+    model.zero_grad()
     with twins(name, lambda: model) as both:
         both.step()
         both.check()

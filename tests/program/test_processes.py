@@ -34,10 +34,10 @@ def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> dict[str, A
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
     losses = []
     for seed in range(3):
-        optimizer.zero_grad()
         loss = loss_fn(model, make_batch(4, seed=seed))
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
     state = copy.deepcopy(model.state_dict())
     if make_model is not GPT:

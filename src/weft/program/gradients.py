@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -25,6 +28,9 @@ from weft.tensor import GlobalTensor
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
+_log = logging.getLogger("weft")
+_gradient = attrgetter("grad")
+
 
 class Gradients:
     """The gradients of the parameters that a program updates.
@@ -42,8 +48,10 @@ class Gradients:
         self._steps: list[tuple[Compiled, frozenset[str]]] = []
         # Plans of updates, by the keys of the parameters that have a gradient.
         self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
+        # All parameters that may have a gradient for the optimizers, by name.
+        self._parameters: dict[str, Tensor] = {}
         # Whether steps have left gradients that no update has used.
-        self.open = False
+        self.open = self._said = False
 
     def know(self, compiled: Compiled) -> None:
         """The plan of a step is to run, which updates these parameters."""
@@ -52,6 +60,32 @@ class Gradients:
         self._steps.insert(0, (compiled, frozenset(members)))
         self.renew()
         self._members = members | self._members
+        every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
+        named = self._setting.model.named_parameters()
+        self._parameters = {key: p for key, p in named if key in self._members or id(p) in every}
+
+    def standing(self) -> bool:
+        """Whether there are gradients in `parameter.grad`; some microseconds."""
+        return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
+
+    def check_update(self, compiled: Compiled) -> None:
+        """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
+
+        Says once that a step adds to gradients that no step has left: who clears them only before
+        `backward()` has used them already.
+
+        Raises:
+            UserError: naming a parameter that has a gradient, and that no step updates.
+        """
+        given = {key for key, p in self._parameters.items() if p.grad is not None}
+        self._step_of((*given, *self._updated_by(compiled)))
+        if not self.open and not self._said:
+            self._said = True
+            _log.warning(
+                "program.step adds to the gradients that eager code has left in parameter.grad, such as that of %s, as "
+                "backward() would; where they are used already, call optimizer.zero_grad() before",
+                min(given),
+            )
 
     def take(self) -> None:
         """Let the ranks add to what is in `parameter.grad` now; what nobody has written stays as wide as it is."""
@@ -69,8 +103,7 @@ class Gradients:
 
     def show(self, compiled: Compiled) -> None:
         """Let `parameter.grad` be what the ranks have added up in a step; the same memory."""
-        (keys,) = (keys for each, keys in self._steps if each is compiled)
-        for member in map(self._members.__getitem__, keys):
+        for member in map(self._members.__getitem__, self._updated_by(compiled)):
             every = by_placement(self._setting.variables, member.parameter)
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
             member.show(parts)
@@ -82,7 +115,7 @@ class Gradients:
         Raises:
             UserError: when no parameter has a gradient, or no step updates all that have one.
         """
-        keys = tuple(member.key for member in self._given())
+        keys = tuple(key for key, p in self._parameters.items() if p.grad is not None)
         if not keys:
             raise UserError(
                 "program.update() found no gradients; make a step(batch, update=False) before, or call backward() on "
@@ -148,14 +181,24 @@ class Gradients:
         """The parameters that have a gradient now."""
         return [each for each in self._members.values() if each.parameter.grad is not None]
 
+    def _updated_by(self, step: Compiled) -> frozenset[str]:
+        """The keys of the parameters that a step updates."""
+        return next(keys for compiled, keys in self._steps if compiled is step)
+
     def _step_of(self, keys: tuple[str, ...]) -> Compiled:
         """The plan of a step that updates all these parameters."""
         for compiled, updated in self._steps:
             if updated.issuperset(keys):
                 return compiled
+        strange = [key for key in keys if key not in self._members]
+        if strange:
+            raise UserError(
+                f"{strange[0]} has a gradient, but no step of this program updates it; optimizer.step() uses all "
+                "gradients that there are, or let this one be None"
+            )
         raise UserError(
-            f"program.update(): no step of this program updates all of {', '.join(keys[:5])} together; update before "
-            "other parameters are frozen or thawed"
+            f"no step of this program updates all of {', '.join(keys[:5])} together, which have gradients; call "
+            "program.update() before other parameters are frozen or thawed, or optimizer.zero_grad()"
         )
 
 

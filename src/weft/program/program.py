@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ class Program:
         made = "closed" if not self._close.alive else f"{self._steps} steps made"
         return f"<weft.Program: {title(self.graph)}; batch {', '.join(leaves)}; {made}>"
 
-    def _enter_step(self, shapes: str) -> None:
-        self._chain = self._enter(f"step {self._steps} on {shapes}")
+    def _enter_step(self, shapes: str, adding: bool) -> None:
+        onto = ", to add to gradients" if adding else ""
+        self._chain = self._enter(f"step {self._steps} on {shapes}{onto}")
 
     def _enter(self, what: str) -> int:
         """A call begins that all ranks must make."""
@@ -94,7 +96,10 @@ class Program:
         return self._compiled.graph
 
     def step(self, batch: Any, update: bool = True) -> Any:
-        """Run one step on every rank of this process.
+        """Run one step on every rank of this process: forward, backward, update, and `zero_grad` at the end.
+
+        As `backward()` does, it adds to the gradients that stand in `parameter.grad`, whether steps
+        without an update or losses of eager code have left them.
 
         Args:
             batch: built like the example batch; tensors may have other shapes, for which the step is
@@ -104,10 +109,9 @@ class Program:
                 `weft.from_local` makes, lies there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
             update: False updates no parameter; the gradients are added to `parameter.grad` of the
-                live model, in the layouts of the plan, as `loss.backward()` does. `update` uses
-                them, or any optimizer that is called; or the next step with an update, which adds
-                its own first, clips the sum, and leaves `parameter.grad` None. Buffers are written
-                in every step.
+                live model, in the layouts of the plan. `update` uses them, or any optimizer that is
+                called; or the next step with an update, which adds its own first, clips the sum,
+                and leaves `parameter.grad` None. Buffers are written in every step.
 
         Returns:
             What the loss function returned when it was captured, with whole tensors in it.
@@ -115,18 +119,23 @@ class Program:
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
             UserError: when the program was closed. When a parameter was replaced by another tensor.
-                When gradients cannot be kept: there are none, or they are skipped in every step.
+                When gradients cannot be added up: there are none, or a scaled loss may skip them.
+                When a parameter has a gradient that the update does not know of.
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
                 when that was before the first update, as of a batch that cannot be computed with.
         """
         self._make_ready()
         training = self._training
-        holds = not update or (training is not None and training.gradients.open)
-        variants = self._holding() if holds else self._variants
+        adding = training is not None and training.gradients.standing()
+        holds = not update or adding
+        variants = self._holding(update) if holds else self._variants
         batch = self._setting.whole(batch)
         self._places.check()
-        feeds, sums = variants.feeds(batch, self._steps, self._enter_step)
+        enter = partial(self._enter_step, adding=adding)
+        feeds, sums = variants.feeds(batch, self._steps, enter)
         if training is not None:
+            if holds and update:
+                training.gradients.check_update(variants.current.compiled)
             training.take()
             if holds:
                 training.gradients.take()
@@ -231,9 +240,9 @@ class Program:
         drop = self._training.gradients.drop if self._training is not None else lambda: None
         self._failed = Failed(self._steps, error, executors, renew, drop)
 
-    def _holding(self) -> Variants:
-        """The variants of a step without an update."""
-        check_held(self.graph)
+    def _holding(self, update: bool) -> Variants:
+        """The variants of a step that adds to gradients, whether an update follows or not."""
+        check_held(self.graph, update)
         assert self._training is not None  # the check refuses others
         return self._training.holding
 
