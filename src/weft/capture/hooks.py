@@ -1,4 +1,4 @@
-"""Hooks on parameters: those that can stand in the graph are traced, others are refused.
+"""Hooks on parameters: those that can stand in the graph are traced, others are refused; both are compared later.
 
 Private API: `Tensor._backward_hooks` and `Tensor._post_accumulate_grad_hooks`, which hold what was
 registered.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -31,12 +32,46 @@ def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Ho
                 "compiled step cannot call: it has no parameter.grad to show. Take it away; register_hook, which "
                 "is given the gradient and returns another, is captured, and clip_norm= of the strategy clips"
             )
-    return {
-        name: tuple(
-            h for h in (one._backward_hooks or {}).values() if not hasattr(h, "lays_gradient")
-        )
-        for name, one in parameters.items()
-    }
+    return {name: _of_users(one._backward_hooks) for name, one in parameters.items()}
+
+
+class Hooked:
+    """The hooks of parameters, to be compared before every step.
+
+    Args:
+        parameters: by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = dict(parameters)
+        self._dicts = [_copies(_registered(one)) for one in parameters.values()]
+        self._hooks = [_of_users(*each) for each in self._dicts]
+
+    def changed(self) -> tuple[str, int, int] | None:
+        """The first parameter with other hooks, how many it had, and has; some microseconds."""
+        now = list(map(_registered, self._parameters.values()))
+        if now == self._dicts:
+            return None
+        for name, before, each in zip(self._parameters, self._hooks, now, strict=True):
+            if _of_users(*each) != before:
+                return name, len(before), len(_of_users(*each))
+        self._dicts = list(map(_copies, now))
+        return None
+
+
+_registered: Callable[[torch.Tensor], Any] = attrgetter(
+    "_backward_hooks", "_post_accumulate_grad_hooks"
+)
+
+
+def _copies(registered: Any) -> tuple[Any, ...]:
+    return tuple(None if hooks is None else dict(hooks) for hooks in registered)
+
+
+def _of_users(*registered: Any) -> tuple[Hook, ...]:
+    """The hooks of some dicts that are not weft's own."""
+    every = (hook for hooks in registered for hook in (hooks or {}).values())
+    return tuple(hook for hook in every if not hasattr(hook, "lays_gradient"))
 
 
 def named_hook(hooks: Any) -> str:

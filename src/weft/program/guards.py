@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from weft.capture.hooks import Hooked
 from weft.capture.optimizers import Optimizers
 from weft.capture.watch import Watch
 
@@ -29,6 +30,7 @@ class Guards:
         self._optimizers = optimizers
         self._hooks = list(_hooks(model, optimizers))
         self._hooked = list(map(len, self._hooks))
+        self._parameter_hooks = Hooked(named)
         self._members = self._grouped()
 
     def changed(self) -> str | None:
@@ -43,6 +45,9 @@ class Guards:
             return _words(
                 "the number of hooks of modules and optimizers", sum(self._hooked), sum(hooked)
             )
+        other = self._parameter_hooks.changed()
+        if other is not None:
+            return _words(f"the number of hooks of {other[0]}", *other[1:])
         members = self._grouped()
         if len(members) != len(self._members) or not all(map(is_, members, self._members)):
             return "the parameters in the optimizer's groups were others"

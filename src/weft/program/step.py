@@ -14,6 +14,7 @@ from weft.capture.optimizers import Optimizers, Optimizing, optimizers_of
 from weft.compiler.precision import Precision
 from weft.errors import UserError
 from weft.program.collector import uncollected
+from weft.program.guards import Guards
 from weft.program.shards import layouts_of_shards, without_shards
 from weft.program.unwrapped import unwrapped
 
@@ -29,6 +30,7 @@ class _Known:
     precision: Precision
     apart: frozenset[str]
     captured: Captured
+    guards: Guards
 
     def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
         """Whether another strategy would capture the same."""
@@ -42,7 +44,7 @@ class Step:
     The step is captured when a strategy first needs it; strategies that need another capture
     (another precision or device type, weights of recurrent layers in pieces) get one of their own,
     and all are kept while the values of Python that the model reads, such as a number in an
-    attribute, are what they were. A program takes the model over until it is closed; then the next
+    attribute, and its hooks are what they were. A program takes the model over until it is closed; then the next
     one may lay it out otherwise.
 
     Args:
@@ -94,11 +96,13 @@ class Step:
             self._facts = facts
         _check_same(self._facts, facts)
         wanted = device_type, _captured_part(precision or Precision()), frozenset(apart)
-        # Another value of a number that the model reads makes another graph.
-        self._known = [known for known in self._known if not known.captured.watch.changed()]
+        # Another value of a number that the model reads makes another graph, as another hook does.
+        self._known = [known for known in self._known if not known.guards.changed()]
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
-            found = _Known(*wanted, self._capture(*wanted))
+            captured = self._capture(*wanted)
+            guards = Guards(captured.watch, self.model, self.optimizers)
+            found = _Known(*wanted, captured, guards)
             self._known.append(found)
         return found.captured
 
