@@ -298,6 +298,102 @@ def falls_back(rank: int) -> float:
     return gradient
 
 
+def going_on(fail: Callable[[], Any]) -> float:
+    """What is refused on one rank raises on both, and both compile and step together afterwards."""
+    try:
+        fail()
+    except Exception as error:
+        steps(compiled(mlp(), pairs()), pairs())
+        raise error from None
+    return 0.0
+
+
+def captured_alone(rank: int) -> float:
+    return going_on(lambda: compiled(mlp(), pairs(), refused if rank else squares))
+
+
+def asked_alone(rank: int) -> float:
+    return going_on(lambda: compiled(mlp(), pairs(), metrics=["loss"] if rank else []))
+
+
+def without_loss(rank: int) -> float:
+    ranks = weft.placement("cpu", [0, 1])
+    loss_fn = None if rank else squares
+    return going_on(lambda: weft.compile(mlp(), loss_fn, None, pairs(), placement=ranks))
+
+
+def misnamed_alone(rank: int) -> float:
+    misnamed = weft.Strategy(parameters={"1.weight" if rank else "0.weight": weft.split(0)})
+    return going_on(lambda: compiled(mlp(), pairs(), strategy=misnamed))
+
+
+def state_of_one(rank: int) -> float:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    shape = (4, 8) if rank else (8, 4)
+    optimizer.state[model[0].weight]["momentum_buffer"] = torch.zeros(shape)  # type: ignore[index]
+    ranks = weft.placement("cpu", [0, 1])
+    return going_on(lambda: weft.compile(model, squares, optimizer, pairs(), placement=ranks))
+
+
+class Filled(nn.Linear):
+    """Cannot be filled on one rank."""
+
+    fails = False
+
+    def reset_parameters(self) -> None:
+        if self.fails and not self.weight.is_meta:
+            raise ValueError("no weights for this layer")
+        super().reset_parameters()
+
+
+def filled_alone(rank: int) -> float:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), Filled(4, 1))
+    model[1].fails = rank == 1  # type: ignore[assignment]
+    return going_on(lambda: compiled(model, pairs()))
+
+
+def started_alone(rank: int) -> float:
+    def fail(*arguments: Any) -> None:
+        raise OSError("no room for kernels")
+
+    def start() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank:
+                patch.setattr("weft.program.build._executor", fail)
+            compiled(mlp(), pairs())
+
+    return going_on(start)
+
+
+def other_shape_alone(rank: int) -> float:
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        narrow = len(batch["x"]) < 4
+        return (refused if rank and narrow else squares)(model, batch)
+
+    program = compiled(mlp(), pairs(), loss_fn)
+    steps(program, pairs())
+    return going_on(lambda: program.step(pairs(2)))
+
+
+def evaluated_alone(rank: int) -> float:
+    program = compiled(mlp(), pairs())
+    return going_on(lambda: program.evaluation(refused if rank else squares, pairs()))
+
+
+def held_alone(rank: int) -> float:
+    """The step without an update is planned when it is first wanted, where gradients are clipped."""
+    number = [0.0]
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (refused if number[0] else squares)(model, batch)
+
+    program = compiled(mlp(), pairs(), loss_fn, strategy=weft.Strategy(clip_norm=1.0))
+    number[0] = float(rank)
+    return going_on(lambda: program.step(pairs(), update=False))
+
+
 CASES: tuple[Callable[[int], float], ...] = (
     rates,
     updates,
@@ -319,6 +415,16 @@ CASES: tuple[Callable[[int], float], ...] = (
     too_long,
     other_examples,
     falls_back,
+    captured_alone,
+    asked_alone,
+    without_loss,
+    misnamed_alone,
+    state_of_one,
+    filled_alone,
+    started_alone,
+    other_shape_alone,
+    evaluated_alone,
+    held_alone,
 )
 
 

@@ -60,6 +60,16 @@ def over_gloo() -> Any:
         ("recovery_alone", ["different calls", "in recovery of program", "in compile"]),
         ("too_long", ["rank 1: batch leaf x has length 20, the longest of weft.Buckets is 16"]),
         ("other_examples", ["rank 0 has ", "rank 1 has ", "padded to the same length"]),
+        ("captured_alone", ["rank 1: ", "loss.item()", "values in a tensor"]),
+        ("asked_alone", ["rank 1: ", "metrics= takes names among"]),
+        ("without_loss", ["rank 1: ", "weft.compile takes a model, loss_fn"]),
+        ("misnamed_alone", ["rank 1: ", "1.weight"]),
+        ("state_of_one", ["rank 1: ", "0.weight.momentum_buffer of shape [4, 8]"]),
+        ("filled_alone", ["no weights for this layer"]),
+        ("started_alone", ["no room for kernels"]),
+        ("other_shape_alone", ["rank 1: ", "loss.item()"]),
+        ("evaluated_alone", ["rank 1: ", "loss.item()"]),
+        ("held_alone", ["rank 1: ", "loss.item()"]),
     ],
 )
 def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None:

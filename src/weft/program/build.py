@@ -27,7 +27,7 @@ from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Layout, Placement, Shares, Split
 from weft.program.buckets import Buckets
-from weft.program.everyone import told
+from weft.program.everyone import agreed, told
 from weft.program.live import Lying
 from weft.program.local_batch import LocalBatch
 from weft.program.shards import (
@@ -37,6 +37,7 @@ from weft.program.shards import (
     shares_of,
     without_shards,
 )
+from weft.runtime.channel import Channel
 from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
@@ -121,32 +122,59 @@ def build(
     compiled: Compiled,
     optimizers: Optimizers,
 ) -> dict[int, Executor | DeviceExecutor]:
-    """Executors for the ranks of this process, after all ranks have agreed that they compiled the same."""
+    """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
+
+    Raises:
+        UserError, RankFailure: on every process, when one of them cannot start.
+    """
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
     executors: dict[int, Executor | DeviceExecutor] = {}
-    for plan in compiled.plan.ranks:
-        device = world.device(plan.rank)
-        layouts = layouts_on(compiled.graph, plan.rank, "constant")
-        own = {
-            key: local_part(constants[key], layout, plan.rank).to(device)
-            for key, layout in layouts.items()
-        }
-        make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
-        # What is compiled and measured on the way runs on the current device.
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            executors[plan.rank] = make(
-                plan,
-                channels[plan.rank],
-                device,
-                setting.variables[plan.rank].with_constants(own),
-                optimizer=optimizers,
-                seed=setting.seed,
-                timeout=world.timeout,
-                kernels=setting.kernels,
-            )
+
+    def start() -> None:
+        for plan in compiled.plan.ranks:
+            own = channels[plan.rank]
+            executors[plan.rank] = _executor(setting, constants, compiled, plan, own, optimizers)
+
+    try:
+        agreed(world, "the start of the ranks", start)
+    except BaseException:
+        for executor in executors.values():
+            executor.close()
+        raise
     return executors
+
+
+def _executor(
+    setting: Setting,
+    constants: Mapping[str, Tensor],
+    compiled: Compiled,
+    plan: RankPlan,
+    channels: Mapping[int, Channel],
+    optimizers: Optimizers,
+) -> Executor | DeviceExecutor:
+    """What runs the plan of one rank of this process."""
+    world = setting.world
+    device = world.device(plan.rank)
+    layouts = layouts_on(compiled.graph, plan.rank, "constant")
+    own = {
+        key: local_part(constants[key], layout, plan.rank).to(device)
+        for key, layout in layouts.items()
+    }
+    make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+    # What is compiled and measured on the way runs on the current device.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return make(
+            plan,
+            channels,
+            device,
+            setting.variables[plan.rank].with_constants(own),
+            optimizer=optimizers,
+            seed=setting.seed,
+            timeout=world.timeout,
+            kernels=setting.kernels,
+        )
 
 
 def has_streams(device: torch.device) -> bool:

@@ -11,31 +11,27 @@ from torch import nn
 
 from weft.capture.optimizers import Optimizing
 from weft.compiler.options import METRICS, Metric, Options
-from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import stage_placements
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
 from weft.program.buckets import Buckets
-from weft.program.build import Setting, local_ranks, with_leaves, with_lying
+from weft.program.build import Setting, local_ranks
 from weft.program.collector import uncollected
-from weft.program.everyone import agreed_seed
-from weft.program.gradients import Gradients
-from weft.program.hints import split_parameters, strategy_hints
-from weft.program.live import Lying, lying, take_over
+from weft.program.everyone import agreed, agreed_seed
+from weft.program.live import lying, take_over
 from weft.program.local_batch import LocalBatch
-from weft.program.masters import Masters
+from weft.program.planner import Planner
 from weft.program.program import Program
 from weft.program.progress import progress
-from weft.program.states import States
 from weft.program.step import Step
 from weft.program.strategy import Strategy, data_parallel
-from weft.program.training import Training
+from weft.program.training import training_of
 from weft.program.variables import add_loss_scale, add_masters
-from weft.program.variants import Planned, Variants, check_lying, lying_in
 from weft.program.verification import check_values
 from weft.runtime.allocator import give_back
 from weft.runtime.distributed import current_world
 from weft.runtime.kernel_choice import Kernels, usable_kernels
+from weft.runtime.world import World
+from weft.tensor.mesh import mesh_of
 
 
 @uncollected()
@@ -108,50 +104,69 @@ def compile(
             needs their values; or `kernels` is "inductor" and there is no compiler for it; or others
             may write to the folder where compiled code is kept.
     """
-    strategy = data_parallel() if strategy is None else strategy
-    _check_arguments(strategy, batch, metrics)
-    given = model.example_batch if isinstance(model, Step) else example_batch
-    if verify:
-        check_values(given)
-    kernels = usable_kernels(kernels, placement.device_type)
     world = current_world(placement.device_type)
     world.calls.enter("compile")
-    ranks = local_ranks(world, placement)
-    local = LocalBatch(strategy, placement, world) if batch == "local" else None
-    if shapes is not None and isinstance(model, Step):
-        model = model.of_shape(shapes.padded(given))
-    example = example_batch if shapes is None or isinstance(model, Step) else shapes.padded(given)
-    step = _step(model, loss_fn, optimizer, local.whole(example) if local else example)
-    modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
-    options = replace(
-        strategy.options(), modules=modules, device=world.links(), metrics=tuple(metrics)
+
+    def read() -> _Wanted:
+        asked = data_parallel() if strategy is None else strategy
+        _check_arguments(asked, batch, metrics)
+        options = replace(asked.options(), metrics=tuple(metrics))
+        ranks = local_ranks(world, placement)
+        local = LocalBatch(asked, placement, world) if batch == "local" else None
+        chosen = usable_kernels(kernels, placement.device_type)
+        return _Wanted(world, placement, ranks, asked, options, chosen, local, shapes)
+
+    wanted = agreed(world, "what is asked for", read)
+    if wanted.local is not None:
+        mesh_of(placement)  # opens its channels
+    step, given = agreed(
+        world, "the step", lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify)
     )
-    planner = _Planner(strategy, placement, ranks, options, lying(step.model))
+    program = _started(wanted, step, seed)
+    if verify:
+        _verify(program, given)
+    return program
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for, but for the step itself."""
+
+    world: World
+    placement: Placement
+    ranks: tuple[int, ...]
+    strategy: Strategy
+    options: Options
+    kernels: Kernels
+    local: LocalBatch | None
+    shapes: Buckets | None
+
+
+def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
+    """The program of a step, whose model it takes over; every process must call it."""
+    world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
+    modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
+    options = replace(wanted.options, modules=modules, device=world.links())
+    planner = Planner(wanted.strategy, placement, ranks, options, lying(step.model, world))
     with progress(0 in ranks) as begin:
-        first = planner.plan(step, begin)
+        first = agreed(world, "the plan", lambda: planner.plan(step, begin))
         graph, stored = first[1].graph, first[1].stored
         begin("filling variables")
         variables = take_over(step.model, graph, stored, world, placement)
         seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
         setting = Setting(
-            step.model, world, placement, options, variables, seed, kernels, local, shapes
+            *(step.model, world, placement, options, variables, seed),
+            *(wanted.kernels, wanted.local, wanted.shapes),
         )
         add_loss_scale(setting, graph)
         add_masters(setting, graph)
         begin("starting the ranks")
-        training = None
-        if step.optimizers:
-            states = [
-                States(step.optimizers, one, step.model, variables) for one in step.optimizers.each
-            ]
-            training = Training(states, Gradients(setting, step.optimizers), Masters(variables))
+        training = training_of(setting, step.optimizers) if step.optimizers else None
         every = planner.variants(setting, step, first, training)
         if training is not None:
             training.holds(lambda: planner.holding(setting, step, first[1], training) or every)
         program = Program(every, step, training)
         give_back()
-    if verify:
-        _verify(program, given)
     return program
 
 
@@ -174,77 +189,32 @@ def _verify(program: Program, batch: Any) -> None:
         raise
 
 
-@dataclass(frozen=True)
-class _Planner:
-    """What plans of one program have in common."""
-
-    strategy: Strategy
-    placement: Placement
-    ranks: tuple[int, ...]
-    options: Options
-    held: Lying
-
-    def plan(
-        self,
-        step: Step,
-        begin: Callable[[str], None] = lambda _: None,
-        like: Compiled | None = None,
-    ) -> Planned:
-        """Capture a step, and compile it.
-
-        Args:
-            step: for one shape of the batch.
-            begin: is told what begins.
-            like: the plan for another shape, which has decided where parameters and buffers lie.
-        """
-        placements = stage_placements(self.options.stages, self.placement)
-        begin("capturing")
-        apart = split_parameters(self.strategy, dict(step.model.named_parameters()))
-        captured = step.captured(self.placement.device_type, self.options.precision, apart)
-        hints = with_leaves(strategy_hints(self.strategy, captured.graph, placements), step.leaves)
-        graph, ranks, options = captured.graph, self.ranks, self.options
-        held = lying_in(like) if like else self.held
-        homes = like.stages.homes if like else held.homes(placements)
-        hints = with_lying(hints, held, graph)
-        compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin)
-        check_lying(compiled, self.held, "another program that is open")
-        return captured, compiled
-
-    def variants(
-        self, setting: Setting, step: Step, first: Planned, training: Training | None
-    ) -> Variants:
-        """The step for all batches, beginning with `first`, as which variables lie."""
-        return Variants(
-            setting,
-            first,
-            step.optimizers,
-            lambda batch: self.plan(step.of_shape(batch), like=first[1]),
-            training.know if training else lambda _: None,
-        )
-
-    def holding(
-        self, setting: Setting, step: Step, like: Compiled, training: Training
-    ) -> Variants | None:
-        """The same without what belongs to an update, clipping and its norm; None where that is the same step."""
-        bare = replace(self, options=replace(self.options, clip_norm=None, metrics=()))
-        if bare == self:
-            return None
-        return bare.variants(setting, step, bare.plan(step.now(), like=like), training)
-
-
 def _step(
     model: nn.Module | Step,
     loss_fn: Callable[[nn.Module, Any], Any] | None,
     optimizer: Optimizing,
     example_batch: Any,
-) -> Step:
-    """The step that the arguments of `compile` stand for."""
-    if not isinstance(model, Step):
-        if loss_fn is None:
-            raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch")
-        return Step(model, loss_fn, optimizer, example_batch)
-    if any(each is not None for each in (loss_fn, optimizer, example_batch)):
-        raise UserError(
-            "weft.compile of a weft.Step takes no loss_fn, optimizer or example_batch: the step has them"
-        )
-    return model
+    wanted: _Wanted,
+    verify: bool,
+) -> tuple[Step, Any]:
+    """The step that the arguments of `compile` stand for, and its batch as it was given."""
+    if isinstance(model, Step):
+        if any(each is not None for each in (loss_fn, optimizer, example_batch)):
+            raise UserError(
+                "weft.compile of a weft.Step takes no loss_fn, optimizer or example_batch: the step has them"
+            )
+        step, given = model, model.example_batch
+        if wanted.shapes is not None:
+            step = step.of_shape(wanted.shapes.padded(given))
+    elif loss_fn is None:
+        raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch")
+    else:
+        given = example = example_batch
+        if wanted.shapes is not None:
+            example = wanted.shapes.padded(given)
+        if wanted.local is not None:
+            example = wanted.local.whole(example)
+        step = Step(model, loss_fn, optimizer, example)
+    if verify:
+        check_values(given)
+    return step, given

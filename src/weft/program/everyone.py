@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from weft import errors
-from weft.errors import BatchError, RankFailure, UserError
+from weft.errors import BatchError, RankFailure, UserError, WeftError
 from weft.ir.plan import Communicator
 from weft.runtime.channel import Channel
 from weft.runtime.world import World
+
+T = TypeVar("T")
 
 
 def agreed_seed(seed: int, world: World) -> int:
     """The seed of the first process, on all of them."""
     with everyone(world) as channel:
         return seed if channel is None else int(channel.exchange_text(str(seed))[0])
+
+
+def agreed(world: World, what: str, work: Callable[[], T]) -> T:
+    """What `work` gives this process, once it has succeeded on all. Every process must call it.
+
+    Args:
+        world: of all ranks.
+        what: it is that they do.
+        work: needs no other rank.
+
+    Raises:
+        UserError: what `work` raises on some rank, of its class, on all of them.
+        RankFailure: where `work` raises something else on another rank; or another process is
+            elsewhere.
+    """
+    made: list[T] = []
+
+    def tell() -> str:
+        made.append(work())
+        return ""
+
+    told(world, what, tell)
+    return made[0]
 
 
 def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
@@ -28,29 +54,43 @@ def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
         tell: this process's text.
 
     Raises:
-        UserError: what `tell` raises on some rank, of its class, on all of them.
-        RankFailure: when another process is elsewhere.
+        UserError, RankFailure: as `agreed`.
     """
+    if len(world.ranks) == world.size:
+        return [tell()] * world.size
     text, kind, error, cause = "", "", "", None
     try:
         text = tell()
-    except UserError as found:
+    except Exception as found:
         kind, error, cause = type(found).__name__, str(found), found
     what = f"{world.calls.last.text}: {what}"
     own = json.dumps([what, text, kind, error])
     every = [_read(each) for each in world.gather(dict.fromkeys(world.ranks, own))]
     for rank, each in enumerate(every):
         if each[0] != what:
-            raise RankFailure(
+            raise cause or RankFailure(
                 "the ranks make different calls; every rank must make the same calls in the same order: rank "
                 f"{world.ranks[0]} is in {world.calls.last}, rank {rank} in {each[0].split(':')[0]}"
             )
-    if cause is not None and all(each[3] == error for each in every):
+    if cause is not None:
+        if isinstance(cause, UserError) and any(each[3] != error for each in every):
+            raise _of_rank(every) from cause
         raise cause
-    for rank, (_, _, kind, error) in enumerate(every):
-        if kind:
-            raise getattr(errors, kind, UserError)(f"rank {rank}: {error}") from cause
+    if any(each[2] for each in every):
+        raise _of_rank(every)
     return [each[1] for each in every]
+
+
+def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
+    """The error of the first rank that has one."""
+    rank, kind, error = next(
+        (i, kind, error) for i, (_, _, kind, error) in enumerate(every) if kind
+    )
+    known = getattr(errors, kind, None)
+    if known is None:
+        return RankFailure(f"rank {rank}: {kind}: {error}")
+    made: WeftError = known(f"rank {rank}: {error}")
+    return made
 
 
 def check_same_example(texts: list[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +12,26 @@ from torch import Tensor, nn
 from weft.errors import UserError
 
 
-def initial_values(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor, Tensor]]:
+def initial_values(
+    model: nn.Module,
+    device: torch.device,
+    agree: Callable[[Callable[[], nn.Module]], nn.Module],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
 
     The value of a tensor is itself, unless it is on the meta device: then its module is filled by
     `reset_parameters`, as when it was built, on `device`. Only one such module is whole at a time.
     Call `check_initial_values` first.
+
+    Args:
+        model, device: whose values, and where.
+        agree: calls what fills a module, and raises when that fails on any process.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
         own = _own_tensors(module)
-        filled = _own_tensors(_filled(module, device)) if _is_meta(module) else {}
+        fill = partial(_filled, module, device)
+        filled = _own_tensors(agree(fill)) if _is_meta(module) else {}
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))

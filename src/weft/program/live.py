@@ -16,7 +16,7 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Broadcast, Layout, Placement, Shares
-from weft.program.everyone import check_same_example, everyone, told
+from weft.program.everyone import agreed, check_same_example, everyone, told
 from weft.program.initial import check_initial_values, initial_values
 from weft.program.shards import local_part, shares_of
 from weft.program.swap import check_unused, swap
@@ -83,15 +83,14 @@ def named_variables(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def lying(model: nn.Module) -> Lying:
+def lying(model: nn.Module, world: World) -> Lying:
     """How the tensors of a model lie that open programs hold: another program must take them so.
 
     A program that nobody closed ends on each process in its own time; it counts until it has ended
     on all. Every process must call it.
     """
     own = "\n".join(_held(model))
-    texts = [told(world, "what lies", lambda: own) for world in _worlds(model)]
-    names = {name for every in texts for text in every for name in text.split("\n")}
+    names = {name for text in told(world, "what lies", lambda: own) for name in text.split("\n")}
     held = {key: x for key, x in _global(model).items() if key in names}
     return Lying(
         {key: x.spec.layout for key, x in held.items()},
@@ -168,7 +167,8 @@ def take_over(
         check_same_example(told(world, "what is taken over", check))
     meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
-        for key, own, value in initial_values(model, device):
+        values = initial_values(model, device, lambda fill: agreed(world, "first values", fill))
+        for key, own, value in values:
             layout = layouts[key]
             if isinstance(own, GlobalTensor):
                 _lay(own, layout, meshes[layout.placement], shares.get(key))

@@ -19,6 +19,7 @@ from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
 from weft.program.agreement import OptionsChecksum, Stamps
 from weft.program.build import build, evaluation, gathering
+from weft.program.everyone import agreed
 from weft.program.explain import explain
 from weft.program.explain_details import details as tables
 from weft.program.explain_details import details_of
@@ -258,9 +259,10 @@ class Program:
         def plan(batch: Any) -> Planned:
             return evaluation(setting, trained, function, batch)
 
-        first = setting.whole(example_batch)
-        step = Step(setting.model, function, None, first)
-        return Program(Variants(setting, plan(first), Optimizers(), plan), step)
+        whole = setting.whole(example_batch)
+        first = agreed(setting.world, "the plan", lambda: plan(whole))
+        step = Step(setting.model, function, None, whole)
+        return Program(Variants(setting, first, Optimizers(), plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.

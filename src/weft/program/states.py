@@ -60,13 +60,21 @@ class States:
         # Entries that are no tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
 
-    def know(self, graph: LogicalGraph) -> None:
-        """A plan is to run, which updates these parameters.
+    def check(self, graph: LogicalGraph) -> None:
+        """Check that what the user's optimizer holds fits a plan; needs no other process.
 
         Raises:
             UserError: naming a state that the optimizer brings and its update does not have, or of
                 another shape.
         """
+        for member in _members(self._model, graph):
+            if self._optimizers.place(member.group)[0] is self.optimizer:
+                for name, value in self.optimizer.state.get(member.parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        member.check(name, value)
+
+    def know(self, graph: LogicalGraph) -> None:
+        """A plan is to run, which updates these parameters. Call `check` first."""
         # The user may have loaded states since the last step.
         self.take()
         for each in _members(self._model, graph):
@@ -81,7 +89,7 @@ class States:
         """Take over what has changed in the user's optimizer; some microseconds when nothing has.
 
         Raises:
-            UserError: as `know`.
+            UserError: as `check`.
         """
         state = self.optimizer.state
         same = state is self._state and len(state) == len(self._dicts)
@@ -169,7 +177,8 @@ class _Member:
         """A state that the user's optimizer holds, as the plan wants it; itself when it lies so."""
         if not isinstance(value, Tensor):
             return value
-        layout, dtype = self._expected(name, value)
+        self.check(name, value)
+        layout, dtype = _laid_out(self.states[name])
         if isinstance(value, GlobalTensor):
             return laid_as(value, layout, dtype, self.shares.get(name))
         if not isinstance(self.parameter, GlobalTensor):
@@ -191,7 +200,8 @@ class _Member:
         spec = contiguous(mesh, layout, value.shape, dtype)
         return stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
 
-    def _expected(self, name: str, found: Tensor) -> tuple[Layout, torch.dtype]:
+    def check(self, name: str, found: Tensor) -> None:
+        """Raise UserError unless a state that the user's optimizer holds is one of the update's, with values."""
         value = self.states.get(name)
         if value is None or value.shape != tuple(found.shape):
             expected = "no such state" if value is None else f"shape {list(value.shape)}"
@@ -203,7 +213,6 @@ class _Member:
             raise UserError(
                 f"the optimizer brings the state {self.key}.{name} without values, on the meta device"
             )
-        return _laid_out(value)
 
 
 class _Changes:

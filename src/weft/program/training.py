@@ -6,23 +6,38 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
+from weft.capture.optimizers import Optimizers
 from weft.compiler.pipeline import Compiled
+from weft.program.build import Setting
+from weft.program.everyone import agreed
 from weft.program.gradients import Gradients
 from weft.program.masters import Masters
 from weft.program.states import States
 from weft.program.variants import Variants
+from weft.runtime.world import World
+
+
+def training_of(setting: Setting, optimizers: Optimizers) -> Training:
+    """What a program has that trains by these optimizers."""
+    variables = setting.variables
+    states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
+    return Training(setting.world, states, Gradients(setting, optimizers), Masters(variables))
 
 
 class Training:
     """States and gradients of a program.
 
     Args:
+        world: of all ranks.
         states: of each optimizer.
         gradients: that stay after a step without an update.
         masters: of parameters.
     """
 
-    def __init__(self, states: Sequence[States], gradients: Gradients, masters: Masters) -> None:
+    def __init__(
+        self, world: World, states: Sequence[States], gradients: Gradients, masters: Masters
+    ) -> None:
+        self._world = world
         self.states = tuple(states)
         self.gradients = gradients
         self.masters = masters
@@ -30,7 +45,18 @@ class Training:
         self._holding: Variants | None = None
 
     def know(self, compiled: Compiled) -> None:
-        """A plan of a step is to run."""
+        """A plan of a step is to run. Every process must call it.
+
+        Raises:
+            UserError: on every process, naming a state that an optimizer brings on one of them and
+                its update does not have, or of another shape.
+        """
+
+        def check() -> None:
+            for each in self.states:
+                each.check(compiled.graph)
+
+        agreed(self._world, "the states of the optimizers", check)
         for each in self.states:
             each.know(compiled.graph)
         self.gradients.know(compiled)

@@ -23,6 +23,7 @@ from weft.layout import Layout, Shares
 from weft.program.agreement import BatchSums
 from weft.program.build import Setting, build
 from weft.program.collector import uncollected
+from weft.program.everyone import agreed
 from weft.program.feed import Feeder
 from weft.program.guards import Guards
 from weft.program.live import Lying
@@ -93,7 +94,8 @@ class Variants:
         setting: of the program.
         first: as compiled.
         optimizers: the user's; none for evaluation.
-        plan: what a step is for another batch, or as things are now, as `plan(batch)`.
+        plan: what a step is for another batch, or as things are now, as `plan(batch)`; needs no
+            other process.
         note: is told each plan that is built.
 
     Attributes:
@@ -178,7 +180,10 @@ class Variants:
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
         enter(f"{shapes} (plan {len(self._all)})")
         with uncollected():
-            variant = self._build(*self._checked(self._plan(batch)))
+            planned = agreed(
+                self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
+            )
+            variant = self._build(*planned)
         self._all.append(variant)
         seconds = time.perf_counter() - started
         _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
