@@ -25,6 +25,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import weft
+from program.live_models import eager_step
 from weft.errors import RankFailure
 from weft.runtime.distributed import current_world
 
@@ -298,6 +299,35 @@ def falls_back(rank: int) -> float:
     return gradient
 
 
+UPDATES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1),
+    "foreach": lambda parameters: torch.optim.Adam(parameters, lr=0.1, foreach=True),
+}
+
+
+def staged_updates(rank: int) -> float:
+    """Eager steps of optimizers between those of a pipeline: how far parameters differ from plain ones."""
+    worst, ranks = 0.0, weft.placement("cpu", [0, 1])
+    staged = weft.Strategy(batch={"*": weft.split(0)}, stages=2)
+    for make_optimizer in UPDATES.values():
+        model, plain = mlp().double(), mlp().double()
+        optimizer, other = make_optimizer(model.parameters()), make_optimizer(plain.parameters())
+        batch = {name: leaf.double() for name, leaf in pairs().items()}
+        program = weft.compile(model, squares, optimizer, batch, placement=ranks, strategy=staged)
+        program.step(batch)
+        for _ in range(2):
+            eager_step(model, optimizer, batch, squares)
+        program.step(batch)
+        for _ in range(4):
+            eager_step(plain, other, batch, squares)
+        for key, value in program.full_state_dict().items():
+            worst = max(worst, (value - plain.state_dict()[key]).abs().max().item())
+        program.close()
+    return worst
+
+
 def going_on(fail: Callable[[], Any]) -> float:
     """What is refused on one rank raises on both, and both compile and step together afterwards."""
     try:
@@ -415,6 +445,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     too_long,
     other_examples,
     falls_back,
+    staged_updates,
     captured_alone,
     asked_alone,
     without_loss,

@@ -161,3 +161,10 @@ def test_a_refused_compile_leaves_data_parallel_training_as_it_was(outcomes: Any
     for _, error, found in outcomes["falls_back"].values():
         assert error == ""
         assert found == pytest.approx(model[0].weight.grad.sum().item(), rel=1e-5)
+
+
+@pytest.mark.timeout(380)
+def test_eager_optimizers_update_stages_of_other_processes(outcomes: Any) -> None:
+    for _, error, worst in outcomes["staged_updates"].values():
+        assert error == ""
+        assert worst < 1e-9

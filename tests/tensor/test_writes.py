@@ -148,3 +148,14 @@ def test_views_by_strides() -> None:
     for x in everywhere(a):
         for found, expected in zip(windows(x), windows(a), strict=True):
             assert torch.equal(found.full(), expected)
+
+
+def test_a_backward_through_parts_that_were_written_is_told() -> None:
+    x = weft.ones(4, placement=weft.placement("cpu", [0]), sbp=B)
+    weight = torch.ones(4, requires_grad=True)
+    for part in (x.to_local(), x.shards()[0]):
+        product = (part * weight).sum()
+        with torch.no_grad():
+            x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()

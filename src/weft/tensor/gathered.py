@@ -7,13 +7,15 @@ have no rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.errors import UserError
-from weft.layout import broadcast_layout
+from weft.layout import Placement, broadcast_layout
 from weft.tensor.arguments import Reader
 from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
@@ -26,7 +28,8 @@ def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """The results of `op`, an overload or any function, on whole copies of its operands, which it may write."""
     reader = Reader(kind)
     reader.key((*args, *kwargs.values()))
-    mesh = common_mesh(kind, op, reader.tensors)
+    home = common_mesh(kind, op, reader.tensors)
+    mesh = of_all(home)
     if not mesh.ranks:
         raise UserError(f"{user_line()}: {op}: this process has no rank of {mesh.placement}")
     whole = _whole(kind, op, mesh, lifted(kind, op, mesh, args))
@@ -35,7 +38,26 @@ def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         op(*_of_rank(whole, place), **dict(zip(kwargs, _of_rank(named, place), strict=True)))
         for place in range(len(mesh.ranks))
     ]
-    return _joined(kind, mesh, made)
+    joined = _joined(kind, mesh, made)
+    return (
+        joined if mesh is home else pytree.tree_map_only(kind, partial(_back, kind, home), joined)
+    )
+
+
+def of_all(mesh: Mesh) -> Mesh:
+    """The mesh itself, or, for tensors of a model whose stages lie on several processes, that of the whole job.
+
+    Every process calls an op of such a model, and wants a result that is no global tensor.
+    """
+    if all(mesh.at(each).in_process for each in mesh.family):
+        return mesh
+    size = mesh.world.size
+    return mesh.at(Placement(mesh.placement.device_type, (size,), tuple(range(size))))
+
+
+def _back(kind: Any, mesh: Mesh, tensor: Any) -> Any:
+    """A result on the mesh of the operands."""
+    return kind(*box(tensor.spec, tensor.locals, broadcast_layout(mesh.placement), mesh))
 
 
 class _Whole(tuple[Tensor, ...]):

@@ -17,7 +17,7 @@ from weft.ops import has_rule
 from weft.tensor.arguments import Reader, op_name
 from weft.tensor.boxing import box
 from weft.tensor.divergence import user_line
-from weft.tensor.gathered import all_global, gathered
+from weft.tensor.gathered import all_global, gathered, of_all
 from weft.tensor.operands import common_mesh
 from weft.tensor.random import Drawing
 from weft.tensor.shares import stored_in
@@ -135,8 +135,9 @@ def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     spec = tensor.spec
-    target = broadcast_layout(spec.layout.placement)
-    _, own = box(spec, tensor.locals, target, spec.mesh, implicit="item()")
+    mesh = of_all(spec.mesh)
+    target = broadcast_layout(mesh.placement)
+    _, own = box(spec, tensor.locals, target, mesh, implicit="item()")
     if not own:
         raise UserError(f"{user_line()}: this process has no rank of {spec.layout.placement}")
     return own[0].item()

@@ -34,7 +34,9 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     targets = [named[name] for name in written]
     every = [x for one in targets for x in (one if isinstance(one, list | tuple) else (one,))]
     if not all(isinstance(target, kind) for target in every):
-        raise LayoutError(f"{user_line()}: {op} cannot write a global tensor into a plain one")
+        raise LayoutError(
+            f"{user_line()}: {op} cannot write a global tensor into a plain one; {_advice(op)}"
+        )
     others = [x for x in named.values() if isinstance(x, Tensor)]
     mesh = common_mesh(kind, op, [*every, *others])
     made = _made(kind, op, {name: x for name, x in named.items() if name not in outs}, written)
@@ -47,6 +49,19 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not found:
         return None
     return found[0] if len(found) == 1 else found
+
+
+def _advice(op: Any) -> str:
+    """What to do where plain tensors would be written."""
+    if "_amp_" in op.name():
+        return (
+            "torch.amp.GradScaler takes ordinary gradients only. Steps of a program scale the loss themselves, with "
+            'Strategy(precision=weft.Precision(compute="fp16")); eager code may use bf16, which needs no scale'
+        )
+    return (
+        "give it the whole value, x.full(), which every process must call, or make the plain tensor global; averages "
+        "and copies of a compiled model (AveragedModel, copy.deepcopy) are made after weft.compile"
+    )
 
 
 def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -125,7 +140,10 @@ def _set(target: Any, made: Any) -> None:
 
 
 def _count(part: Tensor) -> None:
-    """Let a local tensor's version tell that it was written, which torch does above dispatch only."""
+    """Let a local tensor's version tell that it was written, which torch does above dispatch only.
+
+    So the backward of who computed with the part, by `to_local` or `shards`, knows of the write.
+    """
     if not part.is_inference():
         torch.autograd.graph.increment_version(part)
 
