@@ -124,6 +124,11 @@ def generated(model: nn.Module) -> list[list[int]]:
     return found
 
 
+def norms(states: dict[int, dict[str, torch.Tensor]]) -> list[list[float]]:
+    """Of every state of an optimizer, in the order of its parameters."""
+    return [[x.double().norm().item() for x in states[i].values()] for i in sorted(states)]
+
+
 def eager_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, given: Batch, loss_fn: Any = loss_fn
 ) -> float:

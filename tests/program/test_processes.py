@@ -22,7 +22,7 @@ from models import (
     token_batch,
     token_loss,
 )
-from program.live_models import eager_step, generated
+from program.live_models import eager_step, generated, norms
 
 SCRIPT = Path(__file__).with_name("train_on_processes.py")
 
@@ -45,6 +45,7 @@ def on_one_device(make_model: Any, loss_fn: Any, make_batch: Any) -> dict[str, A
     return {
         "losses": losses,
         "state": state,
+        "states": norms(optimizer.state_dict()["state"]),
         "tokens": generated(model),
         "eager": eager_step(model, optimizer, make_batch(4, seed=3), token_loss),
         "last": eager_step(model, optimizer, make_batch(4, seed=4), token_loss),
@@ -82,6 +83,10 @@ def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
         expected = on_one_device(*jobs[name])
         assert expected.keys() == found[0][name].keys()
         assert found[0][name]["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        for one, other in zip(
+            found[0][name].get("states", ()), expected.get("states", ()), strict=True
+        ):
+            assert one == pytest.approx(other, rel=1e-8)
         assert found[0][name].get("tokens") == expected.get("tokens")
         for key in {"eager", "last"} & found[0][name].keys():
             assert found[0][name][key] == pytest.approx(expected[key], rel=1e-10)

@@ -21,7 +21,7 @@ from models import (
     token_batch,
     token_loss,
 )
-from program.live_models import eager_step, generated
+from program.live_models import eager_step, generated, norms
 from single_device import whole_state
 
 S, B = weft.split, weft.broadcast
@@ -79,6 +79,8 @@ def main(out: Path) -> None:
         if name.startswith("gpt") and "dropout" not in name:
             # The live model says the same, and eager code goes on with it between steps.
             assert {key: x.tolist() for key, x in whole_state(model).items()} == state
+            states = program.full_optimizer_state_dict()["state"]
+            results[name]["states"] = norms(states)
             results[name]["tokens"] = generated(model)
             batch = make_batch(4, seed=3)
             results[name]["eager"] = eager_step(model, optimizer, batch, token_loss)

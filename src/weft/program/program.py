@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.capture.optimizers import Optimizers
@@ -30,6 +31,7 @@ from weft.program.memory import ProgramMemory, program_memory
 from weft.program.places import Places
 from weft.program.recovery import Failed
 from weft.program.replay_table import replay_text
+from weft.program.states import full_states
 from weft.program.step import Step
 from weft.program.strategy_words import title
 from weft.program.trace import Trace, gather_trace
@@ -120,13 +122,14 @@ class Program:
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
             UserError: when the program was closed. When a parameter was replaced by another tensor.
+                When a hyperparameter is no number.
                 When gradients cannot be added up: there are none, or a scaled loss may skip them.
                 When a parameter has a gradient that the update does not know of.
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
                 when that was before the first update, as of a batch that cannot be computed with.
         """
         self._make_ready()
-        training = self._training
+        training, options = self._training, self._options.of(update)
         adding = training is not None and training.gradients.standing()
         holds = not update or adding
         variants = self._holding(update) if holds else self._variants
@@ -142,7 +145,7 @@ class Program:
                 training.gradients.take()
         stamp = None
         if self._setting.several:
-            stamp = Stamps(sums, self._options.of(update), self._chain).among
+            stamp = Stamps(sums, options, self._chain).among
         try:
             results, self.metrics = variants.current.step(
                 self._setting, self._steps, feeds, not holds, stamp
@@ -173,6 +176,7 @@ class Program:
         training = self._training
         if training is None:
             raise UserError("program.update(): this program has no optimizer")
+        self._options.of(True)
         self._enter("update")
         self._places.check()
         training.take()
@@ -294,6 +298,34 @@ class Program:
         load_whole(self._setting, self.graph, state)
         if self._failed is not None:
             self._failed.loaded = True
+
+    def full_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """`optimizer.state_dict()` with whole, plain copies of all states, on every process, which all must call it.
+
+        `load_state_dict` takes it: of this optimizer, compiled or released, and of one on a single
+        device.
+
+        Args:
+            optimizer: which of several; by default the only one.
+
+        Raises:
+            UserError: when the program was compiled without that optimizer, or with several and none
+                is named.
+        """
+        found = self._step.optimizers.each
+        if optimizer is None and len(found) == 1:
+            (optimizer,) = found
+        if self._training is None or not any(optimizer is one for one in found):
+            raise UserError(
+                f"full_optimizer_state_dict: the program has {len(found)} optimizers; name one of them, "
+                "full_optimizer_state_dict(optimizer)"
+            )
+        assert optimizer is not None  # it is one of those
+        self._enter("full_optimizer_state_dict")
+        self._training.take()
+        return full_states(optimizer)
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
         """What the program is, what its ranks send and hold, what limits it, in some 25 lines.

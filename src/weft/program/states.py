@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_pytree_node, tree_map
 
 from weft.capture.optimizers import Optimizers
 from weft.errors import UserError
@@ -18,7 +18,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
-from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of
+from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of, whole_of
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
 from weft.tensor.shares import stored_in
@@ -213,6 +213,18 @@ class _Member:
             raise UserError(
                 f"the optimizer brings the state {self.key}.{name} without values, on the meta device"
             )
+
+
+def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What `optimizer.state_dict()` gives, with whole, plain copies of its tensors. Collective."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, GlobalTensor):
+            return whole_of(value)
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
+    found: dict[str, Any] = tree_map(whole, optimizer.state_dict())
+    return found
 
 
 class _Changes:
