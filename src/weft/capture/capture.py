@@ -12,6 +12,7 @@ import torch
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.convert import Boundary, to_logical
 from weft.capture.optimizer import UpdateRule, groups_of, update_rules
+from weft.capture.optimizer_checks import check_hyperparameters
 from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
@@ -89,6 +90,7 @@ def capture(
     _check_device(device_type)
     batch = describe_batch(example_batch)
     optimizers = optimizers_of(optimizer)
+    check_hyperparameters(optimizers)
     with _lock:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}

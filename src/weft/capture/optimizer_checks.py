@@ -1,17 +1,51 @@
-"""What an optimizer must not do in a compiled step: look at several parameters, call hooks, wrap another one."""
+"""What an optimizer must not do in a compiled step: look at several parameters, call hooks, wrap another one.
+
+And what its hyperparameters must be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from numbers import Real
 from typing import Any
 
 import torch
 
 from weft.capture.hooks import named_hook
-from weft.errors import CaptureError
+from weft.capture.optimizers import Optimizers
+from weft.errors import CaptureError, UserError
 
 # Rows of a probe with values; enough for any way of mixing them.
 _SIZE = 3
+
+
+def check_hyperparameters(optimizers: Optimizers) -> None:
+    """Check that what torch's optimizers take as numbers are numbers, or tensors of one element.
+
+    Raises:
+        UserError: naming the group and the entry.
+    """
+    for label, number, group in optimizers.groups():
+        optimizer, _ = optimizers.place(number)
+        usual = optimizer.defaults if type(optimizer).__module__.startswith("torch.optim") else {}
+        for key, value in usual.items():
+            if key in group and not _is_like(group[key], value):
+                takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
+                raise UserError(f"{label}: {key!r} is {group[key]!r}, and takes {takes}")
+
+
+def _is_like(value: Any, usual: Any) -> bool:
+    """Whether an option may stand where `usual` does; what is no number may be anything."""
+    if isinstance(usual, tuple | list):
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(usual)
+            and all(map(_is_like, value, usual))
+        )
+    if isinstance(usual, bool) or not isinstance(usual, Real):
+        return True
+    one = isinstance(value, torch.Tensor) and value.numel() == 1
+    return one or isinstance(value, Real)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

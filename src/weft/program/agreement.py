@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.capture.optimizer_checks import check_hyperparameters
 from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.layout import Broadcast, Layout
 from weft.runtime.stamps import Stamp
@@ -112,10 +113,15 @@ class OptionsChecksum:
         self._known: tuple[list[Any], int] = ([], 0)
 
     def of(self, update: bool) -> int:
-        """The checksum for a step."""
+        """The checksum for a step.
+
+        Raises:
+            UserError: naming a hyperparameter that is no number.
+        """
         groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [value for group in groups for name, value in group.items() if name != "params"]
         if not _equal(now, self._known[0]):
+            check_hyperparameters(self._optimizers)
             text = ", ".join(map(_text, now))
             self._known = now, zlib.crc32(text.encode())
         return self._known[1] ^ update

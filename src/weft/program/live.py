@@ -160,7 +160,7 @@ def take_over(
         check_initial_values(model)
         for key, own in named_variables(model).items():
             if not isinstance(own, GlobalTensor) and not (alone and _stays(own, device)):
-                _check_free(key, own)
+                _check_free(model, key, own)
         return "; ".join(str(node) for node in graph.of_kind(Input) if node.role == "batch")
 
     with retired(model):
@@ -268,9 +268,26 @@ def reads(program: Any, constants: Callable[[], Iterable[Tensor]]) -> None:
     _constants[program] = constants
 
 
-def _check_free(key: str, own: Tensor) -> None:
+def _kept_with_graph(model: nn.Module) -> str:
+    """What to do about a tensor that a module keeps with its graph of autograd; "" where there is none."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                return (
+                    f". {path}.{name} is kept by its module with such a graph, as torch.nn.utils.weight_norm and "
+                    "torch.nn.utils.prune do: use torch.nn.utils.parametrizations, make pruning permanent "
+                    f"(prune.remove), or cut it off, module.{name} = module.{name}.detach(), which a call of the "
+                    "module computes anew"
+                )
+    return ""
+
+
+def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
     """Check that nothing would go on with what a tensor is before it is taken over: no graph, no open program."""
-    check_unused(own, key)
+    try:
+        check_unused(own, key)
+    except UserError as error:
+        raise UserError(f"{error}{_kept_with_graph(model)}") from None
     if any(own is each for constants in list(_constants.values()) for each in constants()):
         raise UserError(
             f"an open program reads {key} as a constant of its step, and would not see how it goes on; give both "

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from weft.errors import UserError
 
@@ -20,7 +21,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model that `DistributedDataParallel`, `DataParallel` or `torch.compile` wraps; others as they are.
 
     Raises:
-        UserError: when `fully_shard` or another library has made the model's parameters DTensors.
+        UserError: when `fully_shard` or another library has made the model's parameters DTensors;
+            when a lazy module was never called.
     """
     wrappers = []
     while True:
@@ -38,6 +40,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
             raise UserError(
                 f"weft.compile takes a plain module, found {name} as a DTensor, as fully_shard and parallelize_module "
                 "make them: compile the module as it was before; weft lays its parameters out itself"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"{name} has no shape yet, as its lazy module was never called: call the model once, "
+                "model(batch), before the optimizer is made and weft.compile called"
             )
     if wrappers:
         _wrappers.setdefault(model, WeakSet()).update(wrappers)

@@ -192,8 +192,11 @@ class GlobalTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError(
-            "a global tensor cannot be pickled: each process holds only its part. Save x.full(), or x.to_local() on "
-            "each rank, and make it global again with weft.tensor or weft.from_local"
+            "a global tensor cannot be pickled, or taken by copy.copy: each process holds only its part. Of a compiled "
+            "model save program.full_state_dict() and program.full_optimizer_state_dict(), or close the program and "
+            "save the ordinary tensors that weft.release(model, optimizer) gives back; of others x.full(), or "
+            "x.to_local() on each rank, which weft.tensor and weft.from_local make global again. copy.deepcopy and "
+            "x.clone() copy one"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalTensor:

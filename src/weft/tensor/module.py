@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from weft.errors import LayoutError, StrategyError
+from weft.errors import LayoutError, StrategyError, UserError
 from weft.layout import SBP, Broadcast, Placement, broadcast
 from weft.tensor.create import tensor
 from weft.tensor.global_tensor import GlobalTensor, keep_gradient_with
@@ -37,9 +37,15 @@ def distribute(
         `module` itself.
 
     Raises:
+        UserError: when it is no module.
         StrategyError: when a pattern matches nothing.
         LayoutError: when a layout does not fit a tensor.
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"weft.distribute takes a module, found a {type(module).__name__}; weft.tensor(x, placement=…, sbp=…) "
+            "makes a tensor global, weft.from_local the parts of one"
+        )
     patterns = layouts or {}
     named = [*module.named_parameters(), *module.named_buffers()]
     for pattern in patterns:

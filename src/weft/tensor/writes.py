@@ -39,7 +39,7 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
     others = [x for x in named.values() if isinstance(x, Tensor)]
     mesh = common_mesh(kind, op, [*every, *others])
-    made = _made(kind, op, {name: x for name, x in named.items() if name not in outs}, written)
+    made = _made(kind, op, named, written, outs)
     own, values = _parted(schema, all_global(kind, mesh, made), targets)
     if torch.Tag.inplace_view in op.tags:
         targets[0].become(values[0])
@@ -80,18 +80,22 @@ def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
     return [a.name for a in every], written, [a.name for a in every if a.is_out]
 
 
-def _made(kind: Any, op: Any, named: dict[str, Any], written: list[str]) -> Any:
+def _made(
+    kind: Any, op: Any, named: dict[str, Any], written: Sequence[str], outs: Sequence[str]
+) -> Any:
     """What is to be written: by the op that returns it, or by the op itself on whole copies."""
     form = functional_form(op)
     if form is not None:
-        return form(named)
+        return form({name: x for name, x in named.items() if name not in outs})
 
     def on_copies(**copies: Any) -> Any:
         op(**copies)
         return [copies[name] for name in written]
 
-    if not all(name in named for name in written):
-        raise UserError(f"{user_line()}: {op} has no form that returns its result")
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise UserError(
+            f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank"
+        )
     return gathered(kind, on_copies, (), named)
 
 
