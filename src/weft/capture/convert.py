@@ -50,7 +50,9 @@ _SAME_IF_UNCHANGED = frozenset(
         aten.contiguous.default,
     )
 )
-_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
+# Checks of what is known when capturing.
+_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
+_REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,14 @@ class _Reader:
         self._refs: dict[torch.fx.Node, Any] = {}
         self._written: dict[torch.fx.Node, Ref] = {}
         self._inputs_of: dict[torch.fx.Node, Input] = {}
+        self._required: list[torch.fx.Node] = []
 
     def read(self, node: torch.fx.Node) -> None:
         if node.op == "placeholder":
             self._read_input(node)
         elif node.op == "output":
             self.results = tuple(self._refs[result] for result in node.args[0])  # type: ignore[index, union-attr]
+            self._require(node.args[0][0] if node.args[0] else None)  # type: ignore[index]
         elif node.target is operator.getitem:
             source, index = node.args
             self._refs[node] = self._refs[source][index]  # type: ignore[index]
@@ -140,6 +144,8 @@ class _Reader:
             self._refs[node] = node.args[0].conjugate()
         elif node.target is aten._linalg_check_errors.default:
             self._read_linalg_check(node)
+        elif node.target in _REQUIRE:
+            self._required.append(node)
         elif not _is_check(node):
             self._read_call(node)
 
@@ -202,6 +208,19 @@ class _Reader:
         for user in source.users:
             if user in self._refs and user.target is operator.getitem and user.args[1] == 0:
                 self._refs[user] = Ref(value.name)
+
+    def _require(self, output: Any) -> None:
+        """What the step must hold for is asked for by its first output, which the caller gets: the loss in training."""
+        for node in self._required if output is not None else ():
+            condition, *message = node.args
+            place, first = location_of(node), self.results[0]
+            text = f"{place.file}:{place.line}: " if place else ""
+            text += f"the step fails a check: {message[0] if message else 'torch._assert_async'}"
+            value = _value(self.names.new(f"{first.name}.required"), output.meta["val"])
+            phase = Phase(0, "backward" if in_backward(node) else "forward")
+            arguments = (first, self._refs[condition], text)  # type: ignore[index]
+            self.calls.append(Call("weft.required", arguments, (), (value,), place, phase))
+            self.results = (Ref(value.name), *self.results[1:])
 
     def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
         made = node.meta.get("val")

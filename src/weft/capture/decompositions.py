@@ -10,7 +10,17 @@ from typing import Any
 
 import torch
 
-from weft.capture import batch_norm, experts, foreach, fused, losses, random, sampling, statistics
+from weft.capture import (
+    batch_norm,
+    checks,
+    experts,
+    foreach,
+    fused,
+    losses,
+    random,
+    sampling,
+    statistics,
+)
 
 Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -77,7 +87,7 @@ _FACTORED: dict[str, Callable[..., Any]] = {
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
     named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
-    named = {**named, **random.TABLE, **sampling.TABLE}
+    named = {**named, **random.TABLE, **sampling.TABLE, **checks.TABLE}
     found = _resolve({**named, **foreach.TABLE, **fused.TABLE, **experts.TABLE})
     return {**foreach.foreach(), **found, **experts.of_libraries()}
 

@@ -420,6 +420,7 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.blank": blank,
     "weft.slice": slice_,
     "weft.checked": lambda x, info, name, matrix: x,
+    "weft.required": lambda x, condition, text: x,
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,

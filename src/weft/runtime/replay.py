@@ -71,6 +71,7 @@ _OWN = {
     "weft.offload": "it copies to host memory",
     "weft.load": "it copies from host memory",
     "weft.checked": "the host reads its error codes",
+    "weft.required": "the host reads whether the check holds",
     "weft.expert_mm": "the host reads how many rows each expert has",
     "weft.expert_gradient": "the host reads how many rows each expert has",
     "weft.dispatch": "the host reads how many rows there are",
