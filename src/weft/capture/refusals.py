@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.capture.fx import Refusal
+from weft.capture.fx import Refusal, written_copy
 from weft.capture.locations import in_library, installed, location_of
 from weft.errors import CaptureError
 from weft.ir.logical import Location
@@ -41,16 +41,13 @@ _EXPERTS = (
     "shapes do not depend on where tokens are routed"
 )
 
+_WRITTEN = (
+    "makes a view at a place that depends on a value, and the view or what it shows is written later; write with "
+    "torch.where, index_copy or scatter"
+)
+
 # Functions of torch that read a value: the end of the file's name, the function, what would do.
 _KNOWN = (
-    (
-        "functional.py",
-        "gaussian_nll_loss",
-        (
-            "gaussian_nll_loss checks that no variance is negative; write it out, with var clamped where it may be 0: "
-            "(0.5 * (var.log() + (input - target) ** 2 / var)).mean()"
-        ),
-    ),
     (
         "batchnorm.py",
         "forward",
@@ -99,8 +96,12 @@ def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
     return CaptureError(f"{where}the op {op} {reason}")
 
 
-def check_ops(graph: torch.fx.Graph) -> None:
+def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> None:
     """Refuse ops of a located trace that no logical graph may hold.
+
+    Args:
+        graph: the trace.
+        copies: nodes that stand for views, which nobody may write.
 
     Raises:
         CaptureError: naming the user's line.
@@ -112,6 +113,9 @@ def check_ops(graph: torch.fx.Graph) -> None:
             raise refuse_op(
                 node.target, location_of(node), "is no ATen op; expected plain tensor code"
             )
+    for node in copies:
+        if written_copy(graph, node):
+            raise refuse_op("narrow", location_of(node), _WRITTEN)
 
 
 def _check_random(
