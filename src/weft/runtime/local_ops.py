@@ -68,6 +68,11 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
     return x
 
 
+def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, ...]:
+    """`weft.lstsq`: solution, residuals, ranks and singular values; those that a driver does not make are empty."""
+    return tuple(torch.linalg.lstsq(a, b, rcond=rcond, driver=driver))
+
+
 def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
     """`weft.required`: `x`, where the step may go on.
 
@@ -235,6 +240,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.blank": blank,
     "weft.checked": checked,
     "weft.required": required,
+    "weft.lstsq": lstsq,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,

@@ -72,6 +72,8 @@ _OWN = {
     "weft.load": "it copies from host memory",
     "weft.checked": "the host reads its error codes",
     "weft.required": "the host reads whether the check holds",
+    "weft.ctc_loss": "the host reads how long targets are",
+    "weft.ctc_loss_backward": "the host reads how long targets are",
     "weft.expert_mm": "the host reads how many rows each expert has",
     "weft.expert_gradient": "the host reads how many rows each expert has",
     "weft.dispatch": "the host reads how many rows there are",
