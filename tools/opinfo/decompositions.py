@@ -64,7 +64,7 @@ def _compared(op: Any, edge: str, arguments: Any) -> Iterator[str]:
 
 @cache
 def table() -> Decompositions:
-    """What capture takes apart, but for random ops, whose numbers are weft's own, and ops of weft without a kernel here."""
+    """What capture takes apart, but for random ops, whose numbers are weft's own, and what becomes ops of weft."""
     own = (*experts.TABLE, *ctc.TABLE, *lstsq.TABLE)
     drawn = {f"aten.{name}" for name in (*random.TABLE, *sampling.TABLE, *own)}
     every: dict[Any, Callable[..., Any]] = {**fallback(), **decompositions()}

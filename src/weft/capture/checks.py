@@ -24,10 +24,11 @@ aten = torch.ops.aten
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What stands between a truth test and the op that reads the value.
-_BETWEEN = tuple(
-    os.path.join(_TORCH, *path.split("/"))
-    for path in "_ops.py _compile.py _subclasses/ _dynamo/ fx/ utils/_python_dispatch.py utils/_stats.py".split()
-) + (_WEFT + os.sep,)
+_BETWEEN = (
+    _WEFT + os.sep,
+    *(os.path.join(_TORCH, name) for name in ("_ops.py", "_compile.py", "_subclasses", "_dynamo")),
+    *(os.path.join(_TORCH, name) for name in ("fx", os.path.join("utils", "_"))),
+)
 _TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instructions
 
 # First line, last line, first column, last column.
@@ -81,7 +82,7 @@ def _tested(code: CodeType, at: int) -> _Place | None:
         if step.offset == at:
             return before if step.opname.startswith(_TESTS) else None
         if step.opname != "EXTENDED_ARG":
-            before = step.positions
+            before = getattr(step, "positions", None)  # 3.10 has none
     return None
 
 

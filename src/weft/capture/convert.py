@@ -136,10 +136,8 @@ class _Reader:
         elif node.target is aten.copy_.default:
             self._written[node.args[0]] = self._refs[node.args[1]]  # type: ignore[index]
             self._refs[node] = self._refs[node.args[1]]  # type: ignore[index]
-        elif _is_same(node):
-            self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
-        elif _is_double_transpose(node):
-            self._refs[node] = self._refs[node.args[0].args[0]]  # type: ignore[index, union-attr]
+        elif (same := _same_as(node)) is not None:
+            self._refs[node] = self._refs[same]
         elif str(node.target) in _COMPUTED and isinstance(node.args[0], complex):
             self._refs[node] = node.args[0].conjugate()
         elif node.target is aten._linalg_check_errors.default:
@@ -227,6 +225,8 @@ class _Reader:
         parts = made if isinstance(made, tuple | list) else (made,)
         if not all(part is None or _is_dense(part) for part in parts) or made is None:
             reason = "makes no dense tensor; expected ops from dense tensors to dense tensors"
+            if any(isinstance(part, torch.Tensor) and not _is_dense(part) for part in parts):
+                reason = "makes a sparse tensor, and sparse tensors are not supported; expected dense ones"
             raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)
@@ -287,10 +287,12 @@ def _op_name(op: Any) -> str:
     return name.removesuffix(".default") if op.namespace == "weft" else _COMPUTED.get(name, name)
 
 
-def _is_same(node: torch.fx.Node) -> bool:
-    if node.target in _SAME:
-        return True
-    return node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+def _same_as(node: torch.fx.Node) -> Any:
+    """The node whose value this one has too, if any."""
+    unchanged = node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+    if unchanged or node.target in _SAME:
+        return node.args[0]
+    return node.args[0].args[0] if _is_double_transpose(node) else None  # type: ignore[union-attr]
 
 
 def _is_double_transpose(node: torch.fx.Node) -> bool:

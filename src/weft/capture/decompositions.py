@@ -98,7 +98,10 @@ def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
 
 
 def _resize_as(
-    self: torch.Tensor, the_template: torch.Tensor, *, memory_format: torch.memory_format | None = None
+    self: torch.Tensor,
+    the_template: torch.Tensor,
+    *,
+    memory_format: torch.memory_format | None = None,
 ) -> Any:
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         return NotImplemented

@@ -23,6 +23,9 @@ _VALUE_WORDS = (
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
 )
+# Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
+_NO_MEMORY = "its data is not allocated yet"
+_BACKENDS = " This could be because the operator doesn't exist for this backend"
 _RANDOM = (
     "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
     "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
@@ -64,8 +67,10 @@ def refuse(error: Exception) -> CaptureError:
     frames = list(traceback.walk_tb(error.__traceback__))
     if isinstance(error, Refusal):
         return CaptureError(_where(frames) + str(error))
-    text = f"{type(error).__name__}: {error}"
-    if any(word in text for word in _VALUE_WORDS):
+    text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
+    if _NO_MEMORY in text:
+        reason = _VALUE.format(what="a function of torch reads its memory")
+    elif any(word in text for word in _VALUE_WORDS):
         reason = _VALUE.format(what=_first_line(error))
     else:
         reason = f"running the loss function on tensors without data failed with {text}"

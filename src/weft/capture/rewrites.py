@@ -124,7 +124,7 @@ def _index_put(
     input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Any:
     """`index_put` at a mask, whose values are as many as their shape says."""
-    mask = indices[0] if len(indices) == 1 else None
+    mask: Any = indices[0] if len(indices) == 1 else None
     if not _is_mask(mask, input) or values.dtype != input.dtype:
         return NotImplemented
     rest = input.shape[mask.dim() :]
@@ -167,8 +167,8 @@ def _tensor_split(input: Tensor, places: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(places, Tensor):
         return NotImplemented
     raise Refusal(
-        "tensor_split reads from a tensor where it cuts, so that shapes would depend on values; expected numbers, as in "
-        "x.tensor_split([2, 4])"
+        "tensor_split reads from a tensor where it cuts, so that shapes would depend on values; expected numbers, as "
+        "in x.tensor_split([2, 4])"
     )
 
 
@@ -176,7 +176,12 @@ def _tensor_split(input: Tensor, places: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any, **named: Any
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **named: Any,
 ) -> Any:
     """`ctc_loss` of lengths that are numbers: as of tensors."""
     lengths = [input_lengths, target_lengths]
@@ -184,7 +189,7 @@ def _ctc_loss(
         return NotImplemented
     device = log_probs.device
     made = [one if isinstance(one, Tensor) else torch.tensor(one, device=device) for one in lengths]
-    return F.ctc_loss(log_probs, targets, *made, *rest, **named)
+    return F.ctc_loss(log_probs, targets, made[0], made[1], *rest, **named)
 
 
 def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:

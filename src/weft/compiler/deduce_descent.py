@@ -172,7 +172,7 @@ class _Descent:
         try:
             return self.known.work.of(work, axis, signatures)
         except RuleError as error:
-            place = f"at {work.node.location}: " if work.node.location else ""
+            place = f"{work.node.location}: " if work.node.location else ""
             raise RuleError(f"{place}{error}") from error
 
     def _seen(self, options: Sequence[Options]) -> dict[int, set[SBP]]:
