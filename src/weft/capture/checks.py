@@ -68,11 +68,14 @@ def _check_at(frame: FrameType | None) -> Check | None:
     code = frame.f_code
     place = _tested(code, frame.f_lasti)
     source = "".join(linecache.getlines(code.co_filename, frame.f_globals))
-    check = _checks(source).get(place) if place else None
-    if check is None or not code.co_filename.startswith(_TORCH):
-        return check
-    where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
-    return Check(check.outcome, f"{check.text} ({where})")
+    found = _checks(source).get(place) if place else None
+    if found is None:
+        return None
+    outcome, statement = found
+    text = _text(source, statement)
+    if code.co_filename.startswith(_TORCH):
+        text += f" ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+    return Check(outcome, text)
 
 
 def _tested(code: CodeType, at: int) -> _Place | None:
@@ -87,26 +90,26 @@ def _tested(code: CodeType, at: int) -> _Place | None:
 
 
 @lru_cache(maxsize=64)
-def _checks(source: str) -> dict[_Place, Check]:
-    """The truth tests of a file that are checks, by their places."""
+def _checks(source: str) -> dict[_Place, tuple[bool, ast.stmt]]:
+    """The truth tests of a file that are checks, by their places: the only outcome, and what raises else."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return {}
     return {
-        _place(part): Check(outcome, text)
+        _place(part): (outcome, statement)
         for node in ast.walk(tree)
-        for test, holds, text in _tests(node, source)
+        for test, holds, statement in _tests(node)
         for part, outcome in _parts(test, holds)
     }
 
 
-def _tests(node: ast.AST, source: str) -> Iterator[tuple[ast.expr, bool, str]]:
-    """The test of a check, its only outcome, and what happens else."""
+def _tests(node: ast.AST) -> Iterator[tuple[ast.expr, bool, ast.stmt]]:
+    """The test of a check, its only outcome, and what raises else."""
     if isinstance(node, ast.Assert):
-        yield node.test, True, _text(source, node)
+        yield node.test, True, node
     elif isinstance(node, ast.If) and _raises(node.body):
-        yield node.test, False, _text(source, node.body[-1])
+        yield node.test, False, node.body[-1]
 
 
 def _raises(body: list[ast.stmt]) -> bool:

@@ -115,6 +115,7 @@ def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
     first = torch.where(start < 0, start + size, start)
     inside = (first >= 0) & (first <= size - length)
     _require(inside, f"narrow: {length} elements from start exceed dimension {dim} of size {size}")
+    first = first.clamp(0, size - length)  # what the check refuses must not read beyond the end
     positions = first + torch.arange(length, device=input.device)
     with copy_noted():
         return input.index_select(dim, positions)
@@ -128,19 +129,26 @@ def _index_put(
     if not _is_mask(mask, input) or values.dtype != input.dtype:
         return NotImplemented
     rest = input.shape[mask.dim() :]
-    mask = mask.reshape(*mask.shape, *[1] * len(rest)).expand(input.shape)
-    if values.dim() > len(rest) + 1:
+    everywhere = mask.reshape(*mask.shape, *[1] * len(rest))
+    sizes = zip(values.shape[::-1], rest[::-1], strict=False)
+    if values.dim() > len(rest) + 1 or any(size not in (1, whole) for size, whole in sizes):
         return NotImplemented
-    if values.dim() <= len(rest) or values.shape[0] == 1:
-        values = values.reshape(values.shape[1:]) if values.dim() > len(rest) else values
-        return torch.where(mask, input + values if accumulate else values, input)
+    if values.dim() > len(rest) and values.shape[0] == 1:
+        values = values.reshape(values.shape[1:])
+    elif values.dim() > len(rest):
+        values = _spread(mask, values)
+    return torch.where(everywhere, input + values if accumulate else values, input)
+
+
+def _spread(mask: Tensor, values: Tensor) -> Tensor:
+    """Each of the values where the mask is true, in order; any of them elsewhere."""
     count = values.shape[0]
     text = f"shape mismatch: a mask that gets values of shape {list(values.shape)} must be true at {count} places"
-    _require(indices[0].sum() == count, text)
-    values = values.expand(count, *rest)
-    if accumulate:
-        return input + torch.zeros_like(input).masked_scatter(mask, values)
-    return input.masked_scatter(mask, values)
+    _require(mask.sum() == count, text)
+    if not count:
+        return values.new_zeros(())
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, count - 1)
+    return values[places.view(mask.shape)]
 
 
 def _index_put_in_place(
