@@ -87,6 +87,7 @@ def raises_on_a_rank(text: str) -> Iterator[None]:
 STRATEGIES = {
     "data parallel": ([0, 1], weft.data_parallel()),
     "micro-batches": ([0, 1], weft.Strategy(batch={"*": weft.split(0)}, micro_batches=2)),
+    "two stages": ([0, 1], weft.Strategy(stages=2, micro_batches=2)),
     "whole": ([0], weft.Strategy()),
 }
 
@@ -112,7 +113,7 @@ def test_a_loss_of_torch_with_a_check(name: str) -> None:
 
     torch.manual_seed(0)
     grid, strategy = STRATEGIES[name]
-    model, more = nn.Linear(4, 6), torch.zeros(8, 1)
+    model, more = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6)), torch.zeros(8, 1)
     good = {"x": torch.randn(8, 4), "y": torch.randn(8, 3), "more": more}
     bad = {**good, "more": more - 100}
     expected = plain_training(model, loss, [good] * 2)
