@@ -72,15 +72,17 @@ def test_cumulative_batch_norm_depends_on_a_value() -> None:
     assert "give it a momentum" in message
 
 
-def gaussian(model: nn.Module, batch: Any) -> Any:
-    made = model(batch["x"])
-    return F.gaussian_nll_loss(made, made, made.abs())
+def sparse(model: nn.Module, batch: Any) -> Any:
+    return model(torch.sparse.mm(batch["x"].to_sparse(), batch["x"])).sum()
 
 
-def test_checks_of_torch_that_read_values() -> None:
-    message = refused(gaussian)
-    assert message.startswith(line_of(gaussian, "gaussian_nll_loss"))
-    assert "write it out" in message
+def test_sparse_tensors() -> None:
+    message = refused(sparse)
+    assert message.startswith(line_of(sparse, "to_sparse"))
+    assert "sparse tensors are not supported" in message
+    batch = {"x": torch.eye(3).to_sparse()}
+    with pytest.raises(BatchError, match="'x' of the example batch is a sparse tensor"):
+        capture(models.MLP(), models.classification_loss, None, batch, training=False)
 
 
 LIBRARY = "/somewhere/site-packages/transformers/models/some/modeling.py"

@@ -77,6 +77,8 @@ def test_micro_batches_count_each_time() -> None:
     [
         ("weft.offload", "copies to host memory"),
         ("weft.checked", "reads its error codes"),
+        ("weft.required", "reads whether the check holds"),
+        ("weft.ctc_loss", "reads how long targets are"),
         ("aten.nonzero.default", "its shape depends on values"),
         ("aten._local_scalar_dense.default", "values that the host reads"),
         ("mine.op.default", "an op of the user's"),

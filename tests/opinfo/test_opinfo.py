@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tools.opinfo.check import Effort, OpReport, check_op
+from tools.opinfo.check import Effort, OpReport, check_op, shortened
 from tools.opinfo.report import page, totals
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
@@ -117,6 +117,18 @@ def test_the_page_tells_totals_and_reasons() -> None:
     text = page(reports, 4, 5)
     assert "| `half` | partly | 1 of 3 | RuleError: no |" in text
     assert text.index("`bad`") < text.index("`half`") < text.index("`good`")
+
+
+def test_reasons_are_cut_at_a_word() -> None:
+    assert shortened("one two three", 13) == "one two three"
+    assert shortened("one two three", 12) == "one two …"
+    reasons = {f"RuleError: {number} " + "word " * 30: 1 for number in range(3)}
+    (line,) = [
+        line for line in page([OpReport("half", 1, reasons)], 4, 5).splitlines() if "`half`" in line
+    ]
+    assert "0 word" in line
+    assert "1 word" in line
+    assert "2 word" not in line
 
 
 def test_the_published_page_has_nothing_wrong() -> None:

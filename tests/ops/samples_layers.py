@@ -10,6 +10,7 @@ from ops.draw import GENERATOR, aten, f, i
 from weft.runtime.check_attention import attention_rows
 from weft.runtime.check_recurrent import lstm
 from weft.runtime.check_rules import TorchCall, torch_call
+from weft.runtime.loss_ops import ctc_loss
 from weft.runtime.norm_ops import batch_moments, batch_norm_sums, batch_statistics
 
 A = torch.ops.aten
@@ -93,6 +94,17 @@ def losses() -> Iterator[TorchCall]:
         yield from _margin(f(5, 4), reduction)
         yield from _nll("nll_loss", f(5, 4), i(4, 5), reduction)
         yield from _nll("nll_loss2d", f(5, 4, 6, 4), i(4, 5, 6, 4), reduction)
+
+
+def temporal_classification() -> Iterator[TorchCall]:
+    scores, targets = f(6, 5, 4).log_softmax(-1), i(3, 5, 3) + 1
+    lengths = torch.tensor([6, 5, 6, 4, 6]), torch.tensor([2, 1, 0, 3, 2])
+    for blank in (0, 3):
+        given = (scores, targets - blank // 3, *lengths)
+        losses, log_alpha = ctc_loss(*given, blank, False)
+        yield torch_call("weft.ctc_loss", *given, blank, False)
+        saved = (losses, log_alpha, blank, True)
+        yield torch_call("weft.ctc_loss_backward", f(5), *given, *saved)
 
 
 def _margin(scores: torch.Tensor, reduction: int) -> Iterator[TorchCall]:
@@ -272,6 +284,6 @@ def recurrent() -> Iterator[TorchCall]:
 
 
 FAMILIES = (
-    recurrent,
+    recurrent, temporal_classification,
     normalizations, losses, attention, convolutions, pooling, more_pooling, padding, resampling,
 )  # fmt: skip

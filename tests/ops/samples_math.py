@@ -28,6 +28,10 @@ def linear_algebra() -> Iterator[TorchCall]:
     yield aten("linalg_inv_ex", symmetric)
     codes = torch.zeros(symmetric.shape[:-2], dtype=torch.int32)
     yield torch_call("weft.checked", symmetric, codes, "linalg.inv", False)
+    for driver in ("gels", "gelsy"):
+        yield torch_call("weft.lstsq", f(5, 4, 3), f(5, 4, 2), None, driver)
+        yield torch_call("weft.lstsq", f(5, 2, 3), f(5, 2), None, driver)
+    yield torch_call("weft.lstsq", f(5, 2, 3), f(5, 2, 2), 1e-3, "gelsd")
     yield aten("linalg_matrix_exp", matrix)
     yield aten("cholesky_inverse", lower)
     yield aten("cholesky_solve", right, lower)

@@ -24,6 +24,7 @@ def of_gradients() -> Iterator[TorchCall]:
         yield torch_call("weft.next_scale", torch.tensor(1024.0), steps, flag)
     yield torch_call("weft.offload", f(5, 4))
     yield torch_call("weft.load", f(5, 4), torch.device("cpu"), f(6))
+    yield torch_call("weft.required", f(5, 4), torch.tensor(True), "a check")
     yield torch_call("weft.after", f(5, 4), f(6))
     yield torch_call("weft.clip_factor", f().abs(), 0.5)
 

@@ -109,6 +109,9 @@ def test_a_step_with_a_custom_op_equals_plain_torch(strategy: weft.Strategy) -> 
 def test_without_a_rule_the_error_says_how_to_declare_one() -> None:
     with (
         weft.local_world(2),
-        pytest.raises(RuleError, match=r'weft\.rule\("weft_tests\.scaled_mm\.default"'),
+        pytest.raises(RuleError, match=r'weft\.rule\("weft_tests\.scaled_mm\.default"') as refusal,
     ):
         compiled(weft.data_parallel())
+    assert ": the op weft_tests.scaled_mm.default" in str(refusal.value)
+    assert str(refusal.value).count("the op") == 1
+    assert not str(refusal.value).startswith("weft_tests")

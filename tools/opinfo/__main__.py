@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.opinfo import eager, eager_report
-from tools.opinfo.check import Effort, OpReport, check_op
+from tools.opinfo.check import Effort, OpReport, check_op, shortened
 from tools.opinfo.report import summary, write_page
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
@@ -87,12 +87,14 @@ def _eager(options: argparse.Namespace) -> bool:
 def _show(report: OpReport | eager.EagerReport, every: bool) -> None:
     if every or report.verdict != "right":
         why = [*report.wrong[:3], *report.refused]
-        print(f"{report.verdict} {report.name} ({report.seconds:.1f} s): {'; '.join(why)[:400]}")
+        print(
+            f"{report.verdict} {report.name} ({report.seconds:.1f} s): {shortened('; '.join(why), 400)}"
+        )
         sys.stdout.flush()
 
 
 def _show_reasons(reports: Any) -> None:
-    reasons = Counter(reason[:90] for report in reports for reason in report.refused)
+    reasons = Counter(shortened(reason, 90) for report in reports for reason in report.refused)
     for reason, count in reasons.most_common(15):
         print(f"  {count} ops: {reason}")
 

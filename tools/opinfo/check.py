@@ -24,7 +24,7 @@ from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.localize import localize
 from weft.compiler.signatures import check_signatures
-from weft.errors import CaptureError, LayoutError, RuleError
+from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
@@ -33,7 +33,7 @@ from weft.runtime.check_strides import stride_problems
 from weft.runtime.torch_ops import to_torch
 
 _PLACE = re.compile(r"(^|( at)? )/\S+:\d+\b:? ?")
-Refusal = (CaptureError, LayoutError, RuleError)
+Refusal = (BatchError, CaptureError, LayoutError, RuleError)
 # Their values are whatever memory held.
 UNINITIALIZED = frozenset(
     ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -111,7 +111,12 @@ def _check_case(case: Case, effort: Effort, report: OpReport) -> None:
 def reason_of(error: Exception) -> str:
     """The reason of a refusal in one line, without places in the source."""
     lines = _PLACE.sub("", str(error)).splitlines()
-    return f"{type(error).__name__}: {lines[-1].strip()[:200]}"
+    return shortened(f"{type(error).__name__}: {lines[-1].strip()}")
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """A text of at most this length, cut at a word."""
+    return text if len(text) <= length else text[: length - 1].rsplit(" ", 1)[0] + " …"
 
 
 def problems(

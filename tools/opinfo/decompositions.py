@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tools.opinfo.reference import Backward, values_and_gradients
 from tools.opinfo.samples import Case
-from weft.capture import experts, random, sampling
+from weft.capture import ctc, experts, lstsq, random, sampling
 from weft.capture.decompositions import Decompositions, decompositions
 from weft.capture.fallback import fallback
 from weft.capture.fx import DispatchMode
@@ -64,8 +64,9 @@ def _compared(op: Any, edge: str, arguments: Any) -> Iterator[str]:
 
 @cache
 def table() -> Decompositions:
-    """What capture takes apart, but for random ops, whose numbers are weft's own."""
-    drawn = {f"aten.{name}" for name in (*random.TABLE, *sampling.TABLE, *experts.TABLE)}
+    """What capture takes apart, but for random ops, whose numbers are weft's own, and what becomes ops of weft."""
+    own = (*experts.TABLE, *ctc.TABLE, *lstsq.TABLE)
+    drawn = {f"aten.{name}" for name in (*random.TABLE, *sampling.TABLE, *own)}
     every: dict[Any, Callable[..., Any]] = {**fallback(), **decompositions()}
     return {op: one for op, one in every.items() if str(op) not in drawn}
 

@@ -102,5 +102,5 @@ def section(reports: Sequence[EagerReport], effort: EagerEffort) -> str:
 
 def _line(report: EagerReport) -> str:
     missed = sum(count for (_, _, verdict), count in report.counts.items() if verdict != "right")
-    why = "; ".join([*report.wrong[:1], *report.refused])[:240].replace("|", "\\|")
+    why = "; ".join([*report.wrong[:1], *report.refused][:2]).replace("|", "\\|")
     return f"| `{report.name}` | {missed} of {sum(report.counts.values())} | {why} |"

@@ -89,5 +89,5 @@ def _order(report: OpReport) -> tuple[int, str]:
 
 def _line(report: OpReport) -> str:
     every = report.right + sum(report.refused.values()) + len(report.wrong)
-    why = "; ".join([*report.wrong[:1], *report.refused])[:240].replace("|", "\\|")
+    why = "; ".join([*report.wrong[:1], *report.refused][:2]).replace("|", "\\|")
     return f"| `{report.name}` | {report.verdict} | {report.right} of {every} | {why} |"

@@ -103,8 +103,8 @@ def describe_batch(batch: Any) -> BatchSpec:
     """What `batch` looks like.
 
     Raises:
-        BatchError: when a leaf is neither a tensor nor a plain constant, or two leaves have the
-            same key.
+        BatchError: when a leaf is neither a dense tensor nor a plain constant, or two leaves have
+            the same key.
     """
     found, tree = flatten(batch, "batch")
     leaves = tuple(_describe(key, leaf) for key, leaf in found)
@@ -117,6 +117,11 @@ def describe_batch(batch: Any) -> BatchSpec:
 
 def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     if isinstance(leaf, torch.Tensor):
+        if leaf.layout != torch.strided:
+            raise BatchError(
+                f"the leaf {key!r} of the example batch is a sparse tensor ({leaf.layout}), and sparse tensors are not "
+                "supported; expected a dense one: x.to_dense(), or its indices and values as tensors"
+            )
         return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
     if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
         return Static(key, leaf)

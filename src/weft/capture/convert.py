@@ -50,7 +50,9 @@ _SAME_IF_UNCHANGED = frozenset(
         aten.contiguous.default,
     )
 )
-_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_async", "_assert_scalar"))
+# Checks of what is known when capturing.
+_CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
+_REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 
 @dataclass(frozen=True)
@@ -120,26 +122,28 @@ class _Reader:
         self._refs: dict[torch.fx.Node, Any] = {}
         self._written: dict[torch.fx.Node, Ref] = {}
         self._inputs_of: dict[torch.fx.Node, Input] = {}
+        self._required: list[torch.fx.Node] = []
 
     def read(self, node: torch.fx.Node) -> None:
         if node.op == "placeholder":
             self._read_input(node)
         elif node.op == "output":
             self.results = tuple(self._refs[result] for result in node.args[0])  # type: ignore[index, union-attr]
+            self._require(node.args[0][0] if node.args[0] else None)  # type: ignore[index]
         elif node.target is operator.getitem:
             source, index = node.args
             self._refs[node] = self._refs[source][index]  # type: ignore[index]
         elif node.target is aten.copy_.default:
             self._written[node.args[0]] = self._refs[node.args[1]]  # type: ignore[index]
             self._refs[node] = self._refs[node.args[1]]  # type: ignore[index]
-        elif _is_same(node):
-            self._refs[node] = self._refs[node.args[0]]  # type: ignore[index]
-        elif _is_double_transpose(node):
-            self._refs[node] = self._refs[node.args[0].args[0]]  # type: ignore[index, union-attr]
+        elif (same := _same_as(node)) is not None:
+            self._refs[node] = self._refs[same]
         elif str(node.target) in _COMPUTED and isinstance(node.args[0], complex):
             self._refs[node] = node.args[0].conjugate()
         elif node.target is aten._linalg_check_errors.default:
             self._read_linalg_check(node)
+        elif node.target in _REQUIRE:
+            self._required.append(node)
         elif not _is_check(node):
             self._read_call(node)
 
@@ -203,11 +207,26 @@ class _Reader:
             if user in self._refs and user.target is operator.getitem and user.args[1] == 0:
                 self._refs[user] = Ref(value.name)
 
+    def _require(self, output: Any) -> None:
+        """What the step must hold for is asked for by its first output, which the caller gets: the loss in training."""
+        for node in self._required if output is not None else ():
+            condition, *message = node.args
+            place, first = location_of(node), self.results[0]
+            text = f"{place.file}:{place.line}: " if place else ""
+            text += f"the step fails a check: {message[0] if message else 'torch._assert_async'}"
+            value = _value(self.names.new(f"{first.name}.required"), output.meta["val"])
+            phase = Phase(0, "backward" if in_backward(node) else "forward")
+            arguments = (first, self._refs[condition], text)  # type: ignore[index]
+            self.calls.append(Call("weft.required", arguments, (), (value,), place, phase))
+            self.results = (Ref(value.name), *self.results[1:])
+
     def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
         made = node.meta.get("val")
         parts = made if isinstance(made, tuple | list) else (made,)
         if not all(part is None or _is_dense(part) for part in parts) or made is None:
             reason = "makes no dense tensor; expected ops from dense tensors to dense tensors"
+            if any(isinstance(part, torch.Tensor) and not _is_dense(part) for part in parts):
+                reason = "makes a sparse tensor, and sparse tensors are not supported; expected dense ones"
             raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)
@@ -268,10 +287,12 @@ def _op_name(op: Any) -> str:
     return name.removesuffix(".default") if op.namespace == "weft" else _COMPUTED.get(name, name)
 
 
-def _is_same(node: torch.fx.Node) -> bool:
-    if node.target in _SAME:
-        return True
-    return node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+def _same_as(node: torch.fx.Node) -> Any:
+    """The node whose value this one has too, if any."""
+    unchanged = node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+    if unchanged or node.target in _SAME:
+        return node.args[0]
+    return node.args[0].args[0] if _is_double_transpose(node) else None  # type: ignore[union-attr]
 
 
 def _is_double_transpose(node: torch.fx.Node) -> bool:

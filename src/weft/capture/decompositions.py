@@ -10,7 +10,19 @@ from typing import Any
 
 import torch
 
-from weft.capture import batch_norm, experts, foreach, fused, losses, random, sampling, statistics
+from weft.capture import (
+    batch_norm,
+    checks,
+    ctc,
+    experts,
+    foreach,
+    fused,
+    losses,
+    lstsq,
+    random,
+    sampling,
+    statistics,
+)
 
 Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -74,10 +86,40 @@ _FACTORED: dict[str, Callable[..., Any]] = {
 }
 
 
+def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+    """The number of its source for each of `output_size` repeated elements."""
+    if output_size is None:
+        return NotImplemented
+    ends = repeats.cumsum(0)
+    text = f"repeat_interleave: the repeats must add up to output_size={output_size}"
+    torch.ops.aten._assert_async.msg(repeats.sum() == output_size, text)
+    places = torch.arange(output_size, device=repeats.device)
+    return torch.searchsorted(ends, places, right=True).to(repeats.dtype)
+
+
+def _resize_as(
+    self: torch.Tensor,
+    the_template: torch.Tensor,
+    *,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        return NotImplemented
+    return self.resize_(the_template.shape)
+
+
+# Ops that find a shape in an argument.
+_SHAPED: dict[str, Callable[..., Any]] = {
+    "repeat_interleave.Tensor": _repeats,
+    "resize_as_.default": _resize_as,
+}
+
+
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
     named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
-    named = {**named, **random.TABLE, **sampling.TABLE}
+    named = {**named, **ctc.TABLE, **lstsq.TABLE, **_SHAPED}
+    named = {**named, **random.TABLE, **sampling.TABLE, **checks.TABLE}
     found = _resolve({**named, **foreach.TABLE, **fused.TABLE, **experts.TABLE})
     return {**foreach.foreach(), **found, **experts.of_libraries()}
 

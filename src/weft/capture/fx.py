@@ -41,6 +41,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
+# The note on copies that stand for views.
+_COPY = "weft.copy"
 
 
 def fake_mode() -> FakeMode:
@@ -127,10 +129,28 @@ class _Functional(torch.fx.Interpreter):
         return next((node for node in made if self.env.get(node.args[0]) is args[0]), None)
 
 
-def _written_after(graph: torch.fx.Graph, view: torch.fx.Node) -> bool:
-    """Whether anything behind a node writes to what it looks at."""
+def copy_noted() -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded as copies that stand for views."""
+    return note(**{_COPY: True})
+
+
+def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes that are copies in place of views."""
+    return [node for node in graph.nodes if notes_of(node).get(_COPY)]
+
+
+def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
+    """Whether a copy in place of a view is not as good: it, or what it was made of, is written behind it."""
+    roots = copy, _root(copy.args[0])  # type: ignore[arg-type]
+    return any(_written_after(graph, copy, root) for root in roots)
+
+
+def _written_after(
+    graph: torch.fx.Graph, view: torch.fx.Node, of: torch.fx.Node | None = None
+) -> bool:
+    """Whether anything behind a node writes to what it looks at, or to another tensor."""
     nodes = list(graph.nodes)
-    root = _root(view)
+    root = _root(view) if of is None else of
     writers = (
         node
         for node in nodes[nodes.index(view) + 1 :]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.capture.fx import Refusal
+from weft.capture.fx import Refusal, written_copy
 from weft.capture.locations import in_library, installed, location_of
 from weft.errors import CaptureError
 from weft.ir.logical import Location
@@ -23,6 +23,9 @@ _VALUE_WORDS = (
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
 )
+# Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
+_NO_MEMORY = "its data is not allocated yet"
+_BACKENDS = " This could be because the operator doesn't exist for this backend"
 _RANDOM = (
     "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
     "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
@@ -41,16 +44,13 @@ _EXPERTS = (
     "shapes do not depend on where tokens are routed"
 )
 
+_WRITTEN = (
+    "makes a view at a place that depends on a value, and the view or what it shows is written later; write with "
+    "torch.where, index_copy or scatter"
+)
+
 # Functions of torch that read a value: the end of the file's name, the function, what would do.
 _KNOWN = (
-    (
-        "functional.py",
-        "gaussian_nll_loss",
-        (
-            "gaussian_nll_loss checks that no variance is negative; write it out, with var clamped where it may be 0: "
-            "(0.5 * (var.log() + (input - target) ** 2 / var)).mean()"
-        ),
-    ),
     (
         "batchnorm.py",
         "forward",
@@ -67,8 +67,10 @@ def refuse(error: Exception) -> CaptureError:
     frames = list(traceback.walk_tb(error.__traceback__))
     if isinstance(error, Refusal):
         return CaptureError(_where(frames) + str(error))
-    text = f"{type(error).__name__}: {error}"
-    if any(word in text for word in _VALUE_WORDS):
+    text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
+    if _NO_MEMORY in text:
+        reason = _VALUE.format(what="a function of torch reads its memory")
+    elif any(word in text for word in _VALUE_WORDS):
         reason = _VALUE.format(what=_first_line(error))
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
@@ -99,8 +101,12 @@ def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
     return CaptureError(f"{where}the op {op} {reason}")
 
 
-def check_ops(graph: torch.fx.Graph) -> None:
+def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> None:
     """Refuse ops of a located trace that no logical graph may hold.
+
+    Args:
+        graph: the trace.
+        copies: nodes that stand for views, which nobody may write.
 
     Raises:
         CaptureError: naming the user's line.
@@ -112,6 +118,9 @@ def check_ops(graph: torch.fx.Graph) -> None:
             raise refuse_op(
                 node.target, location_of(node), "is no ATen op; expected plain tensor code"
             )
+    for node in copies:
+        if written_copy(graph, node):
+            raise refuse_op("narrow", location_of(node), _WRITTEN)
 
 
 def _check_random(

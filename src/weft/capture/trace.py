@@ -24,6 +24,7 @@ from weft.capture.fx import (
     fake_tensor,
     functional,
     mark_backward,
+    noted_copies,
     trace,
 )
 from weft.capture.hint import hints_recorded
@@ -41,6 +42,7 @@ from weft.capture.precision import Casts, loss_seed
 from weft.capture.recorder import Recorder
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
+from weft.capture.rewrites import Rewritten
 from weft.capture.tree import unflatten
 from weft.capture.watch import Watch
 from weft.errors import CaptureError, WeftError
@@ -125,8 +127,9 @@ def trace_step(
         except Exception as error:
             raise refuse(error) from error
     take_caches(module.graph, step.caches)
+    copies = noted_copies(module.graph)
     locate(module.graph)
-    check_ops(module.graph)
+    check_ops(module.graph, copies)
     constants = _lift_constants(module, mode)
     flat = [x.detach() for part in inputs for x in part]
     flat += [mode.from_tensor(constant) for constant in constants]
@@ -212,7 +215,8 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with _AttentionWithDropout(), layers, LinesNoted(), checkpoints_noted(), casts:
+        own = _AttentionWithDropout(), Rewritten(), layers
+        with own[0], own[1], own[2], LinesNoted(), checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result

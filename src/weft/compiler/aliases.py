@@ -67,7 +67,9 @@ VIEW_OPS = frozenset(
         "view_as_complex.default",
         "view_as_real.default",
     )
-) | frozenset(("weft.slice", "weft.keep", "weft.hint", "weft.checked", "weft.after", "weft.use"))
+) | frozenset(
+    f"weft.{name}" for name in ("slice", "keep", "hint", "checked", "required", "after", "use")
+)
 
 
 def variable_views(program: LocalProgram) -> dict[str, str]:

@@ -172,7 +172,8 @@ class _Descent:
         try:
             return self.known.work.of(work, axis, signatures)
         except RuleError as error:
-            raise RuleError(f"{work.node.op} at {work.node.location}: {error}") from error
+            place = f"{work.node.location}: " if work.node.location else ""
+            raise RuleError(f"{place}{error}") from error
 
     def _seen(self, options: Sequence[Options]) -> dict[int, set[SBP]]:
         """For each Share: the SBPs that its value may be made in or wanted in.

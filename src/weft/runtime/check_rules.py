@@ -31,7 +31,8 @@ from weft.runtime.check_losses import (
 )
 from weft.runtime.check_recurrent import lstm, lstm_backward
 from weft.runtime.convolution_ops import CONVOLUTION_OPS
-from weft.runtime.local_ops import blank, slice_
+from weft.runtime.local_ops import blank, lstsq, slice_
+from weft.runtime.loss_ops import ctc_loss, ctc_loss_backward
 from weft.runtime.norm_ops import NORM_OPS
 from weft.runtime.pass_ops import next_scale
 from weft.runtime.time_ops import TIME_OPS
@@ -420,6 +421,10 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.blank": blank,
     "weft.slice": slice_,
     "weft.checked": lambda x, info, name, matrix: x,
+    "weft.required": lambda x, condition, text: x,
+    "weft.lstsq": lstsq,
+    "weft.ctc_loss": ctc_loss,
+    "weft.ctc_loss_backward": ctc_loss_backward,
     "weft.uniform": _uniform,
     "weft.embedding_shard": _embedding_shard,
     "weft.embedding_dense_backward_shard": _embedding_gradient_shard,

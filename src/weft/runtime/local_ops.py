@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import UserError
 from weft.runtime.attention_ops import ATTENTION_OPS
 from weft.runtime.class_ops import CLASS_OPS
 from weft.runtime.expert_ops import EXPERT_OPS
@@ -64,6 +65,27 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
         torch.linalg.LinAlgError: with torch's own message.
     """
     torch.ops.aten._linalg_check_errors.default(info.contiguous(), name, is_matrix=matrix)
+    return x
+
+
+def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, ...]:
+    """`weft.lstsq`: solution, residuals, ranks and singular values; those that a driver does not make are empty."""
+    return tuple(torch.linalg.lstsq(a, b, rcond=rcond, driver=driver))
+
+
+def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
+    """`weft.required`: `x`, where the step may go on.
+
+    Args:
+        x: any tensor.
+        condition: one truth value, shape [].
+        text: of the error.
+
+    Raises:
+        UserError: the condition is false.
+    """
+    if not bool(condition):
+        raise UserError(text)
     return x
 
 
@@ -217,6 +239,8 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.hint": hint,
     "weft.blank": blank,
     "weft.checked": checked,
+    "weft.required": required,
+    "weft.lstsq": lstsq,
     "weft.embedding_shard": embedding_shard,
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,

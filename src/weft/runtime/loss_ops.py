@@ -1,4 +1,4 @@
-"""The backward of a cross-entropy as one op; on shards of the classes it is one of `class_ops`."""
+"""Losses as one op: the backward of a cross-entropy (on shards of the classes in `class_ops`), and CTC."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from weft.runtime.class_ops import rows_at_a_time
 
 _LOSS = torch.ops.aten.nll_loss_backward.default
+_CTC = torch.ops.aten._ctc_loss.Tensor
+_CTC_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
 _SOFTMAX = torch.ops.aten._log_softmax_backward_data.out
 
 
@@ -47,4 +49,58 @@ def cross_entropy_backward(
     return found
 
 
-LOSS_OPS: dict[str, Callable[..., Any]] = {"weft.cross_entropy_backward": cross_entropy_backward}
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    """`weft.ctc_loss`: losses, and the logarithms of sums over prefixes, which the backward reads.
+
+    Args:
+        log_probs: [steps, n, classes].
+        targets: class numbers, [n, s].
+        input_lengths, target_lengths: [n], integers.
+        blank: number of the blank class.
+        zero_infinity: for the backward.
+
+    Returns:
+        Losses [n]; sums [n, steps, 2 s + 1], -inf where there are none.
+    """
+    lengths = input_lengths, target_lengths
+    losses, found = _CTC(log_probs, targets, *lengths, blank, zero_infinity)
+    whole = found.new_full((*found.shape[:2], 2 * targets.shape[1] + 1), -torch.inf)
+    steps = torch.arange(found.shape[1], device=found.device)[:, None]
+    places = torch.arange(found.shape[2], device=found.device)
+    inputs, ends = (one.to(found.device)[:, None, None] for one in lengths)
+    made = (steps < inputs) & (places < 2 * ends + 1)
+    whole[..., : found.shape[2]] = found.masked_fill(~made, -torch.inf)
+    return losses, whole
+
+
+def ctc_loss_backward(
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    losses: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    """`weft.ctc_loss_backward`: the gradient of `log_probs`, from that of the losses, [n]."""
+    width = 2 * int(target_lengths.max()) + 1
+    saved = losses, log_alpha[..., :width].contiguous(), blank, zero_infinity
+    lengths = input_lengths, target_lengths
+    found: Tensor = _CTC_BACKWARD(grad.contiguous(), log_probs, targets, *lengths, *saved)
+    return found
+
+
+LOSS_OPS: dict[str, Callable[..., Any]] = {
+    "weft.cross_entropy_backward": cross_entropy_backward,
+    "weft.ctc_loss": ctc_loss,
+    "weft.ctc_loss_backward": ctc_loss_backward,
+}

@@ -56,6 +56,18 @@ def _triangular(call: OpCall) -> Factors:
     return Factors((_batch(matrix, 2, batch), (*outer, *free)), ((*numbered(len(batch)), *free),))
 
 
+def _least_squares(call: OpCall) -> Factors:
+    """`weft.lstsq`: by batch; results of shape [0] are those that the driver does not make."""
+    matrix, right = slot_specs(call)
+    batch = numbered(len(matrix.shape) - 2)
+
+    def dims(spec: TensorSpec | None) -> Dims:
+        shape = spec.shape if spec else ()
+        return (*batch, *(WHOLE,) * (len(shape) - len(batch))) if shape != (0,) else (WHOLE,)
+
+    return Factors((dims(matrix), dims(right)), tuple(map(dims, call.results)))
+
+
 def _checked(call: OpCall) -> Factors:
     """A result by all of its dimensions; the error codes by those of the batch."""
     result, codes = call.operands
@@ -77,4 +89,5 @@ rule(aten("cholesky_solve"), "... 1 n, ... 1 1 -> ... 1 n", linear=((0,),))
 rule(aten("linalg_householder_product"), "... 1 1, ... 1 -> ... 1 1")
 rule(aten("linalg_solve_triangular"), _triangular, linear=SECOND)
 rule(aten("_linalg_solve_ex"), _solve)
+rule("weft.lstsq", _least_squares)
 rule("weft.checked", _checked, linear=FIRST, monotone=FIRST, view=True)

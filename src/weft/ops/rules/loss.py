@@ -65,6 +65,9 @@ rule(aten("binary_cross_entropy_backward"), _elementwise_backward(4), linear=FIR
 rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
 rule(aten("multi_margin_loss"), _rows("n c!, n, _, _, c! -> n", 5))
 rule(aten("multi_margin_loss_backward"), _rows("n, n c!, n, _, _, c! -> n c!", 6), linear=FIRST)
+# The table that the backward reads: [n, steps, twice the longest target and one].
+rule("weft.ctc_loss", "1 n 1, n 1, n, n -> n, n 1 1", kept=(1,))
+rule("weft.ctc_loss_backward", "n, 1 n 1, n 1, n, n, n, n 1 1 -> 1 n 1")
 rule(aten("multilabel_margin_loss_forward"), _rows("n c!, n c! -> n, n c!", 2))
 rule(
     aten("multilabel_margin_loss_backward"),

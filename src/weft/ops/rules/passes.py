@@ -47,3 +47,5 @@ rule(
     view=True,
     traffic=_no_work,
 )
+# The first operand, where the second is true; else the rank raises.
+rule("weft.required", _first_alone, linear=FIRST, monotone=FIRST, view=True, traffic=_no_work)
