@@ -85,6 +85,44 @@ def check_apart(
         )
 
 
+def updates_parts_alike(copy: Callable[..., Any], dims: int) -> bool:
+    """Whether the parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+
+    What ops do not show: an update may ask for the parameter's shape.
+    """
+    try:
+        whole = _trained(copy, *_three(dims))
+        return all(
+            torch.allclose(
+                torch.cat([_trained(copy, *part) for part in parts], dim), whole, equal_nan=True
+            )
+            for dim in range(dims)
+            for parts in [
+                zip(*(each.split([1, _SIZE - 1], dim) for each in _three(dims)), strict=True)
+            ]
+        )
+    except Exception:
+        return True  # it does not take such small tensors; the ops say what there is to know
+
+
+def _three(dims: int) -> tuple[torch.Tensor, ...]:
+    """Values of a parameter, and its gradients in two steps."""
+    return tuple(_values(dims, phase) for phase in (0.0, 2.0, 3.0))
+
+
+def _trained(
+    copy: Callable[..., Any], start: torch.Tensor, *gradients: torch.Tensor
+) -> torch.Tensor:
+    """A parameter after a step with each gradient."""
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = copy(parameter)
+    with torch.random.fork_rng(devices=[]):
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    return parameter.detach()
+
+
 def _updated(copy: Callable[..., Any], dims: int, scale: float) -> torch.Tensor:
     """A parameter after two steps beside another one, whose gradient is scaled."""
     own, other = (torch.nn.Parameter(_values(dims, phase)) for phase in (0.0, 1.0))
