@@ -26,6 +26,7 @@ from weft.capture.fx import (
     mark_backward,
     trace,
 )
+from weft.capture.grids import GridsOfOne
 from weft.capture.hint import hints_recorded
 from weft.capture.hooks import gradient_hooks
 from weft.capture.lending import lent, restored, write_replaced
@@ -212,7 +213,14 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with _AttentionWithDropout(), layers, LinesNoted(), checkpoints_noted(), casts:
+        with (
+            _AttentionWithDropout(),
+            GridsOfOne(),
+            layers,
+            LinesNoted(),
+            checkpoints_noted(),
+            casts,
+        ):
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
