@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tools.random_programs.blocks import BLOCKS
 from tools.random_programs.cases import BASES, Case, draw
 from tools.random_programs.judge import Verdict, judge
+from tools.random_programs.rounding import Rounded
 from tools.random_programs.shrink import shrink
 from tools.random_programs.text import case_text, namespace
 from tools.random_programs.workers import Worker
@@ -97,6 +99,17 @@ def test_a_case_that_hangs_ends() -> None:
         assert "exit code 3" in died.why
     finally:
         worker.stop()
+
+
+def test_roundings_are_of_sums_alone() -> None:
+    """Rows that are equal differ where they are added up, and nowhere else."""
+    x = torch.full((6, 3), 0.1)
+    with Rounded(0):
+        assert (x.std(0, unbiased=False) > 0).all()
+        assert torch.equal(x[torch.arange(5)] * 2.0, x[:5] * 2.0)
+        assert x.argmax(0).tolist() == [0, 0, 0]
+        assert 0 < (x.mean(0) - 0.1).abs().max() < 1e-15
+    assert (x.std(0, unbiased=False) == 0).all()
 
 
 def test_failing_cases_become_simple() -> None:

@@ -7,8 +7,9 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import weft
+from tools.random_programs.rounding import Rounded
 from weft.errors import UserError
 
 Kind = Literal["right", "sensitive", "refused", "wrong", "internal", "hang", "invalid"]
 TIMEOUT = 20.0  # seconds that a rank waits for its peers
 SEED = 3
+ROUNDINGS = 5  # times that the reference is rounded otherwise, where a result differs
 Results = dict[str, Tensor]
 
 
@@ -82,7 +85,11 @@ def _made(script: Mapping[str, Any], nudge: float) -> tuple[nn.Module, torch.opt
     return copy.deepcopy((model, script["make_optimizer"](model)))
 
 
-def _plainly(script: Mapping[str, Any], nudge: float) -> Results:
+def _plainly(
+    script: Mapping[str, Any],
+    nudge: float,
+    rounded: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Results:
     model, optimizer = _made(script, nudge)
     strategy, found = script["STRATEGY"], Results()
     autocast: Callable[[], Any] = nullcontext
@@ -90,9 +97,11 @@ def _plainly(script: Mapping[str, Any], nudge: float) -> Results:
         autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
     for number, (samples, update, rate) in enumerate(script["STEPS"]):
         _scale_rates(optimizer, rate)
-        with autocast():
-            result = script["loss_fn"](model, script["make_batch"](number, samples))
-        _loss_of(result).backward()
+        batch = script["make_batch"](number, samples)
+        with rounded():
+            with autocast():
+                result = script["loss_fn"](model, batch)
+            _loss_of(result).backward()
         if update:
             if strategy.clip_norm is not None:
                 every = [p for group in optimizer.param_groups for p in group["params"]]
@@ -103,8 +112,9 @@ def _plainly(script: Mapping[str, Any], nudge: float) -> Results:
     found |= {f"state {name}": tensor.clone() for name, tensor in model.state_dict().items()}
     if script["EVALUATES"]:
         model.eval()
-        with torch.no_grad(), autocast():
-            found |= _leaves("evaluation", script["loss_fn"](model, _last_batch(script)))
+        batch = _last_batch(script)
+        with rounded(), torch.no_grad(), autocast():
+            found |= _leaves("evaluation", script["loss_fn"](model, batch))
     return found
 
 
@@ -180,11 +190,13 @@ def _compared(script: Mapping[str, Any], found: Results, expected: Results) -> V
 
 
 def _spread(script: Mapping[str, Any], expected: Results) -> dict[str, float]:
-    """How far results move when parameters are off by some rounding units at the beginning."""
+    """How far results move when sums are rounded otherwise, or parameters are a little off at the beginning."""
     unit = 1e-3 if script["STRATEGY"].precision else 1e-13 if script["LIMIT"] < 1e-6 else 3e-7
     found: dict[str, float] = {}
-    for scale in (1.0, -1.0, 3.0):
-        other = _expected(script, unit * scale)
+    others = [_expected(script, unit * scale) for scale in (1.0, -1.0, 3.0)]
+    if not script["RANDOM"]:
+        others += [_plainly(script, 0.0, partial(Rounded, seed)) for seed in range(ROUNDINGS)]
+    for other in others:
         for name in expected:
             found[name] = max(found.get(name, 0.0), _distance(other[name], expected[name]))
     return found
