@@ -47,7 +47,7 @@ def plainly(
                 _loss_of(result).backward()
             found |= _leaves(f"step {number}", result)
             if change == "held" or not update:
-                found |= _gradients(f"step {number}", model)
+                found |= _gradients(f"step {number}", model, optimizers)
             if update:
                 norm = _update(model, optimizers, strategy.clip_norm)
                 found |= {f"step {number} norm": norm} if script["METRICS"] else {}
@@ -65,9 +65,8 @@ def _update(
     model: nn.Module, optimizers: list[torch.optim.Optimizer], clip_norm: float | None
 ) -> Tensor:
     """The norm of all gradients before they are clipped."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    every = [parameter for group in groups for parameter in group["params"]]
-    norm = nn.utils.clip_grad_norm_(every, float("inf") if clip_norm is None else clip_norm)
+    limit = float("inf") if clip_norm is None else clip_norm
+    norm = nn.utils.clip_grad_norm_(_updated(optimizers), limit)
     for optimizer in optimizers:
         optimizer.step()
     model.zero_grad()
@@ -105,7 +104,7 @@ def by_weft(script: Script, strategy: Any, grid: Any, nudge: float = 0.0) -> Res
                 with changed(change, model, optimizers):
                     held = change == "held" or not update
                     found |= _leaves(f"step {number}", program.step(batch, update=not held))
-                    found |= _gradients(f"step {number}", model) if held else {}
+                    found |= _gradients(f"step {number}", model, optimizers) if held else {}
                     if update and held:
                         program.update()
                     if update and script["METRICS"]:
@@ -166,9 +165,19 @@ def _leaves(where: str, result: Any) -> Results:
     }
 
 
-def _gradients(where: str, model: nn.Module) -> Results:
-    named = model.named_parameters()
-    return {f"{where} {name}.grad": _whole(p.grad) for name, p in named if p.grad is not None}
+def _gradients(where: str, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Results:
+    """Of the parameters that an optimizer updates; a program keeps no others."""
+    updated = {id(parameter) for parameter in _updated(optimizers)}
+    return {
+        f"{where} {name}.grad": _whole(parameter.grad)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and id(parameter) in updated
+    }
+
+
+def _updated(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _states(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Results:

@@ -275,7 +275,8 @@ def _fills_where(op: Any, args: Sequence[Any]) -> bool:
     x, indices, value = args[:3]
     if len(indices) != 1 or indices[0] is None:
         return False
-    return indices[0].dtype == torch.bool and indices[0].shape == x.shape and value.numel() == 1
+    mask = indices[0]
+    return bool(mask.dtype == torch.bool and mask.shape == x.shape and value.numel() == 1)
 
 
 def _size(arg: Any) -> int:
