@@ -256,3 +256,18 @@ def test_values_in_place_of_writes_lie_in_any_order() -> None:
             return self.conv(y).transpose(1, 2).sum(1)
 
     check_step(Written().double(), models.classification_loss, models.vector_batch())
+
+
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid")
+@pytest.mark.parametrize("size", [(4, 2, 1, 3), (4, 2, 3, 1, 2), (4, 2, 2, 3)])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_affine_grids_of_any_size(size: tuple[int, ...], align_corners: bool) -> None:
+    dims = len(size) - 2
+    batch = {"x": torch.randn(4, 8).double(), "image": torch.randn(size).double()}
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        theta = model(batch["x"]).view(4, dims, dims + 1)
+        grid = F.affine_grid(theta, list(size), align_corners=align_corners)
+        return F.grid_sample(batch["image"], grid, align_corners=align_corners).square().sum()
+
+    check_step(nn.Linear(8, dims * (dims + 1)).double(), loss_fn, batch)

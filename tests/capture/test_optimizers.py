@@ -34,6 +34,8 @@ def updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[Up
         ("NAdam", {}, ["step", "mu_product", "exp_avg", "exp_avg_sq"], True),
         ("RMSprop", {"momentum": 0.1}, ["step", "square_avg", "momentum_buffer"], True),
         ("Adagrad", {}, ["step", "sum"], True),
+        ("ASGD", {}, ["step", "eta", "mu", "ax"], True),
+        ("Rprop", {}, ["step", "prev", "step_size"], True),
         ("Adafactor", {}, ["step", "row_var", "col_var"], False),
     ],
 )
@@ -121,3 +123,42 @@ def test_an_optimizer_of_the_users_own() -> None:
     found, _ = updates(model, Halving(model.parameters()))
     assert (found[0].rule, found[0].elementwise) == ("Halving", False)
     assert [ref.name for ref in found[0].states] == ["hidden.weight.last"]
+
+
+class ByWidth(torch.optim.Optimizer):
+    """Asks for the parameter's shape, in ops that are all element-wise."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / p.shape[-1])
+
+
+def test_an_update_by_the_shape_of_its_parameter_is_not_elementwise() -> None:
+    model = models.MLP()
+    found, _ = updates(model, ByWidth(model.parameters()))
+    assert not any(node.elementwise for node in found)
+
+
+@pytest.mark.parametrize(("name", "elementwise"), [("Rprop", True), ("Adafactor", False)])
+def test_parameters_of_one_element(name: str, elementwise: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 1), nn.PReLU(1), nn.Linear(1, 4))
+    model.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return (model(batch["x"]) * model.scale).square().mean()
+
+    optimizer = getattr(torch.optim, name)(model.parameters())
+    batch = {"x": torch.randn(6, 8)}
+    graph = capture(model, loss_fn, optimizer, batch).graph
+    shapes = {node.value.name: node.value.shape for node in graph.of_kind(Input)}
+    found = graph.of_kind(Update)
+    assert len(found) == 6
+    assert all(u.elementwise is elementwise for u in found if shapes[u.target.name])
+    states = {node.key: node.value.shape for node in graph.of_kind(Input) if node.role == "state"}
+    assert states["scale.step"] == ()
+    assert states.get("scale.prev", ()) == ()

@@ -148,6 +148,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adagrad": lambda model: torch.optim.Adagrad(
         model.parameters(), lr=1e-2, initial_accumulator_value=0.1
     ),
+    "asgd": lambda model: torch.optim.ASGD(model.parameters(), lr=1e-1, t0=1),
+    "rprop": lambda model: torch.optim.Rprop(model.parameters(), lr=1e-2),
     "the user's own, not element-wise": lambda model: NormalizedDescent(
         model.parameters(), lr=1e-1
     ),

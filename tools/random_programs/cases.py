@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tools.random_programs.blocks import BLOCKS, Block, Draw, fitting
+from tools.random_programs.changes import CHANGES
 from tools.random_programs.losses import LOSSES
 from tools.random_programs.optimizers import OPTIMIZERS
 
@@ -30,11 +31,19 @@ BASES = {
 
 @dataclass(frozen=True)
 class Step:
-    """Samples of its batch, whether parameters are updated, by what learning rates are multiplied before."""
+    """One step of a case.
+
+    Attributes:
+        samples: of its batch.
+        update: whether parameters are updated.
+        rate: by what learning rates are multiplied before.
+        change: what else is done before, by name (`CHANGES`), or nothing.
+    """
 
     samples: int
     update: bool = True
     rate: float = 1.0
+    change: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,7 @@ def _features(rng: random.Random) -> tuple[str, ...]:
         "activations": 0.1,
         "evaluation": 0.12,
         "bf16": 0.05,
+        "metrics": 0.1,
     }
     return tuple(name for name, chance in chances.items() if rng.random() < chance)
 
@@ -164,9 +174,17 @@ def _steps(rng: random.Random, case: Case) -> tuple[Step, ...]:
                 samples + (2 if other else 0),
                 update=rng.random() > 0.1 or "clip" in case.features,
                 rate=rng.choice([0.5, 2.0]) if rng.random() < 0.1 else 1.0,
+                change=_change(rng, found),
             )
         )
     return (*found[:-1], replace(found[-1], update=True))
+
+
+def _change(rng: random.Random, before: list[Step]) -> str:
+    change = rng.choice(CHANGES) if rng.random() < 0.12 else ""
+    # Gradients that are held are the program's, and end with it.
+    moves = before and before[-1].update
+    return "" if change == "moved" and not moves else change
 
 
 def _fitting(case: Case) -> Case:
@@ -201,7 +219,9 @@ def simpler(case: Case) -> Iterator[Case]:
         yield replace(case, steps=case.steps[-1:])
         yield replace(case, steps=case.steps[:-1])
     yield from (replace(case, loss="squares"), replace(case, optimizer="SGD"))
-    yield replace(case, steps=tuple(replace(step, rate=1.0, update=True) for step in case.steps))
+    yield replace(
+        case, steps=tuple(replace(step, rate=1.0, update=True, change="") for step in case.steps)
+    )
     yield from (replace(case, tied=False), replace(case, dropout=0.0))
     for grid in ((2,), (3,), (2, 2)):
         if prod(grid) < case.ranks and not (case.base == "hybrid" and len(grid) == 1):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch import Tensor
 
-import weft
-from weft.errors import UserError
+from tools.random_programs.rounding import Rounded
+from tools.random_programs.training import Results, Script, alone, by_weft, plainly
+from weft.errors import UserError, VerificationError
 
 Kind = Literal["right", "sensitive", "refused", "wrong", "internal", "hang", "invalid"]
-TIMEOUT = 20.0  # seconds that a rank waits for its peers
-SEED = 3
-Results = dict[str, Tensor]
+ROUNDINGS = 5  # times that the reference is rounded otherwise, where a result differs
 
 
 @dataclass(frozen=True)
@@ -37,132 +34,36 @@ class Verdict:
         return f"{self.kind}: {self.why}\n{self.details}".strip()
 
 
-def judge(script: Mapping[str, Any]) -> Verdict:
+def judge(script: Script) -> Verdict:
     """Run a script both ways. The reference has copies of model and optimizer made before weft sees them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _judged(script)
 
 
-def _judged(script: Mapping[str, Any]) -> Verdict:
+def _judged(script: Script) -> Verdict:
     try:
         expected = _expected(script, 0.0)
     except Exception as error:
         return Verdict("invalid", _line(error), traceback.format_exc())
     try:
-        found = _by_weft(script, script["STRATEGY"], script["GRID"])
+        found = by_weft(script, script["STRATEGY"], script["GRID"])
+    except VerificationError as error:
+        return Verdict("wrong", _line(error), _chain(error))
     except Exception as error:
         kind: Kind = "refused" if _refusal(error) else "internal"
         return Verdict(kind, _line(error), _chain(error))
     return _compared(script, found, expected)
 
 
-def _expected(script: Mapping[str, Any], nudge: float) -> Results:
-    """What plain PyTorch makes; weft on one rank where random numbers are drawn.
-
-    Args:
-        script: the case.
-        nudge: by what share parameters are off at the beginning, for how much that changes.
-    """
+def _expected(script: Script, nudge: float) -> Results:
+    """What plain PyTorch makes; weft on one rank where random numbers are drawn."""
     if not script["RANDOM"]:
-        return _plainly(script, nudge)
-    strategy = script["STRATEGY"]
-    alone = weft.Strategy(clip_norm=strategy.clip_norm, precision=strategy.precision)
-    return _by_weft(script, alone, [0], nudge)
+        return plainly(script, nudge)
+    return by_weft(script, alone(script["STRATEGY"]), [0], nudge)
 
 
-def _made(script: Mapping[str, Any], nudge: float) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = script["make_model"]()
-    if nudge:
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.mul_(1 + nudge * noise.to(parameter.dtype))
-    return copy.deepcopy((model, script["make_optimizer"](model)))
-
-
-def _plainly(script: Mapping[str, Any], nudge: float) -> Results:
-    model, optimizer = _made(script, nudge)
-    strategy, found = script["STRATEGY"], Results()
-    autocast: Callable[[], Any] = nullcontext
-    if strategy.precision is not None:
-        autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
-    for number, (samples, update, rate) in enumerate(script["STEPS"]):
-        _scale_rates(optimizer, rate)
-        with autocast():
-            result = script["loss_fn"](model, script["make_batch"](number, samples))
-        _loss_of(result).backward()
-        if update:
-            if strategy.clip_norm is not None:
-                every = [p for group in optimizer.param_groups for p in group["params"]]
-                nn.utils.clip_grad_norm_(every, strategy.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-        found |= _leaves(f"step {number}", result)
-    found |= {f"state {name}": tensor.clone() for name, tensor in model.state_dict().items()}
-    if script["EVALUATES"]:
-        model.eval()
-        with torch.no_grad(), autocast():
-            found |= _leaves("evaluation", script["loss_fn"](model, _last_batch(script)))
-    return found
-
-
-def _by_weft(script: Mapping[str, Any], strategy: Any, grid: Any, nudge: float = 0.0) -> Results:
-    model, optimizer = _made(script, nudge)
-    found = Results()
-    with weft.local_world(torch.tensor(grid).numel(), timeout=TIMEOUT):
-        program = weft.compile(
-            model,
-            script["loss_fn"],
-            optimizer,
-            script["make_batch"](0, script["STEPS"][0][0]),
-            placement=weft.placement("cpu", grid),
-            strategy=strategy,
-            seed=SEED,
-        )
-        try:
-            for number, (samples, update, rate) in enumerate(script["STEPS"]):
-                _scale_rates(optimizer, rate)
-                result = program.step(script["make_batch"](number, samples), update=update)
-                found |= _leaves(f"step {number}", result)
-            state = program.full_state_dict()
-            found |= {f"state {name}": tensor.clone() for name, tensor in state.items()}
-            if script["EVALUATES"]:
-                batch = _last_batch(script)
-                evaluation = program.evaluation(script["loss_fn"], batch)
-                found |= _leaves("evaluation", evaluation.step(batch))
-                evaluation.close()
-        finally:
-            program.close()
-    return found
-
-
-def _scale_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups if rate != 1.0 else ():
-        group["lr"] = group["lr"] * rate
-
-
-def _last_batch(script: Mapping[str, Any]) -> Any:
-    return script["make_batch"](99, script["STEPS"][-1][0])
-
-
-def _loss_of(result: Any) -> Tensor:
-    found = result["loss"] if isinstance(result, dict) else result
-    loss: Tensor = found[0] if isinstance(found, tuple) else found
-    return loss
-
-
-def _leaves(where: str, result: Any) -> Results:
-    leaves, _ = tree_flatten_with_path(result)
-    return {
-        where + keystr(path): leaf.detach().clone()
-        for path, leaf in leaves
-        if isinstance(leaf, Tensor)
-    }
-
-
-def _compared(script: Mapping[str, Any], found: Results, expected: Results) -> Verdict:
+def _compared(script: Script, found: Results, expected: Results) -> Verdict:
     if list(found) != list(expected):
         return Verdict("wrong", "other results", f"found {list(found)}\nexpected {list(expected)}")
     limit = script["LIMIT"]
@@ -179,12 +80,14 @@ def _compared(script: Mapping[str, Any], found: Results, expected: Results) -> V
     return Verdict("wrong", f"{first} differs by {beyond[first]:.1e}", details)
 
 
-def _spread(script: Mapping[str, Any], expected: Results) -> dict[str, float]:
-    """How far results move when parameters are off by some rounding units at the beginning."""
+def _spread(script: Script, expected: Results) -> dict[str, float]:
+    """How far results move when sums are rounded otherwise, or parameters are a little off at the beginning."""
     unit = 1e-3 if script["STRATEGY"].precision else 1e-13 if script["LIMIT"] < 1e-6 else 3e-7
     found: dict[str, float] = {}
-    for scale in (1.0, -1.0, 3.0):
-        other = _expected(script, unit * scale)
+    others = [_expected(script, unit * scale) for scale in (1.0, -1.0, 3.0)]
+    if not script["RANDOM"]:
+        others += [plainly(script, 0.0, partial(Rounded, seed)) for seed in range(ROUNDINGS)]
+    for other in others:
         for name in expected:
             found[name] = max(found.get(name, 0.0), _distance(other[name], expected[name]))
     return found

@@ -162,3 +162,40 @@ def _several(rng: random.Random, shape: tuple[int, ...]) -> Loss:
     third = F.cosine_embedding_loss(out.flatten(1), batch["y"].flatten(1), torch.ones(out.shape[0]))
     loss = first + 0.1 * second + {0.1 if size > 1 else 0.0} * third"""
     return Loss({"y": _like(shape)}, lines)
+
+
+@_loss
+def _ranks(rng: random.Random, shape: tuple[int, ...]) -> Loss:
+    """Margins, and distances of all pairs."""
+    line = rng.choice(
+        [
+            "F.margin_ranking_loss(out, batch['y'], batch['y'].sign(), margin=0.5)",
+            "F.hinge_embedding_loss(out, batch['y'].sign())",
+            "F.soft_margin_loss(out, batch['y'].sign())",
+            "F.poisson_nll_loss(out, batch['y'].exp(), reduction='mean')",
+            "F.multilabel_soft_margin_loss(out.flatten(1), (batch['y'].flatten(1) > 0).to(out.dtype))",
+            "torch.pdist(out.flatten(1)).mean() if out.shape[0] > 1 else out.sum()",
+            "torch.cdist(out.flatten(1), batch['y'].flatten(1)).mean()",
+            "(out - batch['y']).abs().flatten(1).topk(1, -1).values.mean()",
+            "F.mse_loss(out.sort(0).values, batch['y'].sort(0).values)",
+        ]
+    )
+    return Loss({"y": _like(shape)}, f"loss = {line}")
+
+
+@_loss
+def _soft_classes(rng: random.Random, shape: tuple[int, ...]) -> Loss:
+    """Probabilities as targets; of the last dimension."""
+    more = rng.choice(["", ", label_smoothing=0.2", ", reduction='sum'"])
+    given = "out.reshape(-1, out.shape[-1]), batch['y'].reshape(-1, out.shape[-1]).softmax(-1)"
+    return Loss({"y": _like(shape)}, f"loss = F.cross_entropy({given}{more})")
+
+
+@_loss
+def _nested(rng: random.Random, shape: tuple[int, ...]) -> Loss:
+    """A batch with lists and dicts in it, and one number for each sample."""
+    leaves = {"more": f"[{_like(shape)}, {{'kind': torch.randint(3, (n,), generator=g)}}]"}
+    lines = """target, kind = batch["more"][0], batch["more"][1]["kind"]
+    scale = torch.tensor([0.5, 1.0, 2.0], dtype=out.dtype)[kind]
+    loss = (scale * (out - target).square().flatten(1).mean(1)).mean()"""
+    return Loss(leaves, lines)

@@ -93,9 +93,14 @@ def optimizer_text(name: str, rng: random.Random) -> str:
     )
     if rng.random() < 0.05:
         groups = "trained[:-1] or trained"
+    made = f"torch.optim.{name}({groups}, {given})"
+    if rng.random() < 0.1:
+        one = f"torch.optim.{name}(trained[::2], {given})"
+        two = "[torch.optim.SGD(trained[1::2], lr=0.05)] if len(trained) > 1 else []"
+        made = f"[{one}] + ({two})"
     return f"""def make_optimizer(model):
     trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.{name}({groups}, {given})
+    return {made}
 """
 
 

@@ -164,16 +164,18 @@ def _batch(case: Case, loss: Loss) -> str:
 
 
 def _settings(case: Case, draws: bool) -> str:
-    steps = ", ".join(f"({s.samples}, {s.update}, {s.rate})" for s in case.steps)
+    steps = ", ".join(f"({s.samples}, {s.update}, {s.rate}, {s.change!r})" for s in case.steps)
     ranks = torch.arange(case.ranks).reshape(case.grid).tolist()
     limits = {"float64": "1e-9", "float32": "2e-4"}
     limit = "3e-2" if "bf16" in case.features else limits[case.dtype]
-    return f"""# Samples of the batch, whether parameters are updated, by what learning rates are multiplied before.
+    return f"""# Samples of the batch, whether parameters are updated, by what learning rates are multiplied before,
+# and what else is done (tools/random_programs/changes.py).
 STEPS = [{steps}]
 GRID = {ranks}
 LIMIT = {limit}
 RANDOM = {draws}
 EVALUATES = {"evaluation" in case.features}
+METRICS = {"metrics" in case.features}
 """
 
 
@@ -186,9 +188,21 @@ def _known(script: dict[str, Any]) -> Known:
     return Known(
         {name: tuple(tensor.shape) for name, tensor in named if name in kept},
         [name for name, module in model.named_modules() if type(module) is nn.Linear],
-        {name: tuple(leaf.shape) for name, leaf in batch.items()},
+        {key: tuple(leaf.shape) for key, leaf in _batch_leaves("", batch)},
         list(_children(model)),
     )
+
+
+def _batch_leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of a batch, by the keys that weft has for them."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _batch_leaves(f"{key}.{name}" if key else name, part)
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from _batch_leaves(f"{key}[{place}]", part)
+    else:
+        yield key, value
 
 
 def _children(model: nn.Module) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tools.random_programs.judge import Verdict, judge
 from tools.random_programs.large import act_large
 from tools.random_programs.text import namespace
 
-LIMIT = 90.0  # seconds that one case may take
+LIMIT = 300.0  # seconds that one case may take; ranks that wait for each other end sooner
 EACH = 200  # cases after which a process is started anew, so that nothing piles up
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from weft.capture.batch import dtype_name
 from weft.capture.fx import DispatchMode
-from weft.capture.optimizer_checks import check_apart, check_optimizer
+from weft.capture.optimizer_checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers import Optimizers
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER
@@ -121,7 +121,7 @@ def update_rules(
     for optimizer in optimizers.each:
         check_optimizer(optimizer)
     tried: dict[Any, UpdateRule] = {}
-    apart: set[tuple[int, int]] = set()
+    cut: dict[tuple[int, int], bool] = {}
     rules = {}
     for name, group in groups.items():
         parameter = parameters[name]
@@ -130,10 +130,12 @@ def update_rules(
         if kind not in tried:
             master = masters and _is_half(parameter)
             tried[kind] = replace(_try(optimizer, own, parameter, name, master), group=group)
-        if (group, parameter.dim()) not in apart:
-            apart.add((group, parameter.dim()))
-            check_apart(optimizer, partial(_copy_for, optimizer, own), name, parameter.dim())
-        rules[name] = tried[kind]
+        dims = (group, parameter.dim())
+        if dims not in cut:
+            copy = partial(_copy_for, optimizer, own)
+            check_apart(optimizer, copy, name, parameter.dim())
+            cut[dims] = updates_parts_alike(copy, parameter.dim())
+        rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
     return rules
 
 
@@ -145,23 +147,18 @@ def _try(
     master: bool,
 ) -> UpdateRule:
     dtype = torch.float32 if master else parameter.dtype
-    probe = torch.nn.Parameter(torch.empty(parameter.shape, device="meta", dtype=dtype))
-    copy = _copy_for(optimizer, group, probe)
-    options = dict(copy.param_groups[0])
-    observer = _Observer()
     try:
-        # Twice: some states appear with the first step, some ops only with the second.
-        for _ in range(2):
-            probe.grad = torch.empty_like(probe)
-            with observer:
-                copy.step()
+        states, mixing = _trial(optimizer, group, parameter.shape, dtype)
+        if parameter.numel() == 1 and parameter.dim():
+            # Of one element ops do not show whether they mix elements.
+            _, mixing = _trial(optimizer, group, [2] * parameter.dim(), dtype)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} failed with "
             f"{type(error).__name__}: {error}. Its update must not branch on values of tensors, nor take a closure"
         ) from error
-    _check_options(optimizer, options, copy.param_groups[0])
-    states = _states(copy, probe)
     if any(state.name == MASTER for state in states):
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
@@ -169,7 +166,37 @@ def _try(
         )
     if master:
         states = (*states, StateSpec(MASTER, tuple(parameter.shape), dtype_name(dtype)))
-    return UpdateRule(type(optimizer).__name__, group, states, elementwise=not observer.mixing)
+    return UpdateRule(type(optimizer).__name__, group, states, elementwise=not mixing)
+
+
+def _trial(
+    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[StateSpec, ...], bool]:
+    """Two steps on a parameter without data: the states that it gets, and whether its elements are mixed."""
+    try:
+        return _stepped(optimizer, group, shape, dtype)
+    except TypeError:
+        if len(shape):
+            raise
+    # Masks of no dimension are read as flags where a tensor is indexed by them (`sign[sign.gt(0)] = 1`).
+    states, mixing = _stepped(optimizer, group, [1], dtype)
+    return tuple(replace(s, shape=() if s.shape == (1,) else s.shape) for s in states), mixing
+
+
+def _stepped(
+    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[StateSpec, ...], bool]:
+    probe = torch.nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
+    copy = _copy_for(optimizer, group, probe)
+    options = dict(copy.param_groups[0])
+    observer = _Observer()
+    # Twice: some states appear with the first step, some ops only with the second.
+    for _ in range(2):
+        probe.grad = torch.empty_like(probe)
+        with observer:
+            copy.step()
+    _check_options(optimizer, options, copy.param_groups[0])
+    return _states(copy, probe), bool(observer.mixing)
 
 
 def _is_half(parameter: torch.Tensor) -> bool:
@@ -214,11 +241,11 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
 
 
 class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether any op on more than one element mixes elements.
+    """Notes which ops on more than one element mix elements.
 
-    Where the optimizer takes a number out of a tensor, the tensor may hold the whole parameter's
-    norm: that mixes, and any number will do to go on. Where it branches on one, the other branch
-        could keep other states: that is refused.
+    Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
+    a whole parameter, as its norm, an op has mixed before. Where it branches on one, the other branch
+    could keep other states: that is refused.
     """
 
     def __init__(self) -> None:
@@ -227,21 +254,29 @@ class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return self._any_number(args[0])
+            if args[0].dtype == torch.bool:
+                raise TypeError("the step branches on the value of a tensor")
+            return 1.0
         result = func(*args, **(kwargs or {}))
-        if not _is_elementwise(func) and any(_size(arg) > 1 for arg in args):
+        mixes = not _is_elementwise(func) and not _fills_where(func, args)
+        if mixes and any(_size(arg) > 1 for arg in args):
             self.mixing.append(str(func))
         return result
-
-    def _any_number(self, tensor: torch.Tensor) -> float:
-        if tensor.dtype == torch.bool:
-            raise TypeError("the step branches on the value of a tensor")
-        self.mixing.append("item")
-        return 1.0
 
 
 def _is_elementwise(op: Any) -> bool:
     return torch.Tag.pointwise in op.tags or op.overloadpacket.__name__ in _ELEMENTWISE
+
+
+def _fills_where(op: Any, args: Sequence[Any]) -> bool:
+    """Whether this is `x[mask] = number`, with a mask of the shape of x."""
+    if op.overloadpacket.__name__ not in ("index_put", "index_put_"):
+        return False
+    x, indices, value = args[:3]
+    if len(indices) != 1 or indices[0] is None:
+        return False
+    mask = indices[0]
+    return bool(mask.dtype == torch.bool and mask.shape == x.shape and value.numel() == 1)
 
 
 def _size(arg: Any) -> int:

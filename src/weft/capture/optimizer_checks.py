@@ -5,7 +5,7 @@ And what its hyperparameters must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
@@ -117,6 +117,35 @@ def check_apart(
             f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
             "clip_norm= of the strategy; otherwise expected an update that looks at one parameter at a time"
         )
+
+
+def updates_parts_alike(copy: Callable[..., Any], dims: int) -> bool:
+    """Whether the parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+
+    What ops do not show: an update may ask for the parameter's shape.
+    """
+    values = [_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
+    try:
+        whole = _trained(copy, values)
+        for dim in range(dims):
+            cuts = [torch.split(each, [1, _SIZE - 1], dim) for each in values]
+            parts = [_trained(copy, [cut[place] for cut in cuts]) for place in (0, 1)]
+            if not torch.allclose(torch.cat(parts, dim), whole, equal_nan=True):
+                return False
+    except Exception:
+        return True  # it does not take such small tensors; the ops say what there is to know
+    return True
+
+
+def _trained(copy: Callable[..., Any], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A parameter that begins with the first values, after a step with each of the others as its gradient."""
+    parameter = torch.nn.Parameter(values[0].clone())
+    optimizer = copy(parameter)
+    with torch.random.fork_rng(devices=[]):
+        for gradient in values[1:]:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    return parameter.detach()
 
 
 def _updated(copy: Callable[..., Any], dims: int, scale: float) -> torch.Tensor:

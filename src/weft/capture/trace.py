@@ -27,6 +27,7 @@ from weft.capture.fx import (
     noted_copies,
     trace,
 )
+from weft.capture.grids import GridsOfOne
 from weft.capture.hint import hints_recorded
 from weft.capture.hooks import gradient_hooks
 from weft.capture.lending import lent, restored, write_replaced
@@ -215,8 +216,8 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        own = _AttentionWithDropout(), Rewritten(), layers
-        with own[0], own[1], own[2], LinesNoted(), checkpoints_noted(), casts:
+        own = _AttentionWithDropout(), GridsOfOne(), Rewritten(), layers
+        with own[0], own[1], own[2], own[3], LinesNoted(), checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from tools.random_programs.blocks import experts, features, images, papers, strange, tokens
+from tools.random_programs.blocks import (
+    algebra,
+    experts,
+    features,
+    images,
+    modules,
+    papers,
+    places,
+    strange,
+    tokens,
+)
 from tools.random_programs.blocks.block import BLOCKS, Block, Draw, fitting
 
 __all__ = [
     "BLOCKS",
     "Block",
     "Draw",
+    "algebra",
     "experts",
     "features",
     "fitting",
     "images",
+    "modules",
     "papers",
+    "places",
     "strange",
     "tokens",
 ]
