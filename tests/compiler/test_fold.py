@@ -27,9 +27,10 @@ S, B = weft.split, weft.broadcast
 
 @cache
 def captured(name: str, batch: int) -> Captured:
-    model: nn.Module = GPT() if name == "gpt" else MLP()
-    example = token_batch(batch) if name == "gpt" else vector_batch(batch)
-    loss_fn = token_loss if name == "gpt" else classification_loss
+    words = {"gpt": 17, "even gpt": 16}.get(name)
+    model: nn.Module = GPT(words) if words else MLP()
+    example = token_batch(batch, vocabulary=words) if words else vector_batch(batch)
+    loss_fn = token_loss if words else classification_loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     return capture(model, loss_fn, optimizer, example)
 
@@ -66,6 +67,13 @@ CASES: dict[str, tuple[str, int, Any, weft.Strategy]] = {
         piped(stages=2, micro_batches=2, zero=weft.Zero(3)),
     ),
     "stages x data x tensor": ("gpt", 8, grid(4, 2), TENSOR),
+    "even stages x data x tensor": ("even gpt", 8, grid(4, 2), TENSOR),
+    "even stages x data x tensor, limited": (
+        "even gpt",
+        8,
+        grid(4, 2),
+        replace(TENSOR, memory_limit=1 << 20),
+    ),
     "stages x data x tensor, zero 1": ("gpt", 8, grid(4, 2), replace(TENSOR, zero=ONE)),
     "interleaved": ("gpt", 8, grid(1, 2), piped(stages=2, micro_batches=2, schedule="gpipe")),
     "uneven batch": ("mlp", 14, grid(2, 3), piped(stages=2, micro_batches=2)),
@@ -80,7 +88,7 @@ CASES: dict[str, tuple[str, int, Any, weft.Strategy]] = {
 
 
 def every_rank(
-    graph: Any, communicators: Sequence[Communicator], ranks: Sequence[int]
+    graph: Any, communicators: Sequence[Communicator], ranks: Sequence[int], by_memory: bool
 ) -> dict[int, int]:
     """No rank is like another."""
     return {rank: rank for rank in ranks}
@@ -116,6 +124,8 @@ def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
         ("stages x data, zero 1", [0, 2]),
         ("stages x data, zero 3", [0, 4]),
         ("stages x data x tensor", [0, 1, 4, 5]),
+        ("even stages x data x tensor", [0, 4]),
+        ("even stages x data x tensor, limited", [0, 1, 4, 5]),
     ],
 )
 def test_one_rank_of_each_class_is_localized(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import InternalError
@@ -46,6 +48,14 @@ BROKEN = {
 def test_a_legal_graph_passes() -> None:
     graph = parse_graph(LEGAL)
     assert verify(graph, with_layouts=True) is graph
+
+
+def test_a_graph_with_its_very_own_nodes_is_itself() -> None:
+    graph = parse_graph(LEGAL)
+    assert graph.with_nodes(list(graph.nodes)) is graph
+    assert graph.with_nodes(graph.nodes[:-1]).nodes == graph.nodes[:-1]
+    # Equal is not enough: 1 equals True, and is written otherwise.
+    assert graph.with_nodes(map(replace, graph.nodes)) is not graph
 
 
 def test_rules_that_held_do_not_stand_for_others() -> None:

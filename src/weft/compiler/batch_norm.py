@@ -92,7 +92,7 @@ def split_batch_norms(
                 operands[len(nodes)] = layouts
             nodes.append(made)
     taken = replace(assignment, values=values, operands=operands)
-    return replace(graph, nodes=tuple(nodes)), taken
+    return graph.with_nodes(nodes), taken
 
 
 def _over(sbp: SBP) -> bool:

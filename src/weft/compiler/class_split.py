@@ -84,7 +84,7 @@ def split_classes(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalG
             operands[len(nodes)] = reads
             nodes.append(call)
     taken = replace(assignment, values=values, operands=operands)
-    return replace(graph, nodes=tuple(nodes)), taken
+    return graph.with_nodes(nodes), taken
 
 
 def _split_by_classes(call: OpCall) -> Split | None:

@@ -33,8 +33,8 @@ def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
         )
         for key, sbps in hints.inputs.items()
     }
-    nodes = tuple(_as_whole(node) if is_storage(node) else node for node in graph.nodes)
-    return replace(graph, nodes=nodes), Hints(inputs, hints.stored)
+    nodes = (_as_whole(node) if is_storage(node) else node for node in graph.nodes)
+    return graph.with_nodes(nodes), Hints(inputs, hints.stored)
 
 
 def is_storage(node: Node) -> bool:

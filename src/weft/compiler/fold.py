@@ -52,10 +52,15 @@ PLACES: Mapping[str, tuple[int, ...]] = {
     "weft.slice": (2,),
     "weft.uniform": (1,),
 }
+# Those that say besides whether a rank has a value or zeros in its place: of memory, not of time.
+KEPT: Mapping[str, tuple[int, ...]] = {"weft.keep": (1,)}
 
 
 def rank_classes(
-    graph: LogicalGraph, communicators: Sequence[Communicator], ranks: Sequence[int]
+    graph: LogicalGraph,
+    communicators: Sequence[Communicator],
+    ranks: Sequence[int],
+    by_memory: bool = True,
 ) -> dict[int, int]:
     """For each rank, the first of those that are like it.
 
@@ -63,12 +68,14 @@ def rank_classes(
         graph: with layouts on all values.
         communicators: of all its boxings.
         ranks: of all its placements.
+        by_memory: whether ranks of one class must also hold as much; without a limit, plans do not depend on it.
     """
     colours = _Colours(dict.fromkeys(sorted(ranks), 0))
     for feature in (*_shapes(graph), *_calls(graph), *_windows(graph)):
         colours.split(feature)
     uses: dict[int, list[int]] = {rank: [] for rank in ranks}
-    for feature in _boxes(graph, communicators, uses):
+    hidden = PLACES if by_memory else {**PLACES, **KEPT}
+    for feature in _boxes(graph, communicators, uses, hidden):
         colours.split(feature)
     places = {rank: _places(used) for rank, used in uses.items()}
     colours.split({rank: tuple(place.values()) for rank, place in places.items()})
@@ -140,7 +147,10 @@ def _windows(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
 
 
 def _boxes(
-    graph: LogicalGraph, communicators: Sequence[Communicator], uses: Mapping[int, list[int]]
+    graph: LogicalGraph,
+    communicators: Sequence[Communicator],
+    uses: Mapping[int, list[int]],
+    hidden: Mapping[str, tuple[int, ...]],
 ) -> Iterator[dict[int, Hashable]]:
     """What a rank runs of the boxings; `uses` gets the communicators, in order. Of equal boxings once."""
     ids = {each.ranks: each.id for each in communicators}
@@ -156,7 +166,7 @@ def _boxes(
         for rank in sorted(ranks):
             nodes = _box_nodes(source, target, rank, ids)
             uses[rank].extend(one.communicator for one in nodes if isinstance(one, Exchange))
-            feature[rank] = tuple(map(_shown, nodes))
+            feature[rank] = tuple(_shown(one, hidden) for one in nodes)
         yield feature
 
 
@@ -173,7 +183,7 @@ def _box_nodes(
     return [node for node in found if node is not None]
 
 
-def _shown(node: Any) -> Hashable:
+def _shown(node: Any, hidden: Mapping[str, tuple[int, ...]] = PLACES) -> Hashable:
     """A call or an exchange without what may differ between ranks that are alike."""
     match node:
         case Collective():
@@ -184,10 +194,9 @@ def _shown(node: Any) -> Hashable:
                 for pieces in (node.sends, node.receives)
             )
             return node.input, node.output, sends, receives, node.bytes
-    hidden = PLACES.get(node.op, ())
-    count = len(node.args)
+    places, count = hidden.get(node.op, ()), len(node.args)
     args = tuple(
-        None if place in hidden or place - count in hidden else arg
+        None if place in places or place - count in places else arg
         for place, arg in enumerate(node.args)
     )
     made = node.outputs if isinstance(node, LocalCall) else (node.operands, node.results)

@@ -123,8 +123,7 @@ def with_sources(
         (number for number, node in enumerate(graph.nodes) if isinstance(node, Update)),
         len(graph.nodes),
     )
-    nodes = (*graph.nodes[:place], *calls, *map(read, graph.nodes[place:]))
-    return replace(graph, nodes=nodes)
+    return graph.with_nodes((*graph.nodes[:place], *calls, *map(read, graph.nodes[place:])))
 
 
 def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Phase:

@@ -98,7 +98,7 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
             nodes.append(replace(node, value=leaves[node.value.name]))
         else:
             nodes.append(renamed(node, names))
-    return replace(graph, nodes=tuple(nodes))
+    return graph.with_nodes(nodes)
 
 
 def _is_whole(node: Call, leaf: Value | None) -> bool:

@@ -45,7 +45,7 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
             nodes += counting
             names |= _renaming(node, counting)
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
+    return graph.with_nodes(nodes)
 
 
 def _ignores_count(node: Node) -> bool:

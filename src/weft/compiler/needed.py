@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weft.ir.logical import Call, LogicalGraph, Node, node_uses
 
 
@@ -16,4 +14,4 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
         if not isinstance(node, Call) or any(name in used for name in made):
             used.update(node_uses(node))
             kept.append(node)
-    return replace(graph, nodes=tuple(reversed(kept)))
+    return graph.with_nodes(reversed(kept))

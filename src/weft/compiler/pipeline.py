@@ -193,7 +193,8 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     graph, stages = laid.graph, laid.stages
     groups = communicators(graph)
     together = graph.micro_batches > 1 or len(stages.placements) > 1
-    classes = rank_classes(graph, groups, placement.ranks) if together else {}
+    limited = options.memory_limit is not None
+    classes = rank_classes(graph, groups, placement.ranks, limited) if together else {}
     every = sorted({*classes.values(), *ranks})
     local = localize_all(graph, every, groups, stages.homes)
     cut = _cut(graph, local, groups, placement, stages, options)

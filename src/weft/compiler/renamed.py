@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from weft.compiler import box
 from weft.ir.logical import LogicalGraph
@@ -20,4 +19,4 @@ def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
         return name
 
     last = {name: final(name) for name in names}
-    return replace(graph, nodes=tuple(box.renamed(node, last) for node in graph.nodes))
+    return graph.with_nodes(box.renamed(node, last) for node in graph.nodes)

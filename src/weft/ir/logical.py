@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 from weft.cached import cached_property
@@ -110,6 +112,12 @@ class LogicalGraph:
         first = f"graph {quoted(self.name)}{micro_text(self.micro_batches)}"
         header = [first, *placement_lines(self.placements)]
         return "\n".join(header + [node_text(node, self.placements) for node in self.nodes]) + "\n"
+
+    def with_nodes(self, nodes: Iterable[Node]) -> LogicalGraph:
+        """The graph with these nodes: itself, with all that is known of it, where they are its very own."""
+        every = tuple(nodes)
+        same = len(every) == len(self.nodes) and all(map(is_, every, self.nodes))
+        return self if same else replace(self, nodes=every)
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """The nodes of one kind, in order."""

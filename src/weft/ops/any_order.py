@@ -7,12 +7,14 @@ the results. Where localizing needs no offset, it may as well be permuted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
+from typing import TypeAlias
 
 from weft.ops.arguments import slots
 from weft.ops.call import OpCall
 from weft.ops.factors import Dims, Factors
-from weft.ops.rule import aten, has_rule, rule_of
+from weft.ops.rule import Rule, aten, has_rule, rule_of
 
 # Ops whose local arguments name sizes, or positions along one factor alone.
 _SIZES = frozenset(aten("view _unsafe_view reshape expand flatten.using_ints unflatten.int"))
@@ -22,10 +24,13 @@ _POSITIONS |= dict.fromkeys(aten("embedding embedding_dense_backward"), "v")
 _POSITIONS |= dict.fromkeys(("weft.expert_mm", "weft.expert_gradient"), "e")
 _NONE: Mapping[int, int] = MappingProxyType({})
 
+# For each operand and for each result, the dimension of the rows; None where it has none.
+Rows: TypeAlias = tuple[tuple[int | None, ...], tuple[int | None, ...]]
+
 
 def rows_of(
     call: OpCall, here: Mapping[int, int], rows: int, made: Mapping[int, int] = _NONE
-) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
+) -> Rows | None:
     """Where the rows are in the operands and results of a call that does not care about their order.
 
     Args:
@@ -34,15 +39,28 @@ def rows_of(
         rows: how many there are.
         made: for some results, the dimension of their rows.
     """
-    if not has_rule(call.op) or not _may_move(call):
+    if not has_rule(call.op):
         return None
-    factors, by_slot = rule_of(call).bind(call), slots(call)
+    return _rows_of(rule_of(call), call, tuple(here.items()), rows, tuple(made.items()))
+
+
+@cache
+def _rows_of(
+    rule: Rule,
+    call: OpCall,
+    here: tuple[tuple[int, int], ...],
+    rows: int,
+    made: tuple[tuple[int, int], ...],
+) -> Rows | None:
+    if not _may_move(rule, call.op):
+        return None
+    factors, by_slot, dims = rule.bind(call), slots(call), dict(here)
     names = {
-        factors.operands[slot][here[operand]]
+        factors.operands[slot][dims[operand]]
         for slot, operand in enumerate(by_slot)
-        if operand in here
+        if operand in dims
     }
-    names |= {factors.results[result][dim] for result, dim in made.items()}
+    names |= {factors.results[result][dim] for result, dim in made}
     names = {name for name in names if name and name not in factors.whole}
     if len(names) != 1:
         return None
@@ -52,15 +70,15 @@ def rows_of(
     wanted: dict[int, int | None] = {}
     for slot, operand in enumerate(by_slot):
         place = _place(factors.operands[slot], name)
-        if wanted.setdefault(operand, place) != place or here.get(operand, place) != place:
+        if wanted.setdefault(operand, place) != place or dims.get(operand, place) != place:
             return None
     operands = tuple(wanted[i] for i in range(len(call.operands)))
     return operands, tuple(_place(dims, name) for dims in factors.results)
 
 
-def _may_move(call: OpCall) -> bool:
+def _may_move(rule: Rule, op: str) -> bool:
     """Whether no local argument can depend on where rows begin."""
-    return rule_of(call).adapt is None or call.op in _SIZES or call.op in _POSITIONS
+    return rule.adapt is None or op in _SIZES or op in _POSITIONS
 
 
 def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
