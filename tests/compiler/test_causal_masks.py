@@ -18,7 +18,6 @@ from weft.compiler.known_values import Along, Known
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call, node_outputs
 
-Golden = Callable[[str, str], None]
 Mask = Callable[[Tensor], Tensor]
 # Of the batch, of queries, and of keys where they are more.
 ROWS, TIME, LONGER = 2, 6, 8
@@ -47,11 +46,6 @@ update "SGD" group 0 %w from %gw
 output "loss" %loss
 output "[1]" %le
 """
-
-
-def test_the_flag_stands_in_place_of_the_mask(golden: Golden) -> None:
-    """What else is read of the mask's computation stays."""
-    golden(str(verify(causal_masks(parse_graph(STEP)))), "causal_mask")
 
 
 def test_a_flag_beside_a_mask_that_keeps_all_stays() -> None:

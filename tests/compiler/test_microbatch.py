@@ -250,38 +250,3 @@ def test_counts_of_labels_gather_no_labels() -> None:
 def test_one_micro_batch_changes_nothing() -> None:
     graph, _ = captured(MLP(), classification_loss, vector_batch(4))
     assert split_time(graph, 1) is graph
-
-
-WHOLE = """graph "step"
-%w = parameter "w" : float32[4, 3]
-%mean = buffer "norm.running_mean" : float32[3]
-%var = buffer "norm.running_var" : float32[3]
-%seen = buffer "norm.num_batches_tracked" : int64[]
-%x = batch "x" : float32[8, 4]
-%y = batch "y" : int64[8]
-%h = call aten.mm.default(%x, %w) : float32[8, 3]
-%z, %own, %rstd, %new, %newvar = call aten._native_batch_norm_legit_functional.default(%h, \
-None, None, %mean, %var, True, 0.1, 1e-05) \
-: float32[8, 3], float32[3], float32[3], float32[3], float32[3]
-%count = call aten.add.Tensor(%seen, 1) : int64[]
-%u = call weft.uniform([8, 3], [0, 0], [8, 3], 0, dtype=!dtype:float32, device=!device:cpu) : float32[8, 3]
-%d = call aten.mul.Tensor(%z, %u) : float32[8, 3]
-%e = call aten.exp.default(%d) : float32[8, 3]
-%known = call aten.ne.Scalar(%y, 0) : bool[8]
-%labels = call aten.sum.default(%known, dtype=!dtype:float32) : float32[]
-%s = call aten.sum.default(%e) : float32[]
-%loss = call aten.div.Tensor(%s, %labels) : float32[]
-%dd = call aten.div.Tensor(%e, %labels) : float32[8, 3] {0 backward}
-%t = call aten.t.default(%x) : float32[4, 8] {0 backward}
-%dw = call aten.mm.default(%t, %dd) : float32[4, 3] {0 backward}
-update "copy" group 0 %mean from %new
-update "copy" group 0 %var from %newvar
-update "copy" group 0 %seen from %count
-update "SGD" group 0 %w from %dw
-output "loss" %loss
-output "logits" %h
-"""
-
-
-def test_split_time(golden: Callable[[str, str], None]) -> None:
-    golden(str(verify(split_time(parse_graph(WHOLE), 4))), "split_time")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,6 @@ from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram
 from weft.layout import SBP, Broadcast, Split, placement
 
-Golden = Callable[[str, str], None]
 PAIR = placement("cpu", [0, 1])
 WHOLE, ROWS, COLUMNS = (Broadcast(),), (Split(0),), (Split(1),)
 
@@ -51,10 +49,6 @@ def boxed(layouts: dict[str, tuple[SBP, ...]], batch: int = 8, wide: int = 6) ->
 
 def local(graph: LogicalGraph, rank: int = 1) -> LocalProgram:
     return localize(graph, rank, communicators(graph))
-
-
-def test_overlap(golden: Golden) -> None:
-    golden(str(overlap(local(boxed(TENSORS)), 2)), "overlapped")
 
 
 def test_products_stand_beside_exchanges() -> None:

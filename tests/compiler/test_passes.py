@@ -1,144 +1,217 @@
-"""Every pass, before and after, as text: one training step of a linear layer on two ranks."""
+"""Every pass, before and after, as text; one row of `PASSES` and one file `golden/<row>.txt` for each.
+
+The first part of a file is a graph, the input of the row; parts end with a line of dashes. A pass on
+graphs has one more part, the graph after it. One on what is made of graphs has two: before and after.
+For a new pass, write a row, a file with a small graph on which it does something, and run `make golden`.
+"""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
 
 import pytest
 
+from compiler.pass_parts import (
+    HOMES,
+    PAIR,
+    actors,
+    actors_text,
+    assignment_text,
+    before_boxing,
+    boxed,
+    buckets,
+    deduced,
+    gathering,
+    local,
+    on,
+    on_programs,
+    prioritised,
+    schedule_text,
+    sharded,
+    staged,
+    with_copies_of_1f1b,
+)
+from weft.compiler import pipeline, schedule, stages_join
+from weft.compiler.activations import lay_activations
 from weft.compiler.aliases import copy_escaping_views
-from weft.compiler.box import box
-from weft.compiler.bucket import Bucket, Schedule, bucket
-from weft.compiler.calls import local_op_call
-from weft.compiler.communicators import communicators
+from weft.compiler.apart import keep_apart
+from weft.compiler.batch_norm import split_batch_norms
+from weft.compiler.causal_masks import causal_masks
+from weft.compiler.class_split import split_classes
+from weft.compiler.clip import clip_norm
 from weft.compiler.credit import credit
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize, localize_all
-from weft.compiler.segment import segment
-from weft.compiler.signatures import check_signatures
-from weft.errors import InternalError
-from weft.ir import LogicalGraph, parse_graph
-from weft.ir.logical import Box
-from weft.ir.plan import LocalCall, LocalProgram, LocalUpdate
-from weft.ir.plan_printer import actor_text, local_text
+from weft.compiler.deduce import Hints
+from weft.compiler.dispatch import dispatch_rows
+from weft.compiler.exchange_dtypes import lay_exchanges
+from weft.compiler.gradient_sums import lay_sums
+from weft.compiler.joined_loss import join_losses
+from weft.compiler.joined_products import join_products
+from weft.compiler.loss_scale import scale_loss, unscale
+from weft.compiler.microbatch import split_time
+from weft.compiler.offload import offload
+from weft.compiler.options import Options, Stage
+from weft.compiler.overlap import overlap
+from weft.compiler.precision import Precision
+from weft.compiler.prefetch import gathers_first
+from weft.compiler.products_first import products_first
+from weft.compiler.recompute import recompute
+from weft.compiler.schedule_weights import split_backward
+from weft.compiler.shares import store_in_shares
+from weft.compiler.stages import Stages
+from weft.compiler.stages_cut import copy_sources, cut_stages
+from weft.compiler.stages_join import lay_out
+from weft.compiler.time_first import time_first
+from weft.compiler.undone_views import undo_views
+from weft.compiler.unsorted import unsorted
+from weft.hardware import CostModel
+from weft.ir import LogicalGraph, parse_graph, verify
 from weft.layout import Broadcast, Split, placement
 
-Golden = Callable[[str, str], None]
-PAIR = placement("cpu", [0, 1])
+# What a row makes of the graph that its file begins with: the parts that follow it there.
+Row: TypeAlias = Callable[[LogicalGraph], object]
 
-# y = x wᵀ, loss = sum(y) / 6, gradient of w, plain descent; the result y is returned too.
-STEP = """\
-graph "step"
-%w = parameter "fc.weight" : float32[4, 5]
-%x = batch "x" : float32[6, 5]
-%t = call aten.t.default(%w) : float32[5, 4] at "train.py":3 in "fc"
-%y = call aten.mm.default(%x, %t) : float32[6, 4] at "train.py":3 in "fc"
-%sum = call aten.sum.default(%y) : float32[] at "train.py":7
-%loss = call aten.div.Tensor(%sum, 6) : float32[] at "train.py":7
-%ones = call aten.full.default([6, 4], 1, dtype=!dtype:float32) : float32[6, 4] at "train.py":7 backward
-%seed = call aten.div.Tensor(%ones, 6) : float32[6, 4] at "train.py":7 backward
-%turned = call aten.t.default(%seed) : float32[4, 6] at "train.py":3 in "fc" backward
-%gw = call aten.mm.default(%turned, %x) : float32[4, 5] at "train.py":3 in "fc" backward
-update "SGD" group 0 %w from %gw
-output "loss" %loss
-output "[1]" %y
-"""
+GRID = placement("cpu", [[0, 1], [2, 3]])
+FIRST, SECOND = placement("cpu", [0]), placement("cpu", [1])
+STAGED = Options(stages=(Stage(["first"], FIRST), Stage(["second"], SECOND)))
+TWO_EACH = Stages((PAIR, placement("cpu", [2, 3])), HOMES)
+B, S0, S1 = Broadcast(), Split(0), Split(1)
 
-STRATEGIES = {
-    "data": Hints({"x": (Split(0),), "fc.weight": (Broadcast(),)}),
-    "columns": Hints({"x": (Broadcast(),), "fc.weight": (Split(0),)}),
-    "rows": Hints({"x": (Split(0),), "fc.weight": (Split(1),)}),
+# One row for each pass, or for each way of one pass, behind a dot: how it is called.
+PASSES: dict[str, Row] = {
+    # transform
+    "keep_apart": keep_apart,
+    "products_first": products_first,
+    "causal_masks": causal_masks,
+    "unsorted": unsorted,
+    "join_products": join_products,
+    "scale_loss": scale_loss,
+    "assign_stages": lambda graph: staged(graph, STAGED),
+    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", "S(1)")]),
+    "undo_views": undo_views,
+    "recompute": lambda graph: recompute(graph, ["blocks.*"]),
+    "lay_sums": lambda graph: lay_sums(graph, Precision(), 2),
+    "lay_sums.as_they_are": lambda graph: lay_sums(graph, Precision(accumulate=None), 2),
+    "split_time": lambda graph: split_time(graph, 4),
+    # lay
+    "store_in_shares": lambda graph: store_in_shares(graph, *on(PAIR, w=(S0,))),
+    "time_first": lambda graph: time_first(graph, *on(PAIR, x=(S1,))),
+    "time_first.beside_data": lambda graph: time_first(graph, *on(GRID, x=(S0, S1))),
+    "dispatch_rows": lambda graph: dispatch_rows(graph, *on(PAIR, w=(S0,)), 1.0).graph,
+    "shard_variables.level_1": lambda graph: sharded(graph, 1),
+    "shard_variables.level_3": lambda graph: sharded(graph, 3),
+    "unscale": unscale,
+    "clip_norm": lambda graph: clip_norm(graph, 1.5, ["grad_norm"]),
+    "lay_exchanges": lambda graph: lay_exchanges(graph, Precision(reduce="fp32")),
+    # lay_out
+    "copy_sources": copy_sources,
+    "cut_stages": lambda graph: [part.graph for part in cut_stages(graph, TWO_EACH)],
+    "deduce": lambda graph: assignment_text(graph, deduced(graph, x=(S0,), w=(B,))),
+    "split_classes": lambda graph: before_boxing(graph, split_classes, w=(S1,)),
+    "split_classes.loss": lambda graph: before_boxing(graph, split_classes, w=(S1,)),
+    "split_batch_norms": lambda graph: before_boxing(graph, split_batch_norms, x=(S0,)),
+    "box.data": lambda graph: boxed(graph, x=(S0,), w=(B,)),
+    "box.columns": lambda graph: boxed(graph, x=(B,), w=(S0,)),
+    "box.rows": lambda graph: boxed(graph, x=(S0,), w=(S1,)),
+    "lay_out": lambda graph: lay_out(graph, {1: Hints({"x": (S0,)})}, TWO_EACH, CostModel())[0],
+    # lower
+    "localize.data": lambda graph: local(graph, 1),
+    "localize.columns": lambda graph: local(graph, 1),
+    "localize.rows": lambda graph: local(graph, 1),
+    "overlap": lambda graph: on_programs(graph, lambda program: overlap(program, 2)),
+    "join_losses": lambda graph: on_programs(graph, join_losses),
+    "copy_escaping_views": lambda graph: on_programs(graph, copy_escaping_views),
+    "offload": lambda graph: on_programs(graph, lambda program: offload(program, graph, ["a"])),
+    # schedule
+    "split_backward": lambda graph: on_programs(graph, split_backward, rank=1),
+    "bucket": lambda graph: (local(graph), schedule_text(buckets(graph))),
+    "segment": lambda graph: (schedule_text(buckets(graph)), actors_text(actors(graph))),
+    "with_priorities": lambda graph: (
+        actors_text(actors(graph, rank=1, staged=True)),
+        actors_text(prioritised(graph, rank=1)),
+    ),
+    "prefetch": lambda graph: (actors_text(actors(graph)), actors_text(*gathering(graph))),
+    "gathers_first": lambda graph: (
+        actors_text(*gathering(graph)),
+        actors_text(*gathers_first(local(graph), *gathering(graph))),
+    ),
+    "credit": lambda graph: (actors_text(actors(graph)), credit(local(graph), actors(graph))),
+    "with_copies": with_copies_of_1f1b,
 }
 
+# Functions that passes are imported beside, and why they have no row.
+NO_PASSES = {
+    **dict.fromkeys(
+        ("check_kept", "check_limit", "check_signatures", "prove_live"),
+        "refuse, and change nothing",
+    ),
+    **dict.fromkeys(
+        ("communicators", "device_of", "loop_values", "memory", "moments_of", "rank_classes"),
+        "tell something of a program",
+    ),
+    **dict.fromkeys(
+        ("best_cut", "may_cut", "computed", "preset", "early_actors", "enough", "fewest"),
+        "decide what a pass is told",
+    ),
+    "of_preset": "decides what with_copies is told",
+    "describe": "words for a message",
+    "layout_of": "the layout of a value",
+    "on_cut_leaves": "changes hints alone",
+    "localize_all": "localize for several ranks",
+    "like": "copies a plan's credits and orders to a plan that is alike",
+    "plan_alone": "the passes of schedule, one after the other",
+    "plan_together": "the passes of schedule, one after the other",
+}
 
-def boxed(hints: Hints) -> LogicalGraph:
-    graph = parse_graph(STEP)
-    return box(graph, deduce(graph, hints, PAIR))
+DASHES = "----\n"
 
 
-def local(hints: Hints, rank: int = 1) -> LocalProgram:
-    graph = boxed(hints)
-    return localize(graph, rank, communicators(graph))
+@pytest.mark.parametrize("row", PASSES)
+def test_pass(golden: Callable[[str, str], None], row: str) -> None:
+    """The text is the file's; the pass does something."""
+    path = Path(__file__).parent / "golden" / f"{row}.txt"
+    assert path.exists(), f"write the graph to run {row} on to {path}, then run: make golden"
+    graph = parse_graph(path.read_text().partition(DASHES)[0])
+    made = PASSES[row](graph)
+    parts = [graph, *(made if isinstance(made, tuple) else (made,))]
+    texts = [part_text(part) for part in parts]
+    golden(DASHES.join(texts), row)
+    assert texts[-2] != texts[-1], f"{row} changes nothing: give it another graph"
 
 
-def schedule_text(schedule: Schedule) -> str:
-    lines = []
-    for item in schedule:
-        if isinstance(item, Bucket):
-            lines += ["bucket", *(f"  {local_text(part)}" for part in item.collectives)]
-        elif isinstance(item, LocalCall | LocalUpdate):
-            lines.append(local_text(item))
-    return "\n".join(lines)
+def part_text(part: object) -> str:
+    """The text of a part, or of several things that are one; graphs are checked."""
+    if isinstance(part, list):
+        return "".join(map(part_text, part))
+    if isinstance(part, LogicalGraph):
+        laid = {value.layout is not None for value in part.values.values()}
+        verify(part, with_layouts=laid == {True})
+    return str(part).rstrip("\n") + "\n"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_deduce_and_box(golden: Golden, strategy: str) -> None:
-    golden(str(boxed(STRATEGIES[strategy])), f"boxed_{strategy}")
+def test_every_pass_has_a_row() -> None:
+    """Functions that the compiler's drivers import from its other modules are passes, or said to be none."""
+    rows = {row.partition(".")[0] for row in PASSES}
+    assert set(NO_PASSES) & rows == set()
+    assert imported_by(pipeline, schedule, stages_join) == {*NO_PASSES, *rows}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ranks_share_calls_that_are_equal_for_them(strategy: str) -> None:
-    graph = boxed(STRATEGIES[strategy])
-    groups = communicators(graph)
-    both = localize_all(graph, (0, 1), groups)
-    assert both == {rank: localize(graph, rank, groups) for rank in (0, 1)}
-    # Those of the graph: boxing makes its own for each rank.
-    calls = {
-        rank: [n for n in both[rank].nodes if isinstance(n, LocalCall) and "aten." in n.op]
-        for rank in both
+def imported_by(*modules: ModuleType) -> set[str]:
+    """Functions that modules import from others of the compiler."""
+    trees = (ast.parse(Path(str(module.__file__)).read_text()) for module in modules)
+    return {
+        name.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.compiler.")
+        for name in node.names
+        if name.name.islower()
     }
-    shapes = [[local_op_call(call, both[rank].values) for call in calls[rank]] for rank in both]
-    equal = [a == b for a, b in zip(*shapes, strict=True)]
-    assert any(equal)
-    assert [a is b for a, b in zip(calls[0], calls[1], strict=True)] == equal
-    for call in calls[1]:
-        anew = LocalCall(call.op, call.args, call.kwargs, call.outputs, call.phase)
-        assert (call.operands, call.numbered) == (anew.operands, anew.numbered)
-        assert [local_op_call(call, both[1].values)] == call.rule_calls
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_localize(golden: Golden, strategy: str) -> None:
-    golden(str(local(STRATEGIES[strategy])), f"local_{strategy}")
-
-
-def test_copies_of_views(golden: Golden) -> None:
-    text = STEP.replace('output "[1]" %y', 'output "[1]" %t')
-    graph = parse_graph(text)
-    graph = box(graph, deduce(graph, STRATEGIES["data"], PAIR))
-    golden(str(copy_escaping_views(localize(graph, 0, communicators(graph)))), "copied_views")
-
-
-def test_bucket(golden: Golden) -> None:
-    golden(schedule_text(bucket(local(STRATEGIES["data"]), 2**22)), "bucketed_data")
-
-
-def test_segment(golden: Golden) -> None:
-    graph = boxed(STRATEGIES["data"])
-    program = localize(graph, 0, communicators(graph))
-    actors = segment(program, bucket(program, 2**22), communicators(graph))
-    golden("\n".join(map(actor_text, actors)), "segmented_data")
-
-
-def test_credit(golden: Golden) -> None:
-    graph = boxed(STRATEGIES["data"])
-    program = localize(graph, 0, communicators(graph))
-    actors = segment(program, bucket(program, 2**22), communicators(graph))
-    golden(str(credit(program, actors)), "plan_data")
-
-
-def test_readers_of_one_layout_share_a_boxing() -> None:
-    graph = boxed(STRATEGIES["data"])
-    wanted = [(node.input.name, node.output.layout) for node in graph.of_kind(Box)]
-    assert len(wanted) == len(set(wanted))
-
-
-def test_layouts_that_no_rule_allows_are_refused() -> None:
-    text = str(boxed(STRATEGIES["data"]))
-    assert check_signatures(parse_graph(text))
-    right, wrong = "(%ones, 6) : float32[6, 4] @0(S(0))", "(%ones, 6) : float32[6, 4] @0(S(1))"
-    assert right in text
-    with pytest.raises(
-        InternalError, match=r"aten.div.Tensor at .*no rule allows S\(0\) -> S\(1\)"
-    ):
-        check_signatures(parse_graph(text.replace(right, wrong)))
+def test_every_golden_file_has_a_row() -> None:
+    files = {path.stem for path in (Path(__file__).parent / "golden").glob("*.txt")}
+    assert files == PASSES.keys()

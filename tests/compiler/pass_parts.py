@@ -1,0 +1,175 @@
+"""What the rows of `test_passes.py` are made of: steps up to a pass, and texts of what has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from weft.compiler.assignment import Assignment
+from weft.compiler.box import box, describe
+from weft.compiler.bucket import Bucket, Schedule, bucket
+from weft.compiler.communicators import communicators
+from weft.compiler.credit import credit
+from weft.compiler.deduce import Hints, deduce
+from weft.compiler.localize import localize
+from weft.compiler.options import Options, Zero
+from weft.compiler.prefetch import prefetch
+from weft.compiler.schedule_copies import of_preset
+from weft.compiler.schedule_presets import Preset, early_actors, with_priorities
+from weft.compiler.schedule_web import Web, with_copies
+from weft.compiler.segment import segment
+from weft.compiler.stages import Stages
+from weft.compiler.stages_assign import assign_stages
+from weft.compiler.zero import shard_variables
+from weft.ir import LogicalGraph
+from weft.ir.logical import Call, Input, Node, node_outputs
+from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
+from weft.ir.plan_printer import actor_text, local_text, register_text
+from weft.layout import SBP, Layout, Placement, placement
+
+PAIR = placement("cpu", [0, 1])
+# Of graphs with two stages, the variables that do not live in the first.
+HOMES = {"v": 1}
+BUCKET_BYTES = 2**22
+ONE_F_ONE_B = Preset("1f1b", stages=2, around=2, micro_batches=2)
+
+Parts: TypeAlias = tuple[object, ...]
+
+
+def on(where: Placement, **inputs: tuple[SBP, ...]) -> tuple[dict[int, Hints], Stages]:
+    """Layouts of inputs, and the one stage."""
+    return {where.axes: Hints(inputs)}, Stages((where,))
+
+
+def staged(graph: LogicalGraph, options: Options) -> list[object]:
+    """A graph with stages on two ranks, and where variables live."""
+    found, stages = assign_stages(_in_sequence(graph), options, PAIR)
+    return [found, *(f'"{key}" in stage {stage}' for key, stage in stages.homes.items())]
+
+
+def _in_sequence(graph: LogicalGraph) -> LogicalGraph:
+    """Of calls of one line, autograd's number, which stands in no text, is that line."""
+
+    def numbered(node: Node) -> Node:
+        if not isinstance(node, Call) or node.location is None:
+            return node
+        return replace(node, location=replace(node.location, sequence=node.location.line))
+
+    return replace(graph, nodes=tuple(map(numbered, graph.nodes)))
+
+
+def sharded(graph: LogicalGraph, level: Literal[1, 2, 3]) -> list[object]:
+    """A graph whose variables are stored in shards by ZeRO, and how they lie."""
+    hints, stages = on(PAIR)
+    found = shard_variables(graph, hints, Zero(level), stages)
+    stored = found.hints[PAIR.axes].inputs.items()
+    return [found.graph, *(f'"{key}" in {_sbps_text(sbps)}' for key, sbps in stored)]
+
+
+def deduced(graph: LogicalGraph, **inputs: tuple[SBP, ...]) -> Assignment:
+    """Layouts on two ranks, of which those of some inputs are given."""
+    return deduce(graph, Hints(inputs), PAIR)
+
+
+def boxed(graph: LogicalGraph, **inputs: tuple[SBP, ...]) -> Parts:
+    """The layouts of a graph, and the graph with boxing."""
+    found = deduced(graph, **inputs)
+    return assignment_text(graph, found), box(graph, found)
+
+
+def before_boxing(
+    graph: LogicalGraph,
+    pass_: Callable[[LogicalGraph, Assignment], tuple[LogicalGraph, Assignment]],
+    **inputs: tuple[SBP, ...],
+) -> Parts:
+    """The boxed graph without and with a pass on graphs and their layouts."""
+    found = deduced(graph, **inputs)
+    return box(graph, found), box(*pass_(graph, found))
+
+
+def assignment_text(graph: LogicalGraph, found: Assignment) -> str:
+    """How each node reads its operands, and lays out what it makes."""
+    lines = []
+    for number, node in enumerate(graph.nodes):
+        what = f'{node.role} "{node.key}"' if isinstance(node, Input) else describe(node, graph)
+        reads = ", ".join(map(_sbp_text, found.operands.get(number, ())))
+        made = ", ".join(
+            f"%{value.name} {_sbp_text(found.values[value.name])}" for value in node_outputs(node)
+        )
+        lines.append(what + (f": {reads}" if reads else "") + (f" -> {made}" if made else ""))
+    return "\n".join(lines)
+
+
+def _sbp_text(layout: Layout) -> str:
+    return _sbps_text(layout.sbp)
+
+
+def _sbps_text(sbps: Iterable[SBP | None]) -> str:
+    return " ".join(map(str, sbps))
+
+
+def local(graph: LogicalGraph, rank: int = 0) -> LocalProgram:
+    """The program of a rank."""
+    return localize(graph, rank, communicators(graph), HOMES)
+
+
+def on_programs(
+    graph: LogicalGraph, pass_: Callable[[LocalProgram], object], rank: int = 0
+) -> Parts:
+    """The program of a rank, before and after a pass."""
+    program = local(graph, rank)
+    return program, pass_(program)
+
+
+def buckets(graph: LogicalGraph) -> Schedule:
+    """The schedule of the first rank."""
+    return bucket(local(graph), BUCKET_BYTES)
+
+
+def actors(graph: LogicalGraph, rank: int = 0, staged: bool = False) -> tuple[Actor, ...]:
+    """The actors of a rank."""
+    program = local(graph, rank)
+    schedule = bucket(program, BUCKET_BYTES, staged)
+    return segment(program, schedule, communicators(graph), staged)
+
+
+def gathering(graph: LogicalGraph) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
+    """The actors of the first rank, told by `prefetch`."""
+    return prefetch(local(graph), actors(graph), Zero(3))
+
+
+def prioritised(graph: LogicalGraph, rank: int) -> tuple[Actor, ...]:
+    """The actors of one of two stages with the priorities of 1F1B."""
+    made = actors(graph, rank, staged=True)
+    return with_priorities(made, ONE_F_ONE_B, early_actors(made))
+
+
+def with_copies_of_1f1b(graph: LogicalGraph) -> Parts:
+    """The registers of the first of two stages, before and after."""
+    plans = [credit(local(graph, rank), prioritised(graph, rank)) for rank in (0, 1)]
+    web = Web(tuple(plans), {})
+    return registers_text(plans[0]), registers_text(
+        with_copies(plans[0], of_preset(web, ONE_F_ONE_B))
+    )
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """Nodes and buckets in order."""
+    lines = []
+    for item in schedule:
+        if isinstance(item, Bucket):
+            lines += ["bucket", *(f"  {local_text(part)}" for part in item.collectives)]
+        else:
+            lines.append(local_text(item))
+    return "\n".join(lines)
+
+
+def actors_text(actors: Iterable[Actor], controls: Iterable[Register] = ()) -> str:
+    """The actors of a rank, and registers by which they wait for one another."""
+    return "\n".join((*map(actor_text, actors), *map(register_text, controls)))
+
+
+def registers_text(plan: RankPlan) -> str:
+    """The registers of a plan."""
+    return "\n".join(map(register_text, plan.registers))
