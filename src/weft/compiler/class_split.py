@@ -182,4 +182,4 @@ class _Parts:
         shape = (*whole.shape[:dim], 1, *whole.shape[dim + 1 :]) if row else whole.shape
         value = Value(self._ref(part).name, shape, whole.dtype)
         self.values[value.name] = layout
-        return Call(op, args, (), (value,), self.node.location)
+        return Call(op, args, (), (value,), self.node.location, self.node.phase)
