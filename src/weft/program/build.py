@@ -28,7 +28,7 @@ from weft.ir.plan import RankPlan
 from weft.layout import SBP, Layout, Placement, Shares, Split
 from weft.program.buckets import Buckets
 from weft.program.everyone import agreed, told
-from weft.program.live import Lying
+from weft.program.holds import Lying
 from weft.program.local_batch import LocalBatch
 from weft.program.shards import (
     layouts_of_shards,

@@ -17,7 +17,8 @@ from weft.program.buckets import Buckets
 from weft.program.build import Setting, local_ranks
 from weft.program.collector import uncollected
 from weft.program.everyone import agreed, agreed_seed
-from weft.program.live import lying, take_over
+from weft.program.holds import lying
+from weft.program.live import take_over
 from weft.program.local_batch import LocalBatch
 from weft.program.planner import Planner
 from weft.program.program import Program
@@ -164,7 +165,7 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
         training = training_of(setting, step.optimizers) if step.optimizers else None
         every = planner.variants(setting, step, first, training)
         if training is not None:
-            training.holds(lambda: planner.holding(setting, step, first[1], training) or every)
+            training.adds_by(lambda: planner.adding(setting, step, first[1], training) or every)
         program = Program(every, step, training)
         give_back()
     return program

@@ -20,7 +20,8 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
 from weft.layout import Layout, Shares
 from weft.program.build import Setting, build, compiled_like
-from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of
+from weft.program.holds import named_variables
+from weft.program.laid import by_placement, cut_value, laid_as, of_rank, parts_of
 from weft.program.masters import follow
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
@@ -30,6 +31,29 @@ from weft.tensor.spec import contiguous
 
 _log = logging.getLogger("weft")
 _gradient = attrgetter("grad")
+
+
+def check_adding(graph: LogicalGraph, update: bool) -> None:
+    """Raise UserError unless the gradients of several steps may simply be added up.
+
+    Args:
+        graph: of a step.
+        update: whether it is to update, by its gradients and those that stand in `parameter.grad`.
+    """
+    where = "step(…, update=False)"
+    updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
+    if not updates:
+        raise UserError(f"{where} keeps gradients, but this program has no optimizer")
+    if any(each.skip is not None for each in updates):
+        if update:
+            raise UserError(
+                'a step with a scaled loss (precision "fp16") found gradients in parameter.grad, which it cannot add '
+                "to: an overflow would have to skip them, too; call optimizer.zero_grad() before, or use bf16"
+            )
+        raise UserError(
+            f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
+            "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
+        )
 
 
 class Gradients:
@@ -43,7 +67,7 @@ class Gradients:
     def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
         self._setting = setting
         self._optimizers = optimizers
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _Graded] = {}
         # Plans of steps, and the keys of the parameters that each updates.
         self._steps: list[tuple[Compiled, frozenset[str]]] = []
         # Plans of updates, by the keys of the parameters that have a gradient.
@@ -55,7 +79,7 @@ class Gradients:
 
     def know(self, compiled: Compiled) -> None:
         """The plan of a step is to run, which updates these parameters."""
-        members = {each.key: each for each in _members(self._setting.model, compiled)}
+        members = {each.key: each for each in _graded(self._setting.model, compiled)}
         # The last plan knows the groups that parameters are in now.
         self._steps.insert(0, (compiled, frozenset(members)))
         self.renew()
@@ -95,7 +119,7 @@ class Gradients:
             for rank, variables in self._setting.variables.items():
                 wider = variables.gradients.pop(member.key, None)
                 if laid is not None and member.key in variables:
-                    part = _of_rank(laid, rank)
+                    part = of_rank(laid, rank)
                     if wider is not None and wider.dtype != member.parameter.dtype:
                         follow(wider, part.to(member.parameter.dtype))
                         part = wider
@@ -177,7 +201,7 @@ class Gradients:
             for executor in executors.values():
                 executor.close()
 
-    def _given(self) -> list[_Member]:
+    def _given(self) -> list[_Graded]:
         """The parameters that have a gradient now."""
         return [each for each in self._members.values() if each.parameter.grad is not None]
 
@@ -203,7 +227,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _Graded:
     """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""
 
     key: str
@@ -244,14 +268,14 @@ class _Member:
             self.parameter.grad = parts[0]
 
 
-def _members(model: nn.Module, compiled: Compiled) -> Iterator[_Member]:
+def _graded(model: nn.Module, compiled: Compiled) -> Iterator[_Graded]:
     tensors, graph = named_variables(model), compiled.graph
     inputs = {node.value.name: node for node in graph.of_kind(Input)}
     for update in graph.of_kind(Update):
         if update.rule != "copy":
             node = inputs[update.target.name]
             value = graph.values[update.source.name]
-            yield _Member(node.key, tensors[node.key], value, node.shares)
+            yield _Graded(node.key, tensors[node.key], value, node.shares)
 
 
 def _update_graph(
@@ -281,7 +305,3 @@ def _update_graph(
 
 def _bare(node: Input) -> Input:
     return replace(node, value=replace(node.value, layout=None))
-
-
-def _of_rank(value: Tensor, rank: int) -> Tensor:
-    return parts_of(value)[rank] if isinstance(value, GlobalTensor) else value

@@ -1,12 +1,9 @@
-"""The live model: its parameters and buffers are the variables of programs, each in the layout that stores it."""
+"""The user's model, live: its parameters and buffers are the variables of programs, until they are given back."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +12,12 @@ from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
-from weft.layout import Broadcast, Layout, Placement, Shares
+from weft.layout import Layout, Placement, Shares
 from weft.program.everyone import agreed, check_same_example, everyone, told
+from weft.program.holds import Hold, check_unread, global_variables, held_names, named_variables
 from weft.program.initial import check_initial_values, initial_values
-from weft.program.shards import local_part, shares_of
+from weft.program.laid import cut_value, laid_as, parts_of, whole_of
+from weft.program.shards import shares_of
 from weft.program.swap import check_unused, swap
 from weft.program.unwrapped import retired
 from weft.runtime.state import Variables
@@ -26,101 +25,9 @@ from weft.runtime.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with
 from weft.tensor.mesh import Mesh, mesh_of
-from weft.tensor.shares import in_order, in_shares, relaid, stored_in
-from weft.tensor.spec import contiguous
-from weft.tensor.whole import assemble
 
 # Attributes of global tensors, which plain ones do not have.
 _OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
-
-
-class Hold:
-    """What holds a global tensor live, as its `hold`.
-
-    Attributes:
-        programs: that are open and read the tensor, or write it.
-        stored: the axis along which its layout is only how it is stored, as ZeRO lays it, and says
-            nothing of how it is used; None where there is none.
-    """
-
-    def __init__(self, stored: int | None) -> None:
-        self.programs: WeakSet[Any] = WeakSet()
-        self.stored = stored
-
-
-@dataclass(frozen=True)
-class Lying:
-    """How the tensors of a model lie that open programs hold.
-
-    Attributes:
-        layouts: by key.
-        stored: by key, the axis of `Hold.stored`.
-        shares: in which they are stored, by key, those that are.
-    """
-
-    layouts: Mapping[str, Layout]
-    stored: Mapping[str, int]
-    shares: Mapping[str, Shares]
-
-    def homes(self, placements: Sequence[Placement]) -> dict[str, int] | None:
-        """The stage of each, where stages run on `placements`; None where nothing is held.
-
-        Raises:
-            UserError: naming one that lies on ranks where no stage is.
-        """
-        for key, layout in self.layouts.items():
-            if layout.placement not in placements:
-                raise UserError(
-                    f"{key} lies on {layout.placement} for another program that is open, and no part of this one runs "
-                    "there; compile both for the same placement and stages, or close the other one"
-                )
-        found = {key: placements.index(x.placement) for key, x in self.layouts.items()}
-        return found or None
-
-
-def named_variables(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by key; a tensor with several names stands under the first."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def lying(model: nn.Module, world: World) -> Lying:
-    """How the tensors of a model lie that open programs hold: another program must take them so.
-
-    A program that nobody closed ends on each process in its own time; it counts until it has ended
-    on all. Every process must call it.
-    """
-    own = "\n".join(_held(model))
-    names = {name for text in told(world, "what lies", lambda: own) for name in text.split("\n")}
-    held = {key: x for key, x in _global(model).items() if key in names}
-    return Lying(
-        {key: x.spec.layout for key, x in held.items()},
-        {key: x.hold.stored for key, x in held.items() if x.hold and x.hold.stored is not None},
-        {key: x.shares for key, x in held.items() if x.shares is not None},
-    )
-
-
-def _held(model: nn.Module) -> list[str]:
-    """The names of tensors that open programs of this process hold."""
-    return [key for key, x in _global(model).items() if x.hold and x.hold.programs]
-
-
-def _worlds(model: nn.Module) -> list[World]:
-    """Where the tensors of a live model lie: in one world, but for what was laid in others before."""
-    return list(dict.fromkeys(x.spec.mesh.world for x in _global(model).values()))
-
-
-def hold(model: nn.Module, program: Any) -> None:
-    """Note that a program works with the tensors of a model until `let_go`."""
-    for tensor in _global(model).values():
-        tensor.hold.programs.add(program)
-
-
-def let_go(model: nn.Module, program: Any) -> None:
-    """Note that a program was closed."""
-    for tensor in _global(model).values():
-        if tensor.hold is not None:
-            tensor.hold.programs.discard(program)
-    _constants.pop(program, None)
 
 
 def take_over(
@@ -144,128 +51,55 @@ def take_over(
     Raises:
         UserError: on every process, before anything is taken over, what one of them finds against it.
     """
-    layouts = {
-        node.key: node.value.layout
-        for node in graph.of_kind(Input)
-        if node.role in ("parameter", "buffer") and node.value.layout is not None
-    }
+    inputs = [node for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    layouts = {node.key: node.value.layout for node in inputs if node.value.layout is not None}
     shares = shares_of(graph)
-    parts: dict[int, dict[str, Tensor]] = {
-        rank: {} for rank in world.ranks if rank in placement.coordinates
-    }
-    device = world.device(next(iter(parts)))
-    alone = len(placement.ranks) == 1
-
-    def check() -> str:
-        check_initial_values(model)
-        for key, own in named_variables(model).items():
-            if not isinstance(own, GlobalTensor) and not (alone and _stays(own, device)):
-                _check_free(model, key, own)
-        return "; ".join(str(node) for node in graph.of_kind(Input) if node.role == "batch")
-
-    with retired(model):
-        check_same_example(told(world, "what is taken over", check))
+    ranks = [rank for rank in world.ranks if rank in placement.coordinates]
+    parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
+    device, alone = world.device(ranks[0]), len(placement.ranks) == 1
+    _agree(model, graph, world, device if alone else None)
     meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
         values = initial_values(model, device, lambda fill: agreed(world, "first values", fill))
         for key, own, value in values:
-            layout = layouts[key]
+            layout, mesh = layouts[key], meshes[layouts[key].placement]
             if isinstance(own, GlobalTensor):
-                _lay(own, layout, meshes[layout.placement], shares.get(key))
+                _lay(own, layout, mesh, shares.get(key))
             else:
                 value = value.detach().to(device).contiguous()
                 value = value if channel is None else channel.broadcast(value, 0)
                 if not alone:
-                    value = cut_value(value, layout, meshes[layout.placement], shares.get(key))
-                if not alone or not _stays(own, device):
+                    _swap(own, cut_value(value, layout, mesh, shares.get(key)))
+                elif not _stays(own, device):
                     _swap(own, value)
-            if isinstance(own, GlobalTensor) and (own.hold is None or not own.hold.programs):
-                own.hold = Hold(stored.get(key))
-            for rank, part in _parts(own, placement).items():
+            for rank, part in _parts(own, placement, stored.get(key)).items():
                 parts[rank][key] = part
     return {rank: Variables(own) for rank, own in parts.items()}
 
 
-def release(model: nn.Module, optimizer: Optimizing = None) -> None:
-    """Give a model whose programs are closed ordinary, whole tensors back, the same on every process.
-
-    Every process must call it.
+def _agree(model: nn.Module, graph: LogicalGraph, world: World, own: torch.device | None) -> None:
+    """Check on every process that a model can be taken over, for the same step.
 
     Args:
-        model: live, as `weft.compile` leaves it; what is not live stays as it is.
-        optimizer: whose states become whole, too; one, or a list of several.
+        model: to be taken over.
+        graph: of the step.
+        world: of all processes.
+        own: the device of the only rank, on which plain tensors stay as they are; None for several.
 
     Raises:
-        UserError: when a program of the model is still open, or a graph of autograd needs it, on any
-            process.
+        UserError: on every process, what one of them finds against it.
     """
-    optimizers = optimizers_of(optimizer)
-    for world in _worlds(model):
-        world.calls.enter("release")
-        told(world, "what can be released", lambda: _check_released(model))
-    for tensor in _global(model).values():
-        _swap(tensor, whole_of(tensor))
-    for entries in (state for one in optimizers.each for state in one.state.values()):
-        for name, value in entries.items():
-            if isinstance(value, GlobalTensor):
-                entries[name] = whole_of(value)
 
+    def check() -> str:
+        check_initial_values(model)
+        for key, tensor in named_variables(model).items():
+            plain = not isinstance(tensor, GlobalTensor)
+            if plain and (own is None or not _stays(tensor, own)):
+                _check_free(model, key, tensor)
+        return "; ".join(str(node) for node in graph.of_kind(Input) if node.role == "batch")
 
-def _check_released(model: nn.Module) -> str:
-    for name in _held(model)[:1]:
-        raise UserError(
-            f"weft.release: an open program works with {name}; call program.close() first"
-        )
-    for key, tensor in _global(model).items():
-        check_unused(tensor, key)
-    return ""
-
-
-def whole_of(tensor: GlobalTensor) -> Tensor:
-    """A plain copy of a global tensor; collective."""
-    mesh = tensor.spec.mesh
-    size = mesh.world.size
-    # A stage may lie in one process alone, and still the others want its tensors.
-    if len(mesh.world.ranks) == size:
-        found = assemble(tensor.spec, parts_of(tensor)).detach()
-        return in_order(found, tensor.shares).clone()
-    everywhere = Placement(mesh.placement.device_type, (size,), tuple(range(size)))
-    detached: Any = tensor.detach()
-    with torch.no_grad():
-        whole: Tensor = detached.to_global(placement=everywhere, sbp=Broadcast()).full()
-    return whole
-
-
-def _global(model: nn.Module) -> dict[str, Any]:
-    return {key: x for key, x in named_variables(model).items() if isinstance(x, GlobalTensor)}
-
-
-def by_placement(variables: Mapping[int, Variables], parameter: Tensor) -> list[Variables]:
-    """The variables of this process's ranks, in the order of a parameter's placement."""
-    if isinstance(parameter, GlobalTensor):
-        return [variables[rank] for rank in parameter.spec.mesh.ranks if rank in variables]
-    return list(variables.values())
-
-
-def parts_of(tensor: GlobalTensor) -> dict[int, Tensor]:
-    """The part of every rank of this process as it is stored, in shares or not."""
-    return dict(zip(tensor.spec.mesh.ranks, tensor.locals, strict=True))
-
-
-def _parts(own: Tensor, placement: Placement) -> dict[int, Tensor]:
-    """For every rank of this process, its part of a live tensor."""
-    if isinstance(own, GlobalTensor):
-        return parts_of(own)
-    return {placement.ranks[0]: own.detach()}
-
-
-# By program, the tensors of elsewhere that it reads.
-_constants: WeakKeyDictionary[Any, Callable[[], Iterable[Tensor]]] = WeakKeyDictionary()
-
-
-def reads(program: Any, constants: Callable[[], Iterable[Tensor]]) -> None:
-    """Note that a program reads tensors that are none of its model, wherever they lie; `constants()` gives them."""
-    _constants[program] = constants
+    with retired(model):
+        check_same_example(told(world, "what is taken over", check))
 
 
 def _kept_with_graph(model: nn.Module) -> str:
@@ -288,58 +122,31 @@ def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
         check_unused(own, key)
     except UserError as error:
         raise UserError(f"{error}{_kept_with_graph(model)}") from None
-    if any(own is each for constants in list(_constants.values()) for each in constants()):
-        raise UserError(
-            f"an open program reads {key} as a constant of its step, and would not see how it goes on; give both "
-            'models as one to both programs, nn.ModuleDict({"model": …, "other": …}), or close that program'
-        )
-
-
-def _stays(own: Tensor, device: torch.device) -> bool:
-    """Whether the memory of a plain tensor can be that of a program with one rank."""
-    return own.device == device and own.is_contiguous()
+    check_unread(key, own)
 
 
 def _meshes(model: nn.Module, layouts: Iterable[Layout]) -> dict[Placement, Mesh]:
     """The meshes on which a program lays a model, of one family where they are several."""
     placements = dict.fromkeys(layout.placement for layout in layouts)
-    held = [x.spec.mesh.family for x in _global(model).values() if x.hold and x.hold.programs]
+    held = [
+        x.spec.mesh.family for x in global_variables(model).values() if x.hold and x.hold.programs
+    ]
     family = frozenset(placements).union(*held)
     return {x: mesh_of(x, family if len(family) > 1 else frozenset()) for x in placements}
 
 
-def cut_value(
-    value: Tensor, layout: Layout, mesh: Mesh, shares: Shares | None = None
-) -> GlobalTensor:
-    """A global tensor of a whole value; the part that is all of it shares memory where there is one only."""
-    spec = contiguous(mesh, layout, tuple(value.shape), value.dtype)
-    value, parts = in_shares(value.detach(), shares), []
-    for rank in mesh.ranks:
-        part = local_part(value, layout, rank)
-        copied = part.shape != value.shape or len(mesh.ranks) > 1
-        parts.append(part.to(mesh.device_of(rank), copy=copied).contiguous())
-    made: GlobalTensor = stored_in(GlobalTensor(spec, tuple(parts)), shares)
-    return made
+def _parts(own: Tensor, placement: Placement, stored: int | None) -> dict[int, Tensor]:
+    """For every rank of this process, its part of a live tensor, which is held from now on."""
+    if not isinstance(own, GlobalTensor):
+        return {placement.ranks[0]: own.detach()}
+    if own.hold is None or not own.hold.programs:
+        own.hold = Hold(stored)
+    return parts_of(own)
 
 
-def laid_as(
-    tensor: GlobalTensor,
-    layout: Layout,
-    dtype: torch.dtype,
-    shares: Shares | None = None,
-    mesh: Mesh | None = None,
-) -> GlobalTensor:
-    """A global tensor in a layout of the current world, in shares, and in a dtype; itself when it is so."""
-    mesh = mesh or tensor.spec.mesh.at(layout.placement)
-    if tensor.dtype != dtype:
-        tensor = tensor.detach().to(dtype)  # type: ignore[assignment]
-    if tensor.spec.layout == layout and tensor.spec.mesh is mesh and tensor.shares == shares:
-        return tensor
-    if tensor.spec.mesh.in_process and not mesh.in_process:
-        return cut_value(whole_of(tensor), layout, mesh, shares)
-    spec, parts = relaid(tensor.spec, tensor.locals, layout, mesh, tensor.shares, shares)
-    moved: GlobalTensor = stored_in(GlobalTensor(spec, parts), shares)
-    return moved
+def _stays(own: Tensor, device: torch.device) -> bool:
+    """Whether the memory of a plain tensor can be that of a program with one rank."""
+    return own.device == device and own.is_contiguous()
 
 
 def _lay(tensor: GlobalTensor, layout: Layout, mesh: Mesh, shares: Shares | None) -> None:
@@ -353,6 +160,46 @@ def _lay(tensor: GlobalTensor, layout: Layout, mesh: Mesh, shares: Shares | None
         tensor.grad = laid_as(gradient, layout, gradient.dtype, mesh=mesh)
     if tensor.requires_grad:
         keep_gradient_with(tensor)
+
+
+def release(model: nn.Module, optimizer: Optimizing = None) -> None:
+    """Give a model whose programs are closed ordinary, whole tensors back, the same on every process.
+
+    Every process must call it.
+
+    Args:
+        model: live, as `weft.compile` leaves it; what is not live stays as it is.
+        optimizer: whose states become whole, too; one, or a list of several.
+
+    Raises:
+        UserError: when a program of the model is still open, or a graph of autograd needs it, on any
+            process.
+    """
+    optimizers = optimizers_of(optimizer)
+    for world in _worlds(model):
+        world.calls.enter("release")
+        told(world, "what can be released", lambda: _check_released(model))
+    for tensor in global_variables(model).values():
+        _swap(tensor, whole_of(tensor))
+    for entries in (state for one in optimizers.each for state in one.state.values()):
+        for name, value in entries.items():
+            if isinstance(value, GlobalTensor):
+                entries[name] = whole_of(value)
+
+
+def _worlds(model: nn.Module) -> list[World]:
+    """Where the tensors of a live model lie: in one world, but for what was laid in others before."""
+    return list(dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()))
+
+
+def _check_released(model: nn.Module) -> str:
+    for name in held_names(model)[:1]:
+        raise UserError(
+            f"weft.release: an open program works with {name}; call program.close() first"
+        )
+    for key, tensor in global_variables(model).items():
+        check_unused(tensor, key)
+    return ""
 
 
 def _swap(own: Tensor, content: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.capture.watch import reader
 from weft.errors import UserError
-from weft.program.live import named_variables
+from weft.program.holds import named_variables
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
 

@@ -12,7 +12,7 @@ from weft.layout import Placement
 from weft.program.build import Setting, with_leaves, with_lying
 from weft.program.everyone import agreed
 from weft.program.hints import split_parameters, strategy_hints
-from weft.program.live import Lying
+from weft.program.holds import Lying
 from weft.program.step import Step
 from weft.program.strategy import Strategy
 from weft.program.training import Training
@@ -75,7 +75,7 @@ class Planner:
             training.know if training else lambda _: None,
         )
 
-    def holding(
+    def adding(
         self, setting: Setting, step: Step, like: Compiled, training: Training
     ) -> Variants | None:
         """The same without what belongs to an update, clipping and its norm; None where that is the same step."""

@@ -24,9 +24,9 @@ from weft.program.everyone import agreed
 from weft.program.explain import explain
 from weft.program.explain_details import details as tables
 from weft.program.explain_details import details_of
-from weft.program.held import check_held
+from weft.program.gradients import check_adding
+from weft.program.holds import hold, let_go, reads
 from weft.program.kernel_table import kernel_text
-from weft.program.live import hold, let_go, reads
 from weft.program.memory import ProgramMemory, program_memory
 from weft.program.places import Places
 from weft.program.recovery import Failed
@@ -130,34 +130,34 @@ class Program:
         """
         self._make_ready()
         training, options = self._training, self._options.of(update)
-        adding = training is not None and training.gradients.standing()
-        holds = not update or adding
-        variants = self._holding(update) if holds else self._variants
+        standing = training is not None and training.gradients.standing()
+        adds = not update or standing
+        variants = self._adding(update) if adds else self._variants
         batch = self._setting.whole(batch)
         self._places.check()
-        enter = partial(self._enter_step, adding=adding)
+        enter = partial(self._enter_step, adding=standing)
         feeds, sums = variants.feeds(batch, self._steps, enter)
         if training is not None:
-            if holds and update:
+            if adds and update:
                 training.gradients.check_update(variants.current.compiled)
             training.take()
-            if holds:
+            if adds:
                 training.gradients.take()
         stamp = None
         if self._setting.several:
             stamp = Stamps(sums, options, self._chain).among
         try:
             results, self.metrics = variants.current.step(
-                self._setting, self._steps, feeds, not holds, stamp
+                self._setting, self._steps, feeds, not adds, stamp
             )
         except (RankFailure, KeyboardInterrupt) as error:
             self._note_failure(error, variants.current.executors, variants.renew)
             raise
         self._steps += 1
         if training is not None:
-            if holds:
+            if adds:
                 training.gradients.show(variants.current.compiled)
-            if holds and update:
+            if adds and update:
                 self._update(training)
             training.show(update)
         return results
@@ -245,11 +245,11 @@ class Program:
         drop = self._training.gradients.drop if self._training is not None else lambda: None
         self._failed = Failed(self._steps, error, executors, renew, drop)
 
-    def _holding(self, update: bool) -> Variants:
+    def _adding(self, update: bool) -> Variants:
         """The variants of a step that adds to gradients, whether an update follows or not."""
-        check_held(self.graph, update)
+        check_adding(self.graph, update)
         assert self._training is not None  # the check refuses others
-        return self._training.holding
+        return self._training.adding
 
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.

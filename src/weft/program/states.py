@@ -18,7 +18,8 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
-from weft.program.live import by_placement, cut_value, laid_as, named_variables, parts_of, whole_of
+from weft.program.holds import named_variables
+from weft.program.laid import by_placement, cut_value, laid_as, of_rank, whole_of
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
 from weft.tensor.shares import stored_in
@@ -50,7 +51,7 @@ class States:
         self.optimizer = optimizer
         self._model = model
         self._variables = variables
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _Stated] = {}
         self._changes = _changes.setdefault(optimizer, _Changes())
         # What was there when it was last compared: the user's dicts, the changes in them, and the
         # ranks' versions.
@@ -67,7 +68,7 @@ class States:
             UserError: naming a state that the optimizer brings and its update does not have, or of
                 another shape.
         """
-        for member in _members(self._model, graph):
+        for member in _stated(self._model, graph):
             if self._optimizers.place(member.group)[0] is self.optimizer:
                 for name, value in self.optimizer.state.get(member.parameter, {}).items():
                     if isinstance(value, Tensor):
@@ -77,7 +78,7 @@ class States:
         """A plan is to run, which updates these parameters. Call `check` first."""
         # The user may have loaded states since the last step.
         self.take()
-        for each in _members(self._model, graph):
+        for each in _stated(self._model, graph):
             if self._optimizers.place(each.group)[0] is not self.optimizer:
                 self._members.pop(each.key, None)
             elif each.key not in self._members:
@@ -114,14 +115,14 @@ class States:
         for shown, name, kept in self._numbers:
             dict.__setitem__(shown, name, kept[0][name])
 
-    def _take(self, member: _Member) -> None:
+    def _take(self, member: _Stated) -> None:
         """Give the ranks what the user's optimizer holds for a parameter."""
         found = self.optimizer.state.get(member.parameter)
         laid = {name: member.laid(name, value) for name, value in (found or {}).items()}
         same = isinstance(found, _Shown)
         for rank, variables in self._variables.items():
             if member.key in variables:
-                own = {name: _of_rank(value, rank) for name, value in laid.items()}
+                own = {name: of_rank(value, rank) for name, value in laid.items()}
                 same &= _keep(variables, member.key, own if found else None)
         if found and not same:
             kept = self._kept(member)
@@ -131,7 +132,7 @@ class States:
             }
             self.optimizer.state[member.parameter] = _Shown(shown, self._changes)
 
-    def _show(self, member: _Member) -> None:
+    def _show(self, member: _Stated) -> None:
         """Let the user's optimizer hold what the ranks keep for a parameter that it knows nothing of."""
         if self.optimizer.state.get(member.parameter):
             return
@@ -142,7 +143,7 @@ class States:
         entries = {name: member.shown(name, [own[name] for own in kept]) for name in names}
         self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
 
-    def _kept(self, member: _Member) -> list[dict[str, Any]]:
+    def _kept(self, member: _Stated) -> list[dict[str, Any]]:
         """What the ranks of this process keep for a parameter; nothing where it lives on others."""
         every = by_placement(self._variables, member.parameter)
         return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
@@ -164,7 +165,7 @@ class States:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _Stated:
     """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
 
     key: str
@@ -290,7 +291,7 @@ register_pytree_node(
 )
 
 
-def _members(model: nn.Module, graph: LogicalGraph) -> Iterator[_Member]:
+def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[_Stated]:
     inputs = {node.value.name: node for node in graph.of_kind(Input)}
     tensors = named_variables(model)
     for update in graph.of_kind(Update):
@@ -301,7 +302,7 @@ def _members(model: nn.Module, graph: LogicalGraph) -> Iterator[_Member]:
             named.pop(MASTER, None)
             values = {name: node.value for name, node in named.items()}
             shares = {name: node.shares for name, node in named.items() if node.shares}
-            yield _Member(key, tensors[key], update.group, values, shares)
+            yield _Stated(key, tensors[key], update.group, values, shares)
 
 
 def _laid_out(value: Value) -> tuple[Layout, torch.dtype]:
@@ -333,10 +334,3 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one.keys() == other.keys() and all(
         isinstance(value, Tensor) == isinstance(other[name], Tensor) for name, value in one.items()
     )
-
-
-def _of_rank(value: Any, rank: int) -> Any:
-    """What a rank keeps of a state that the user's optimizer holds."""
-    if isinstance(value, GlobalTensor):
-        return parts_of(value)[rank]
-    return value

@@ -42,7 +42,7 @@ class Training:
         self.gradients = gradients
         self.masters = masters
         self._make: Callable[[], Variants] | None = None
-        self._holding: Variants | None = None
+        self._adding: Variants | None = None
 
     def know(self, compiled: Compiled) -> None:
         """A plan of a step is to run. Every process must call it.
@@ -77,24 +77,24 @@ class Training:
             if updated:
                 each.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def holds(self, make: Callable[[], Variants]) -> None:
+    def adds_by(self, make: Callable[[], Variants]) -> None:
         """What makes the variants of the step without an update, when it is first wanted."""
         self._make = make
 
     @property
-    def holding(self) -> Variants:
+    def adding(self) -> Variants:
         """The variants of the step without an update."""
-        if self._holding is None:
+        if self._adding is None:
             assert self._make is not None  # said by who made the program
-            self._holding = self._make()
-        return self._holding
+            self._adding = self._make()
+        return self._adding
 
     def constants(self) -> Iterator[Tensor]:
         """Tensors of elsewhere that plans of steps without an update read."""
-        return iter(()) if self._holding is None else self._holding.constants()
+        return iter(()) if self._adding is None else self._adding.constants()
 
     def close(self, but: Variants) -> None:
         """End all threads of it but those of the steps with an update."""
         self.gradients.close()
-        if self._holding is not None and self._holding is not but:
-            self._holding.close()
+        if self._adding is not None and self._adding is not but:
+            self._adding.close()

@@ -26,7 +26,7 @@ from weft.program.collector import uncollected
 from weft.program.everyone import agreed
 from weft.program.feed import Feeder
 from weft.program.guards import Guards
-from weft.program.live import Lying
+from weft.program.holds import Lying
 from weft.program.shards import shares_of, without_shards
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor

@@ -18,7 +18,7 @@ from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
-from weft.program.live import named_variables
+from weft.program.holds import named_variables
 from weft.program.step import Step
 from weft.program.verification.draws import drawn
 from weft.program.verification.plainly import plainly

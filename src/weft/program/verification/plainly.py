@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.program.live import whole_of
+from weft.program.laid import whole_of
 from weft.program.swap import exchange
 from weft.tensor import GlobalTensor
 

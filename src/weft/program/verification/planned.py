@@ -15,7 +15,7 @@ from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
 from weft.program.build import Setting
-from weft.program.live import named_variables
+from weft.program.holds import named_variables
 from weft.program.step import Step
 from weft.program.training import Training
 from weft.program.variants import Variants
