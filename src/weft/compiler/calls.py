@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weft.compiler.loops import at_micro_batch
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.plan import LocalCall, LocalValue
-from weft.ops import OpCall, Operand, TensorSpec
+from weft.ops import OpCall, Operand
 from weft.ops.call import map_argument, tensor_spec
 
 _AnyCall = TypeVar("_AnyCall", Call, LocalCall)
@@ -60,8 +60,9 @@ def _op_call(
     values: Mapping[str, Value] | Mapping[str, LocalValue],
     micro: int,
 ) -> OpCall:
-    operands = tuple([_spec(values[name]) for name in node.operands])
-    results = tuple([None if value is None else _spec(value) for value in node.outputs])
+    read = [values[name] for name in node.operands]
+    operands = tuple([tensor_spec(value.shape, value.dtype) for value in read])
+    results = tuple([None if v is None else tensor_spec(v.shape, v.dtype) for v in node.outputs])
     args, kwargs = node.numbered
     if node.varyings:
         args = at_micro_batch(args, micro)
@@ -72,7 +73,3 @@ def _op_call(
             return known
     node.rule_calls.append(OpCall(node.op, args, kwargs, operands, results))
     return node.rule_calls[-1]
-
-
-def _spec(value: Value | LocalValue) -> TensorSpec:
-    return tensor_spec(value.shape, value.dtype)

@@ -29,10 +29,10 @@ def descend(problem: Problem, known: Known) -> Choice:
     Raises:
         RuleError: when an op has no rule.
     """
-    form = _form(problem)
-    found = known.solved.get(form)
+    key = (known.number(_form(problem)),)
+    found = known.solved.get(key)
     if found is None:
-        found = known.solved[form] = _descend(problem, known)
+        found = known.solved[key] = _descend(problem, known)
     return found
 
 
@@ -68,7 +68,8 @@ def settle(
         choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
-    key = _form(problem), choice, tuple((axis, frozenset(each)) for axis, each in free.items())
+    form = known.number(_form(problem))
+    key = form, choice, tuple((axis, frozenset(each)) for axis, each in free.items())
     found = known.solved.get(key)
     if found is None:
         found = known.solved[key] = _settle(problem, known, choice, free)
@@ -113,7 +114,10 @@ class _Descent:
         return [self.known.number(edge.spec) for edge in self.problem.edges]
 
     def solve(self, axis: int, choice: Choice, free: Collection[int] | None = None) -> Choice:
-        """Choose all signatures along `axis` anew, or only those of some variables."""
+        """Choose all signatures along `axis` anew, or only those of some variables.
+
+        Boxing between others is no choice then, and not counted.
+        """
         chosen = choice.signatures
         options = self._options(axis, chosen, free)
         others = [other for other in range(len(self.known.grid)) if other != axis]
@@ -135,6 +139,7 @@ class _Descent:
                 ),
             )
             for edge, spec in zip(self.problem.edges, self.specs, strict=True)
+            if free is None or edge.source in free or edge.target in free
         ]
         unary, pairwise, never = _joined(unary, edges)
         found = minimize(unary, pairwise, starts=_present(options, axis, chosen))

@@ -81,4 +81,7 @@ class Known:
 
     def as_it_is(self, signature: Signature) -> Options:
         """The one option of a variable that keeps its signature."""
-        return self.kept.setdefault(signature, Options((signature,), np.zeros(1)))
+        found = self.kept.get(signature)
+        if found is None:
+            found = self.kept[signature] = Options((signature,), np.zeros(1))
+        return found

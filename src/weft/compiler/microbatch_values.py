@@ -19,6 +19,7 @@ from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
+from weft.ops.call import tensor_spec
 from weft.ops.rule import rule_of
 
 
@@ -307,4 +308,4 @@ class Values:
 
 
 def _spec(value: Value) -> TensorSpec:
-    return TensorSpec(value.shape, value.dtype)
+    return tensor_spec(value.shape, value.dtype)

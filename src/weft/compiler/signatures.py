@@ -36,11 +36,13 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
     for node in graph.of_kind(Call):
         if is_hint(node):
             continue
-        call, chosen = op_call(graph, node), tuple(axis_signatures(graph, node))
-        if (call, chosen) in checked:
+        call = op_call(graph, node)
+        operands = tuple([graph.values[name].layout for name in operand_names(node)])
+        key = call, operands, tuple([value and value.layout for value in node.outputs])
+        if key in checked:
             continue
-        checked.add((call, chosen))
-        for axis, (signature, parts) in enumerate(chosen):
+        checked.add(key)
+        for axis, (signature, parts) in enumerate(axis_signatures(graph, node)):
             if signature not in signatures_with_windows(call, parts, empty=True):
                 raise InternalError(
                     f"{node.op} at {node.location}: no rule allows {signature} on axis {axis}"
