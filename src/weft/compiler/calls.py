@@ -62,7 +62,7 @@ def _op_call(
 ) -> OpCall:
     read = [values[name] for name in node.operands]
     operands = tuple([tensor_spec(value.shape, value.dtype) for value in read])
-    results = tuple([value and tensor_spec(value.shape, value.dtype) for value in node.outputs])
+    results = tuple([None if v is None else tensor_spec(v.shape, v.dtype) for v in node.outputs])
     args, kwargs = node.numbered
     if node.varyings:
         args = at_micro_batch(args, micro)
