@@ -247,12 +247,14 @@ class Program:
         self._enter("evaluation")
         setting, trained = self._setting, self._compiled
 
-        def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, batch)
+        example = setting.whole(example_batch)
+        first = evaluation(setting, trained, function, example)
 
-        first = setting.whole(example_batch)
-        step = Step(setting.model, function, None, first)
-        return Program(Variants(setting, plan(first), Optimizers(), plan), step)
+        def plan(batch: Any) -> Planned:
+            return evaluation(setting, trained, function, batch, first[0])
+
+        step = Step(setting.model, function, None, example)
+        return Program(Variants(setting, first, Optimizers(), plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
