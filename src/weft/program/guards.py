@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.capture.optimizers import Optimizers
 from weft.capture.watch import Watch
+from weft.tensor import GlobalTensor
 
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
 )
 _requires_grad = attrgetter("requires_grad")
+_nothing = nullcontext()
 
 
 class Guards:
@@ -26,35 +31,38 @@ class Guards:
         named = dict(model.named_parameters()) if optimizers else {}
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
+        self._several = any(isinstance(each, GlobalTensor) for each in self._parameters)
         self._optimizers = optimizers
-        self._hooks = list(_hooks(model, optimizers))
+        hooks = list(_hooks(model, optimizers))
+        # Most of them are empty, which is seen at once.
+        self._bare = [each for each in hooks if not each]
+        self._hooks = [each for each in hooks if each]
         self._hooked = list(map(len, self._hooks))
-        self._members = self._grouped()
+        members = self._grouped()
+        self._members, self._sizes = list(chain.from_iterable(members)), list(map(len, members))
 
     def changed(self) -> str | None:
         """What is not as it was, from what and to what, in words; some microseconds."""
         entry = self._watch.changed()
         if entry is not None:
             return _words(entry.text, entry.then, entry.now)
-        if list(map(_requires_grad, self._parameters)) != self._trained:
+        # Otherwise torch asks the class of each global tensor how it gives its flag.
+        with torch._C.DisableTorchFunction() if self._several else _nothing:
+            trained = list(map(_requires_grad, self._parameters))
+        if trained != self._trained:
             return self._flag()
-        hooked = list(map(len, self._hooks))
-        if hooked != self._hooked:
-            return _words(
-                "the number of hooks of modules and optimizers", sum(self._hooked), sum(hooked)
-            )
+        if any(self._bare) or list(map(len, self._hooks)) != self._hooked:
+            now = sum(map(len, (*self._bare, *self._hooks)))
+            return _words("the number of hooks of modules and optimizers", sum(self._hooked), now)
         members = self._grouped()
-        if len(members) != len(self._members) or not all(map(is_, members, self._members)):
+        same = map(is_, chain.from_iterable(members), self._members)
+        if list(map(len, members)) != self._sizes or not all(same):
             return "the parameters in the optimizer's groups were others"
         return None
 
-    def _grouped(self) -> list[Any]:
-        """The parameters of all groups, with the lists' own borders."""
-        found: list[Any] = []
-        for one in self._optimizers.each:
-            for group in one.param_groups:
-                found += [*group["params"], None]
-        return found
+    def _grouped(self) -> list[list[Any]]:
+        """The parameters of each group."""
+        return [group["params"] for one in self._optimizers.each for group in one.param_groups]
 
     def _flag(self) -> str | None:
         for name, parameter, before in zip(
