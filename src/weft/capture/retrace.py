@@ -1,10 +1,10 @@
 """A trace for other shapes: a light recorder, believed where it finds the ops that `make_fx` found for the first ones.
 
-`make_fx` takes most of the seconds in which a step is planned: it wraps every value, asks every op for constants it could
-fold, and copies what it notes. A step that was traced once has shown that it needs little of that. So what is traced again
-is recorded by `_Light`: the op, its operands, the result. The outcome counts only when it has the ops of the first trace, in
-their order, each reading the results of the same ones (`Skeleton`); sizes, strides and numbers are the new ones. Anything
-else, errors included, is left to `make_fx`.
+`make_fx` takes most of the seconds in which a step is planned: it wraps every value, asks every op for constants it
+could fold, and copies what it notes. A step that was traced once has shown that it needs little of that. So what is
+traced again is recorded by `_Light`: the op, its operands, the result. The outcome counts only when it has the ops of
+the first trace, in their order, each reading the results of the same ones (`Skeleton`); sizes, strides and numbers are
+the new ones. Anything else, errors included, is left to `make_fx`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class _Light(TorchDispatchMode):
         self.graph.output(self._operand(result))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # Backward formulas of C++ say None where `make_fx` finds nothing, which is the same.
+        kwargs = {key: value for key, value in (kwargs or {}).items() if value is not None}
         if func is _DEVICE:
             (asked,) = args
             return asked.fake_device if isinstance(asked, FakeTensor) else func(asked)
@@ -160,7 +161,8 @@ class _Light(TorchDispatchMode):
             found = self._nodes.get(id(value))
             if found is not None:
                 return found[0]
-            return self._fresh.get(value) or self._constant(value)
+            fresh: torch.fx.Node | None = self._fresh.get(value)  # type: ignore[no-untyped-call]
+            return self._constant(value) if fresh is None else fresh
         if isinstance(value, list | tuple):
             return [*map(self._operand, value)]
         return value
@@ -197,7 +199,7 @@ class _Light(TorchDispatchMode):
         notes = torch.fx.traceback.current_meta.get("custom")
         if notes is not None:
             node.meta["custom"] = dict(notes)
-        node.meta["seq_nr"] = torch.autograd._get_sequence_nr() - 1
+        node.meta["seq_nr"] = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         return node
 
 
