@@ -22,6 +22,7 @@ class Net(nn.Module):
     def __init__(self, forward: Forward) -> None:
         super().__init__()
         self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("table", torch.ones(6, 8))
         self.lstm = nn.LSTM(8, 8, batch_first=True)
         self._forward = forward
 
@@ -37,6 +38,7 @@ def long_ones_twice(net: Any, x: torch.Tensor) -> torch.Tensor:
 FORWARDS: dict[str, Forward] = {
     "linear": lambda net, x: net.layer(x).relu(),
     "positions": lambda net, x: net.layer(x) + torch.arange(x.shape[0])[:, None],
+    "as many rows as there are": lambda net, x: net.layer(x) + net.table[: len(x)],
     "constant": lambda net, x: net.layer(x) * torch.tensor(float(len(x))),
     "written in place": lambda net, x: net.layer(x).add_(1).relu_(),
     "batch norm": lambda net, x: net.norm(net.layer(x)),

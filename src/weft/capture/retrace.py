@@ -41,7 +41,7 @@ def skeleton(graph: torch.fx.Graph) -> Skeleton:
     return tuple(
         (
             node.op,
-            node.target if node.op == "call_function" else None,
+            _kind(node.target) if node.op == "call_function" else None,
             tuple(map(numbers.__getitem__, node.all_input_nodes)),
         )
         for node in numbers
@@ -201,6 +201,14 @@ class _Light(TorchDispatchMode):
             node.meta["custom"] = dict(notes)
         node.meta["seq_nr"] = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         return node
+
+
+@cache
+def _kind(func: Any) -> Any:
+    """An op, or what views have in common: a slice of all rows is recorded as an alias, of fewer as a slice."""
+    if not isinstance(func, OpOverload) or func._schema.is_mutable:
+        return func
+    return "view" if any(result.alias_info for result in func._schema.returns) else func
 
 
 @cache
