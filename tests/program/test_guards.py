@@ -207,6 +207,42 @@ def test_numbers_of_the_object_that_a_method_belongs_to(planned: Callable[[], li
     assert "Trainer.weight was 1.0" in planned()[0]
 
 
+def test_hooks_that_come_and_go(planned: Callable[[], list[str]]) -> None:
+    """Of a module that had none, and of one that had one; what each does counts from the next step on."""
+
+    def twice(_: nn.Module, __: Any, result: torch.Tensor) -> torch.Tensor:
+        return result * 2
+
+    model = Scaled()
+    model.layer.register_forward_hook(twice)
+    with weft.local_world(2):
+        both = Both(model)
+        both.step()
+        both.change(lambda m: m.dropout.register_forward_hook(twice))
+        both.step()
+        both.change(lambda m: m.layer._forward_hooks.clear())
+        both.step()
+    assert ["hooks of modules and optimizers was" in why for why in planned()] == [True, True]
+
+
+def test_a_parameter_that_takes_the_place_of_another_in_a_group(
+    planned: Callable[[], list[str]],
+) -> None:
+    """The groups hold as many as before."""
+
+    def of_weights(model: Scaled) -> torch.optim.Optimizer:
+        return torch.optim.SGD([model.layer.weight], lr=0.01)
+
+    with weft.local_world(2):
+        both = Both(Scaled(), make_optimizer=of_weights)
+        both.step()
+        for model, optimizer in ((both.model, both.optimizer), (both.plain, both.other)):
+            optimizer.param_groups[0]["params"] = [model.layer.bias]
+            model.layer.weight.grad = None
+        both.step()
+    assert "the parameters in the optimizer's groups were others" in planned()[0]
+
+
 def test_a_group_that_is_added_later(planned: Callable[[], list[str]]) -> None:
     def of_weights(model: Scaled) -> torch.optim.Optimizer:
         return torch.optim.SGD([model.layer.weight], lr=0.01, momentum=0.9)

@@ -168,10 +168,15 @@ def removed(model: Net) -> None:
     model.last.bias = None
 
 
-@pytest.mark.parametrize("change", [replaced, assigned, buffer_replaced, removed])
+def last_deleted(model: Net) -> None:
+    del model.last.bias
+
+
+@pytest.mark.parametrize("change", [replaced, assigned, buffer_replaced, removed, last_deleted])
 @pytest.mark.parametrize("name", ["one rank", "data", "pipeline"])
 def test_tensors_that_are_replaced_are_named(name: str, change: Callable[[Net], None]) -> None:
     named = {"buffer_replaced": r"norm\.running_mean", "removed": r"last\.bias"}
+    named["last_deleted"] = named["removed"]
     with twins(name) as both:
         both.step()
         change(both.model)
@@ -179,6 +184,28 @@ def test_tensors_that_are_replaced_are_named(name: str, change: Callable[[Net], 
         for call in (lambda: both.program.step(batch(1)), both.program.update):
             with pytest.raises(UserError, match=words):
                 call()
+
+
+@pytest.mark.parametrize("name", ["one rank", "data"])
+def test_a_module_that_comes_later_is_no_part_of_the_step(name: str) -> None:
+    with twins(name) as both:
+        both.step()
+        both.model.last.later = nn.Linear(2, 2)
+        both.model.later = nn.Linear(2, 2)
+        both.step()
+        replaced(both.model)
+        with pytest.raises(UserError, match=r"first\.weight was replaced"):
+            both.program.step(batch(1))
+
+
+@pytest.mark.parametrize("name", ["one rank", "data"])
+def test_one_number_that_is_replaced_by_an_equal_one_is_named(name: str) -> None:
+    with twins(name) as both:
+        both.step()
+        tracked = whole_state(both.model)["norm.num_batches_tracked"]
+        both.model.norm.num_batches_tracked = tracked.clone()
+        with pytest.raises(UserError, match=r"num_batches_tracked was replaced"):
+            both.program.step(batch(1))
 
 
 @pytest.mark.parametrize("name", ["one rank", "data", "pipeline"])

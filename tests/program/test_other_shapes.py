@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from single_device import adamw, plain_training, whole
-from weft.capture import capture
+from weft.capture import capture, trace
 from weft.compiler.deduce import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.errors import BatchError, UserError
@@ -118,6 +118,76 @@ def test_numbers_that_an_optimizer_counts() -> None:
         program = compiled(model, STRATEGIES["zero1"], make)
         found = [program.step(each).item() for each in batches()]
     assert found == pytest.approx(losses, rel=1e-9)
+
+
+def _slower(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] /= 10
+
+
+def _decayed(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+def _frozen(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    model.blocks[0].up.weight.requires_grad_(False)
+    model.blocks[0].up.weight.grad = None
+
+
+def _grouped(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": list(model.blocks[1].parameters()), "lr": 0.1})
+
+
+@pytest.mark.parametrize("change", [_slower, _decayed, _frozen, _grouped])
+def test_what_changes_between_two_shapes_counts_in_the_second(change: Callable[..., None]) -> None:
+    def make(model: Any) -> torch.optim.Optimizer:
+        owned = (x for name, x in model.named_parameters() if not name.startswith("blocks.1"))
+        return torch.optim.SGD(owned, lr=0.5)
+
+    model = language()
+    plain = copy.deepcopy(model)
+    other, optimizer = make(plain), make(model)
+    with weft.local_world(2):
+        program = compiled(model, STRATEGIES["data"], lambda _: optimizer)
+        for number, each in enumerate(batches()):
+            if number == 2:
+                change(plain, other)
+                change(model, optimizer)
+            other.zero_grad()
+            loss = token_loss(plain, each)
+            loss.backward()  # type: ignore[no-untyped-call]
+            other.step()
+            assert program.step(each).item() == pytest.approx(loss.item(), rel=1e-9)
+        trained = program.full_state_dict()
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(trained[key], value, rtol=1e-8, atol=1e-10)
+
+
+class Branching(Language):
+    """Takes another way for short batches, as large as the usual one."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.table(x)
+        first, second = self.blocks if x.shape[1] > 5 else reversed(self.blocks)
+        return second(first(x)) @ self.table.weight.T
+
+
+def test_a_model_that_branches_on_shapes() -> None:
+    model = Branching().double()
+    losses, _ = plain_training(model, token_loss, batches(), make_optimizer=adamw)
+    with weft.local_world(2):
+        program = compiled(model, STRATEGIES["data"])
+        found = [program.step(each).item() for each in batches()]
+    assert found == pytest.approx(losses, rel=1e-9)
+
+
+def test_other_shapes_are_not_traced_by_make_fx(monkeypatch: pytest.MonkeyPatch) -> None:
+    with weft.local_world(2):
+        program = compiled(language(), STRATEGIES["data"])
+        evaluation = program.evaluation(token_loss, batches()[0])
+        monkeypatch.setattr(trace, "trace", None)
+        for each in batches():
+            program.step(each)
+            evaluation.step(each)
 
 
 def test_loaded_states_reach_a_step_of_another_shape() -> None:

@@ -16,7 +16,14 @@ from weft.capture.optimizer_checks import check_hyperparameters
 from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.trace import LossFunction, Traced, Variables, read_variables, trace_step
+from weft.capture.trace import (
+    LossFunction,
+    Skeletons,
+    Traced,
+    Variables,
+    read_variables,
+    trace_step,
+)
 from weft.capture.watch import Watch
 from weft.errors import CaptureError
 from weft.ir import verify
@@ -39,6 +46,7 @@ class Captured:
         recurrent: names of the parameters of recurrent layers: where others of them lie in pieces,
             the step has to be captured again.
         watch: values of Python that the step depends on.
+        skeletons: of its trace.
     """
 
     graph: LogicalGraph
@@ -47,6 +55,7 @@ class Captured:
     constants: Mapping[str, torch.Tensor]
     recurrent: frozenset[str] = frozenset()
     watch: Watch = field(default_factory=Watch)
+    skeletons: Skeletons | None = None
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
         """What the loss function returned, built from the values of the graph's outputs by key."""
@@ -64,6 +73,7 @@ def capture(
     apart: Collection[str] = (),
     parameters: str | None = None,
     masters: bool = False,
+    like: Captured | None = None,
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -82,6 +92,7 @@ def capture(
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
         masters: whether optimizers update float32 copies of narrower parameters.
+        like: the same step for a batch of other shapes; makes it quicker, and nothing else.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -104,6 +115,7 @@ def capture(
             training,
             Casts(precision, parameters, device_type),
             apart,
+            like.skeletons if like else None,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = (
@@ -114,7 +126,15 @@ def capture(
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
     used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
     constants = {key: tensor for key, tensor in constants.items() if key in used}
-    return Captured(graph, batch, traced.outputs, constants, traced.recurrent, traced.watch)
+    return Captured(
+        graph,
+        batch,
+        traced.outputs,
+        constants,
+        traced.recurrent,
+        traced.watch,
+        traced.skeletons,
+    )
 
 
 def _boundary(

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.caches import take_caches
 from weft.capture.checkpoints import checkpoints_noted
-from weft.capture.decompositions import decompositions, overwrites
+from weft.capture.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.fallback import fallback, strided
 from weft.capture.fx import (
     FakeMode,
@@ -26,6 +26,7 @@ from weft.capture.fx import (
     mark_backward,
     noted_copies,
     trace,
+    trace_like,
 )
 from weft.capture.grids import GridsOfOne
 from weft.capture.hint import hints_recorded
@@ -43,6 +44,7 @@ from weft.capture.precision import Casts, loss_seed
 from weft.capture.recorder import Recorder
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
+from weft.capture.retrace import Skeleton, skeleton
 from weft.capture.rewrites import Rewritten
 from weft.capture.tree import unflatten
 from weft.capture.watch import Watch
@@ -60,6 +62,14 @@ class Variables:
 
 
 @dataclass(frozen=True)
+class Skeletons:
+    """Of the trace of a step, and of that without writes in place, where it is another one."""
+
+    step: Skeleton
+    functional: Skeleton | None = None
+
+
+@dataclass(frozen=True)
 class Traced:
     """What the trace found.
 
@@ -72,6 +82,7 @@ class Traced:
         constants: tensors from outside of model and batch, in order.
         recurrent: names of the parameters of recurrent layers.
         watch: values of Python that the step depends on.
+        skeletons: for a trace for other shapes.
     """
 
     graph: torch.fx.Graph
@@ -81,6 +92,7 @@ class Traced:
     constants: tuple[torch.Tensor, ...]
     recurrent: frozenset[str]
     watch: Watch
+    skeletons: Skeletons
 
 
 def read_variables(model: torch.nn.Module) -> Variables:
@@ -98,35 +110,36 @@ def trace_step(
     training: bool,
     casts: Casts | None = None,
     apart: Collection[str] = (),
+    like: Skeletons | None = None,
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
-    Recurrent layers with a parameter in `apart` are taken apart.
+    Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
+    shapes it is quicker, where this one is like that.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
-    step = _Step(model, loss_fn, variables, batch, training, casts or Casts(device=device), apart)
-    inputs = _fakes(variables, example, mode, device, training)
-    with (
-        hints_recorded(),
-        restored(model, loss_fn),
-        step.recorder.recording(),
-        module_paths_noted(model),
-        torch.random.fork_rng(devices=[]),
-        _compiled_parts_eager(),
-        torch.set_grad_enabled(training),
-    ):
-        if not training:
-            model.eval()
-        try:
-            module = trace(step, inputs, mode, {**fallback(), **decompositions()})
-        except WeftError:
-            raise
-        except Exception as error:
-            raise refuse(error) from error
+
+    def begin() -> tuple[_Step, Any]:
+        step = _Step(
+            model, loss_fn, variables, batch, training, casts or Casts(device=device), apart
+        )
+        return step, _fakes(variables, example, mode, device, training)
+
+    step, inputs = begin()
+    table = {**fallback(), **decompositions()}
+    module = None
+    if like is not None:
+        with _running(step):
+            module = trace_like(like.step, step, inputs, mode, table)
+        step, inputs = (step, inputs) if module else begin()
+    if module is None:
+        with _running(step):
+            module = _trace(step, inputs, mode, table)
+    found = Skeletons(skeleton(module.graph))
     take_caches(module.graph, step.caches)
     copies = noted_copies(module.graph)
     locate(module.graph)
@@ -134,17 +147,47 @@ def trace_step(
     constants = _lift_constants(module, mode)
     flat = [x.detach() for part in inputs for x in part]
     flat += [mode.from_tensor(constant) for constant in constants]
-    functional_module = functional(module, flat, mode, {**strided(), **overwrites()})
+    expected = like.functional if like else None
+    plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
+    if plain is not module:
+        found = replace(found, functional=skeleton(plain.graph))
     assert step.outputs is not None  # set by running it
     return Traced(
-        functional_module.graph,
+        plain.graph,
         step.outputs,
         step.output_keys,
         step.gradients,
         constants,
         step.recurrent,
         step.watch,
+        found,
     )
+
+
+@contextmanager
+def _running(step: _Step) -> Iterator[None]:
+    """While this lasts, the step may be run on fake tensors; afterwards what it wrote is as it was."""
+    with (
+        hints_recorded(),
+        restored(step.model, step.loss_fn),
+        step.recorder.recording(),
+        module_paths_noted(step.model),
+        torch.random.fork_rng(devices=[]),
+        _compiled_parts_eager(),
+        torch.set_grad_enabled(step.training),
+    ):
+        if not step.training:
+            step.model.eval()
+        yield
+
+
+def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
+    try:
+        return trace(step, inputs, mode, table)
+    except WeftError:
+        raise
+    except Exception as error:
+        raise refuse(error) from error
 
 
 def _fakes(

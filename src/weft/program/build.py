@@ -207,9 +207,13 @@ def make_replayer(
 
 
 def evaluation(
-    setting: Setting, trained: Compiled, function: Callable[[nn.Module, Any], Any], batch: Any
+    setting: Setting,
+    trained: Compiled,
+    function: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    like: Captured | None = None,
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `trained` as they lie."""
+    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes."""
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
     whole, _ = without_shards(batch)
@@ -223,6 +227,7 @@ def evaluation(
         precision=precision.compute,
         apart=_in_pieces(trained),
         parameters=precision.parameters,
+        like=like,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.capture.hooks import Hooked
 from weft.capture.optimizers import Optimizers
 from weft.capture.watch import Watch
+from weft.tensor import GlobalTensor
 
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
 )
+_GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
 _requires_grad = attrgetter("requires_grad")
+_nothing = nullcontext()
 
 
 class Guards:
@@ -27,39 +36,42 @@ class Guards:
         named = dict(model.named_parameters()) if optimizers else {}
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
+        self._several = any(isinstance(each, GlobalTensor) for each in self._parameters)
         self._optimizers = optimizers
-        self._hooks = list(_hooks(model, optimizers))
-        self._hooked = list(map(len, self._hooks))
+        hooks = list(_hooks(model, optimizers))
+        # Most of them are empty, which is seen at once.
+        self._bare = [each for each in hooks if not each]
+        self._hooks = [each for each in hooks if each]
+        self._hooked = list(map(list, self._hooks))
         self._parameter_hooks = Hooked(named)
-        self._members = self._grouped()
+        members = self._grouped()
+        self._members, self._sizes = list(chain.from_iterable(members)), list(map(len, members))
 
     def changed(self) -> str | None:
         """What is not as it was, from what and to what, in words; some microseconds."""
         entry = self._watch.changed()
         if entry is not None:
             return _words(entry.text, entry.then, entry.now)
-        if list(map(_requires_grad, self._parameters)) != self._trained:
+        # Otherwise torch asks the class of each global tensor how it gives its flag.
+        with torch._C.DisableTorchFunction() if self._several else _nothing:
+            trained = list(map(_requires_grad, self._parameters))
+        if trained != self._trained:
             return self._flag()
-        hooked = list(map(len, self._hooks))
-        if hooked != self._hooked:
-            return _words(
-                "the number of hooks of modules and optimizers", sum(self._hooked), sum(hooked)
-            )
+        # Keys of hooks only grow, so that equal ones are the same hooks.
+        if any(self._bare) or list(map(list, self._hooks)) != self._hooked:
+            return "the hooks of modules and optimizers were others"
         other = self._parameter_hooks.changed()
         if other is not None:
             return _words(f"the number of hooks of {other[0]}", *other[1:])
         members = self._grouped()
-        if len(members) != len(self._members) or not all(map(is_, members, self._members)):
+        same = map(is_, chain.from_iterable(members), self._members)
+        if list(map(len, members)) != self._sizes or not all(same):
             return "the parameters in the optimizer's groups were others"
         return None
 
-    def _grouped(self) -> list[Any]:
-        """The parameters of all groups, with the lists' own borders."""
-        found: list[Any] = []
-        for one in self._optimizers.each:
-            for group in one.param_groups:
-                found += [*group["params"], None]
-        return found
+    def _grouped(self) -> list[list[Any]]:
+        """The parameters of each group."""
+        return [group["params"] for one in self._optimizers.each for group in one.param_groups]
 
     def _flag(self) -> str | None:
         for name, parameter, before in zip(
@@ -71,7 +83,8 @@ class Guards:
 
 
 def _hooks(model: nn.Module, optimizers: Optimizers) -> Iterator[dict[Any, Any]]:
-    """The dicts that hold the hooks of modules and optimizers (private attributes of theirs)."""
+    """The dicts that hold the hooks of modules and optimizers, and of all modules (private attributes of theirs)."""
+    yield from (getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS)
     for owner in (*model.modules(), *optimizers.each):
         for name in _HOOKS:
             hooks = vars(owner).get(name)

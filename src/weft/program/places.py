@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.capture.watch import reader
 from weft.errors import UserError
 from weft.program.holds import named_variables
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
+
+# Behind all that stands in a model.
+_END = object()
 
 
 class Places:
@@ -25,8 +28,10 @@ class Places:
     """
 
     def __init__(self, model: nn.Module, variables: Mapping[int, Variables]) -> None:
-        # How all tensors of a dict of a module are read at once; their names; and what they were.
-        self._readers: list[tuple[Any, dict[str, Any]]] = []
+        # The dicts of modules, and all that was in them, in order.
+        self._spaces: list[dict[str, Any]] = []
+        self._held: list[Any] = []
+        # Where each tensor and module stands, and what it was.
         self._slots: list[tuple[str, dict[str, Any], str]] = []
         self._tensors: list[Any] = []
         plain: dict[str, Tensor] = {}
@@ -34,9 +39,11 @@ class Places:
             for space in (module._parameters, module._buffers, module._modules):
                 names = [name for name, tensor in space.items() if tensor is not None]
                 if names:
-                    self._readers.append((reader(names), space))
+                    self._spaces.append(space)
+                    self._held += space.values()
                     self._slots += [(f"{path}.{x}" if path else x, space, x) for x in names]
                     self._tensors += [space[name] for name in names]
+        self._held.append(_END)
         (first, *_) = variables.values()
         every = named_variables(model)
         if not any(isinstance(tensor, GlobalTensor) for tensor in every.values()):
@@ -54,16 +61,14 @@ class Places:
         Raises:
             UserError: naming a tensor that was replaced by another, or converted.
         """
-        try:
-            now = [tensor for read, space in self._readers for tensor in read(space)]
-        except KeyError:
-            now = []
-        if len(now) != len(self._tensors) or not all(map(is_, now, self._tensors)):
-            self._refuse()
+        now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
+        if not all(map(is_, now, self._held)):
+            self._check_each()
         if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
             self._write_back()
 
-    def _refuse(self) -> None:
+    def _check_each(self) -> None:
+        """Something was replaced, or has come, which may: it is no part of the step."""
         for (text, space, name), tensor in zip(self._slots, self._tensors, strict=True):
             if space.get(name) is not tensor:
                 kind = "module" if isinstance(tensor, nn.Module) else "tensor"

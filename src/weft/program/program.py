@@ -260,12 +260,15 @@ class Program:
         self._enter("evaluation")
         setting, trained = self._setting, self._compiled
 
-        def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, batch)
+        example = setting.whole(example_batch)
+        first = agreed(
+            setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
+        )
 
-        whole = setting.whole(example_batch)
-        first = agreed(setting.world, "the plan", lambda: plan(whole))
-        step = Step(setting.model, function, None, whole)
+        def plan(batch: Any) -> Planned:
+            return evaluation(setting, trained, function, batch, first[0])
+
+        step = Step(setting.model, function, None, example)
         return Program(Variants(setting, first, Optimizers(), plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:

@@ -67,6 +67,8 @@ class Step:
         # How leaves of the example lie that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
         self._known: list[_Known] = []
+        # The same step for other shapes, whose captures make those of this one quicker.
+        self._like: Step | None = None
         self._facts: _Facts | None = None
 
     @property
@@ -116,9 +118,13 @@ class Step:
 
     def of_shape(self, batch: Any) -> Step:
         """The same step for a batch of other shapes."""
-        return Step(self.model, self.loss_fn, self.optimizer, batch)
+        step = Step(self.model, self.loss_fn, self.optimizer, batch)
+        step._like = self._like or self
+        return step
 
     def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
+        known = self._like._known if self._like else []
+        like = next((k for k in known if k.serves(device_type, precision, frozenset(apart))), None)
         with uncollected():
             return capture(
                 self.model,
@@ -131,6 +137,7 @@ class Step:
                 apart,
                 precision.parameters,
                 precision.masters,
+                like.captured if like else None,
             )
 
 
