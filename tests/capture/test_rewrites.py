@@ -56,16 +56,21 @@ FUNCTIONS: dict[str, Function] = {
     "repeats of a known number": lambda x, batch: x.repeat_interleave(
         batch["weights"], 0, output_size=8
     ),
-    "cross-entropy in chunks": lambda x, batch: F.linear_cross_entropy(
-        x, x[:3] * 2, batch["weights"] % 3, reduction="none",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=2),
-    ),
     "least squares": lambda x, batch: torch.linalg.lstsq(x, x[:, :2] ** 2 + 1).solution,
     "their residuals": lambda x, batch: torch.linalg.lstsq(x, x[:, :2] ** 2, driver="gels").residuals,
     "several least squares": lambda x, batch: torch.linalg.lstsq(
         x.view(3, 2, 4), x.view(3, 2, 4).exp()
     ).solution,
 }  # fmt: skip
+
+if hasattr(F, "linear_cross_entropy"):
+    FUNCTIONS["cross-entropy in chunks"] = lambda x, batch: F.linear_cross_entropy(
+        x,
+        x[:3] * 2,
+        batch["weights"] % 3,
+        reduction="none",
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=2),
+    )
 
 
 def a_batch() -> dict[str, Tensor]:
