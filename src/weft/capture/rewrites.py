@@ -1,7 +1,7 @@
-"""Functions of torch that read values to check or warn, or to find shapes that do not depend on them, without reading.
+"""Functions of torch that run otherwise while a step is captured: replaced where the user calls them, above autograd.
 
-Torch runs them as several ops, of which one needs a value; so they are replaced where the user calls
-them, above autograd. What torch checks by a value, the graph checks in every step (`weft.required`).
+Most of them read values to check or to warn, or to find shapes that do not depend on them. What torch
+checks by a value, the graph checks in every step (`weft.required`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from weft.capture.fx import Refusal, copy_noted
@@ -171,8 +172,8 @@ def _is_mask(mask: Any, x: Tensor) -> bool:
     return of_bools and mask.shape == x.shape[: mask.dim()]
 
 
-def _tensor_split(input: Tensor, places: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(places, Tensor):
+def _tensor_split(*args: Any, **kwargs: Any) -> Any:
+    if sum(isinstance(value, Tensor) for value in (*args, *kwargs.values())) < 2:
         return NotImplemented
     raise Refusal(
         "tensor_split reads from a tensor where it cuts, so that shapes would depend on values; expected numbers, as "
@@ -180,7 +181,7 @@ def _tensor_split(input: Tensor, places: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-# ------------------------------------------------------------------------------------------ losses
+# ------------------------------------------------------------------------------------------ layers
 
 
 def _ctc_loss(
@@ -205,6 +206,17 @@ def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:
     return NotImplemented if options is None else F.linear_cross_entropy(*args, **named)
 
 
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    """Attention with dropout goes the plain way, whose mask can be drawn by global position.
+
+    Fused kernels draw masks inside, from seeds that know nothing of layouts.
+    """
+    if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) <= 0:
+        return NotImplemented
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
 _TABLE: dict[Any, Callable[..., Any]] = {
     torch.cov: _cov,
     Tensor.cov: _cov,
@@ -221,6 +233,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.tensor_split: _tensor_split,
     Tensor.tensor_split: _tensor_split,
     F.ctc_loss: _ctc_loss,
+    F.scaled_dot_product_attention: _attention,
 }
 if hasattr(F, "linear_cross_entropy"):
     _TABLE[F.linear_cross_entropy] = _linear_cross_entropy

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.caches import take_caches
@@ -259,8 +257,7 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        own = _AttentionWithDropout(), GridsOfOne(), Rewritten(), layers
-        with own[0], own[1], own[2], own[3], LinesNoted(), checkpoints_noted(), casts:
+        with GridsOfOne(), Rewritten(), layers, LinesNoted(), checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
@@ -309,22 +306,6 @@ def _compiled_parts_eager() -> Iterator[None]:
         # It means `module_paths_noted`, which the wrapper's own call does not disturb.
         warnings.filterwarnings("ignore", "Using `torch.compile")
         yield
-
-
-class _AttentionWithDropout(TorchFunctionMode):
-    """Attention with dropout goes the plain way, whose mask can be drawn by global position.
-
-    Fused kernels draw masks inside, from seeds that know nothing of layouts.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            if dropout > 0:
-                with sdpa_kernel(SDPBackend.MATH):
-                    return func(*args, **kwargs)
-        return func(*args, **kwargs)
 
 
 def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch.Tensor, ...]:

@@ -70,6 +70,11 @@ def _dense_rows(*args: Any) -> list[Any]:
     return [x.contiguous() if isinstance(x, Tensor) and _gaps(x) else x for x in args]
 
 
+def _volumes(*args: Any) -> list[Any]:
+    """A volume without a batch has the rank of a batch of images; laid as those with channels last, it is refused."""
+    return [x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
+
+
 def _gaps(x: Tensor) -> bool:
     return x.dim() > 0 and x.stride(-1) != 1
 
@@ -83,6 +88,8 @@ _SPECIAL: dict[str, Lay] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _dense_rows,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _dense_rows,
     "aten.nanmedian.dim": _contiguous,
+    "aten.max_pool3d_with_indices.default": _volumes,
+    "aten.max_pool3d_with_indices_backward.default": _volumes,
 }
 _PLAIN: dict[str, Lay] = {
     f"aten.{name}.default": _contiguous

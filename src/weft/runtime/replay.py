@@ -72,6 +72,7 @@ _OWN = {
     "weft.load": "it copies from host memory",
     "weft.checked": "the host reads its error codes",
     "weft.required": "the host reads whether the check holds",
+    "weft.lstsq": "its solver works with the host",
     "weft.ctc_loss": "the host reads how long targets are",
     "weft.ctc_loss_backward": "the host reads how long targets are",
     "weft.expert_mm": "the host reads how many rows each expert has",
