@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,73 @@ def own_rows_of_tensor_ranks(rank: int) -> float:
         model, squares, optimizer, example, placement=grid, strategy=strategy, batch="local"
     )
     return steps(program, example)
+
+
+def other_weights(rank: int) -> float:
+    """Each rank loads weights of its own into the live model."""
+    live, batch = mlp(), pairs()
+    program = compiled(live, batch)
+    steps(program, batch)
+    torch.manual_seed(rank)
+    live.load_state_dict({name: torch.randn(x.shape) for name, x in live.state_dict().items()})
+    return steps(program, batch)
+
+
+def loaded_alone(rank: int) -> float:
+    """One rank alone loads weights."""
+    live, batch = mlp(), pairs()
+    program = compiled(live, batch)
+    whole = program.full_state_dict()
+    steps(program, batch)
+    if rank == 0:
+        live.load_state_dict(whole)
+    return steps(program, batch)
+
+
+def other_whole_state(rank: int) -> float:
+    """Each rank loads whole weights of its own."""
+    program, _, batch = make()
+    whole = program.full_state_dict()
+    program.load_full_state_dict({name: x + rank for name, x in whole.items()})
+    return steps(program, batch)
+
+
+def other_states(rank: int) -> float:
+    """Each rank puts states of its own into the optimizer."""
+    program, optimizer, batch = make()
+    steps(program, batch)
+    parameter = optimizer.param_groups[0]["params"][0]
+    optimizer.state[parameter]["exp_avg"] = torch.full(parameter.shape, float(rank))
+    return steps(program, batch)
+
+
+def other_rate_of_update(rank: int) -> float:
+    """Rates differ in `program.update()` alone."""
+    program, optimizer, batch = make()
+    program.step(batch, update=False)
+    optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
+    program.update()
+    optimizer.param_groups[0]["lr"] = 0.1
+    return steps(program, batch)
+
+
+def other_tensor_rates(rank: int) -> float:
+    """Rates are tensors, and differ."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1 * (rank + 1)))
+    ranks = weft.placement("cpu", [0, 1])
+    program = weft.compile(model, squares, optimizer, pairs(), placement=ranks)
+    return steps(program, pairs())
+
+
+def adds_alone(rank: int) -> float:
+    """One rank alone makes a step without an update, where that is another plan."""
+    strategy = replace(weft.data_parallel(), clip_norm=1.0)
+    program, _, batch = make(strategy=strategy)
+    steps(program, batch)
+    program.step(batch, update=rank == 0)
+    return steps(program, batch)
 
 
 def mlp() -> nn.Module:
@@ -436,6 +504,13 @@ CASES: tuple[Callable[[int], float], ...] = (
     two_programs,
     own_rows,
     own_rows_of_tensor_ranks,
+    other_weights,
+    loaded_alone,
+    other_whole_state,
+    other_states,
+    other_rate_of_update,
+    other_tensor_rates,
+    adds_alone,
     forgotten,
     forgotten_alike,
     kept_loss,

@@ -74,14 +74,15 @@ def test_a_rank_that_waits_tells_both_calls() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (Stamp(1, 2, 4), "make different calls"),
-        (Stamp(1, 3, 3), "different hyperparameters"),
-        (Stamp(2, 2, 3), "different batches"),
-        (Stamp(2, 3, 4), "make different calls"),
+        (Stamp(1, 2, 3, 5), "make different calls"),
+        (Stamp(1, 2, 4, 4), "different hyperparameters"),
+        (Stamp(1, 3, 3, 4), "other values into the live model"),
+        (Stamp(2, 2, 3, 4), "different batches"),
+        (Stamp(2, 3, 4, 5), "make different calls"),
     ],
 )
 def test_what_stamps_tell(other: Stamp, words: str) -> None:
-    own = Stamp(1, 2, 3)
+    own = Stamp(1, 2, 3, 4)
     with pytest.raises(RankFailure, match=f"rank 5 .*{words}|{words}.*rank 5"):
         check_stamp(int(own), int(other), 5)
     check_stamp(int(own), int(own), 5)
@@ -89,5 +90,5 @@ def test_what_stamps_tell(other: Stamp, words: str) -> None:
 
 
 def test_a_stamp_fits_a_number_of_eight_bytes() -> None:
-    assert 0 < int(Stamp(0, 0, 0)) < 2**63
-    assert 0 < int(Stamp(2**40, 2**40, 2**40)) < 2**63
+    assert 0 < int(Stamp(0, 0, 0, 0)) < 2**63
+    assert 0 < int(Stamp(2**40, 2**40, 2**40, 2**40)) < 2**63

@@ -16,9 +16,12 @@ from weft.capture.optimizers import Optimizing, optimizers_of
 from weft.layout import Broadcast, Layout
 from weft.runtime.stamps import Stamp
 from weft.tensor import GlobalTensor
+from weft.tensor.divergence import written_among
 
 # Elements of a leaf that are looked at in every step.
 _SAMPLED = 64
+# Where the sample begins moves by so many elements in a step; a prime, so that it comes everywhere.
+_STRIDE = 7919
 # All of a leaf is looked at in the first steps, and then once in a while, when it is not larger.
 _FIRST, _EVERY, _BYTES = 4, 16, 2**22
 
@@ -65,7 +68,8 @@ class Stamps:
 
     def among(self, ranks: tuple[int, ...]) -> int:
         """What goes with messages between some ranks."""
-        return int(Stamp(self.sums.alike(ranks), self.options, self.call))
+        written = written_among(ranks)
+        return int(Stamp(self.sums.alike(ranks), written, self.options, self.call))
 
 
 def batch_sums(
@@ -97,12 +101,12 @@ def _checksum(leaf: Tensor, step: int, before: int) -> int:
     values = _values(leaf)
     all_of_it = step < _FIRST or step % _EVERY == 0
     if not (all_of_it and leaf.nbytes <= _BYTES):
-        values = values[_places(tuple(leaf.shape))]
+        values = values[_places(tuple(leaf.shape), step)]
     return zlib.crc32(values.tobytes(), before)
 
 
 class OptionsChecksum:
-    """The checksum of the optimizers' hyperparameters; those that are tensors count by their kind.
+    """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind.
 
     Args:
         optimizer: the user's, one or several; None in evaluation.
@@ -119,20 +123,19 @@ class OptionsChecksum:
             UserError: naming a hyperparameter that is no number.
         """
         groups = [group for one in self._optimizers.each for group in one.param_groups]
-        now = [value for group in groups for name, value in group.items() if name != "params"]
-        if not _equal(now, self._known[0]):
+        now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
+        if now != self._known[0]:
             check_hyperparameters(self._optimizers)
             text = ", ".join(map(_text, now))
             self._known = now, zlib.crc32(text.encode())
         return self._known[1] ^ update
 
 
-def _equal(now: list[Any], before: list[Any]) -> bool:
-    """Whether no value has changed; two tensors are not compared, but looked up again."""
-    try:
-        return now == before
-    except RuntimeError:
-        return False
+def _number(value: Any) -> Any:
+    """What is compared of a hyperparameter: the number in a tensor, where the host need not wait for it."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.item() if value.device.type == "cpu" and value.numel() == 1 else type(value)
 
 
 def _text(value: Any) -> str:
@@ -143,14 +146,18 @@ def _text(value: Any) -> str:
     return repr(value) if plain else type(value).__name__
 
 
+def _places(shape: tuple[int, ...], step: int) -> tuple[slice, ...]:
+    """Which elements of a leaf stand for all of it in a step: of each dimension as many as there is room for."""
+    return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
+
+
 @cache
-def _places(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Which elements of a leaf stand for all of it: as many of each dimension as the sample has room for."""
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     room, found = _SAMPLED, []
     for size in shape:
         count = max(1, min(size, room))
         room = max(1, room // count)
-        found.append(slice(None, None, max(1, size // count)))
+        found.append(max(1, size // count))
     return tuple(found)
 
 

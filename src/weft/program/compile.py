@@ -105,6 +105,10 @@ def compile(
             needs their values; or `kernels` is "inductor" and there is no compiler for it; or others
             may write to the folder where compiled code is kept.
     """
+    if not isinstance(placement, Placement):
+        raise UserError(
+            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {placement!r}'
+        )
     world = current_world(placement.device_type)
     world.calls.enter("compile")
 

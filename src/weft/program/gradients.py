@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -133,13 +134,23 @@ class Gradients:
             member.show(parts)
         self.open = True
 
+    def _keys(self) -> tuple[str, ...]:
+        """The parameters that have a gradient."""
+        return tuple(key for key, p in self._parameters.items() if p.grad is not None)
+
+    @property
+    def text(self) -> str:
+        """What stands in `parameter.grad`, the same on all ranks that have gradients alike."""
+        keys = self._keys()
+        return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
+
     def executors(self) -> dict[int, Executor | DeviceExecutor]:
         """What runs an update by what is in `parameter.grad`.
 
         Raises:
             UserError: when no parameter has a gradient, or no step updates all that have one.
         """
-        keys = tuple(key for key, p in self._parameters.items() if p.grad is not None)
+        keys = self._keys()
         if not keys:
             raise UserError(
                 "program.update() found no gradients; make a step(batch, update=False) before, or call backward() on "

@@ -18,7 +18,7 @@ from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
-from weft.program.agreement import OptionsChecksum, Stamps
+from weft.program.agreement import BatchSums, OptionsChecksum, Stamps
 from weft.program.build import build, evaluation, gathering
 from weft.program.everyone import agreed
 from weft.program.explain import explain
@@ -41,6 +41,7 @@ from weft.program.variants import Planned, Variants
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
+from weft.tensor.divergence import note_write
 
 
 class Program:
@@ -158,7 +159,7 @@ class Program:
             if adds:
                 training.gradients.show(variants.current.compiled)
             if adds and update:
-                self._update(training)
+                self._update(training, options)
             training.show(update)
         return results
 
@@ -176,16 +177,20 @@ class Program:
         training = self._training
         if training is None:
             raise UserError("program.update(): this program has no optimizer")
-        self._options.of(True)
-        self._enter("update")
+        options = self._options.of(True)
+        self._enter(f"update by {training.gradients.text}, options {options:x}")
         self._places.check()
         training.take()
-        self._update(training)
+        self._update(training, options)
         training.show(True)
 
-    def _update(self, training: Training) -> None:
+    def _update(self, training: Training, options: int) -> None:
         gradients = training.gradients
         executors = gradients.executors()
+        if self._setting.several:
+            stamp = Stamps(BatchSums(), options, self._chain).among
+            for executor in executors.values():
+                executor.put_stamp(stamp)
         try:
             self.metrics = gradients.update(executors)
         except (RankFailure, KeyboardInterrupt) as error:
@@ -249,7 +254,7 @@ class Program:
         """The variants of a step that adds to gradients, whether an update follows or not."""
         check_adding(self.graph, update)
         assert self._training is not None  # the check refuses others
-        return self._training.adding
+        return self._training.adding(self._enter)
 
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.
@@ -298,7 +303,10 @@ class Program:
         Raises:
             UserError: naming the entries that are missing, unknown, or of another shape.
         """
+        self._enter("load_full_state_dict")
         load_whole(self._setting, self.graph, state)
+        if self._setting.several:
+            note_write(self._setting.placement, "load_full_state_dict", state.values())
         if self._failed is not None:
             self._failed.loaded = True
 

@@ -22,6 +22,7 @@ from weft.program.holds import named_variables
 from weft.program.laid import by_placement, cut_value, laid_as, of_rank, whole_of
 from weft.runtime.state import Variables
 from weft.tensor import GlobalTensor
+from weft.tensor.divergence import note_write
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
@@ -185,6 +186,8 @@ class _Stated:
         if not isinstance(self.parameter, GlobalTensor):
             return value.to(self.parameter.device, dtype).contiguous()
         mesh = self.parameter.spec.mesh.at(layout.placement)
+        if not mesh.in_process:
+            note_write(mesh.placement, f"{self.key}.{name}", [value])
         return cut_value(value.detach().to(dtype), layout, mesh, self.shares.get(name))
 
     def shown(self, name: str, parts: list[Any]) -> Any:

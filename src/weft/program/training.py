@@ -81,11 +81,11 @@ class Training:
         """What makes the variants of the step without an update, when it is first wanted."""
         self._make = make
 
-    @property
-    def adding(self) -> Variants:
-        """The variants of the step without an update."""
+    def adding(self, enter: Callable[[str], object]) -> Variants:
+        """The variants of the step without an update; `enter` is told before the first one is planned."""
         if self._adding is None:
             assert self._make is not None  # said by who made the program
+            enter("plan of steps that add")
             self._adding = self._make()
         return self._adding
 

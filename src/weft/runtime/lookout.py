@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from weft.errors import RankFailure
 from weft.runtime.waits import PATIENCE
 
 
@@ -19,7 +18,7 @@ class _Wait:
 
     since: float
     look: Callable[[], None]
-    fail: Callable[[RankFailure], object]
+    fail: Callable[[Exception], object]
 
 
 class Lookout:
@@ -32,17 +31,16 @@ class Lookout:
     def __init__(self, name: str) -> None:
         self._name = name
         self._waits: set[_Wait] = set()
-        self._closed = threading.Event()
+        self._closed, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(
-        self, look: Callable[[], None], fail: Callable[[RankFailure], object]
-    ) -> Iterator[None]:
-        """Look around while the body waits; `fail` gets the `RankFailure` that `look` raises."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
-            self._thread.start()
+    def over(self, look: Callable[[], None], fail: Callable[[Exception], object]) -> Iterator[None]:
+        """Look around while the body waits; `fail` gets what `look` raises."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
+                self._thread.start()
         wait = _Wait(time.monotonic(), look, fail)
         self._waits.add(wait)
         try:
@@ -60,7 +58,7 @@ class Lookout:
                 if time.monotonic() - wait.since >= PATIENCE:
                     try:
                         wait.look()
-                    except RankFailure as error:
+                    except Exception as error:
                         wait.fail(error)
                         self._waits.discard(wait)
 

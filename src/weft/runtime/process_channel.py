@@ -146,7 +146,7 @@ class GlooChannel(GroupChannel):
             else:
                 self._other.run(partial(self._run, sends, receives), self.while_waiting)
 
-    def _fail(self, error: RankFailure) -> None:
+    def _fail(self, error: Exception) -> None:
         for fail in self._watchers:
             fail(error)
 

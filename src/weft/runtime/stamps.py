@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weft.errors import RankFailure
 
 # Bits of the checksums, from the lowest; one bit above them makes every stamp differ from 0.
-_BITS = {"batch": 24, "options": 18, "call": 20}
+_BITS = {"batch": 18, "written": 14, "options": 14, "call": 16}
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,13 @@ class Stamp:
 
     Attributes:
         batch: checksum of what the ranks are given alike.
+        written: checksum of what eager code wrote into the live model and its optimizers' states.
         options: of the optimizer's hyperparameters and whether the step updates.
         call: of the calls so far (`weft.runtime.calls`).
     """
 
     batch: int
+    written: int
     options: int
     call: int
 
@@ -48,18 +50,25 @@ def check_stamp(own: int, other: int, peer: int) -> None:
         parts[name] = (own ^ other) & ((1 << bits) - 1)
         own, other = own >> bits, other >> bits
     raise RankFailure(
-        _TEXTS[next(name for name in ("call", "options", "batch") if parts[name])].format(peer)
+        _TEXTS[
+            next(name for name in ("call", "options", "written", "batch") if parts[name])
+        ].format(peer)
     )
 
 
 _TEXTS = {
     "call": (
         "this rank and rank {} make different calls; every rank must make the same calls of programs, with the same "
-        "arguments, in the same order"
+        "arguments, and of update() with the same hyperparameters and gradients, in the same order"
     ),
     "options": (
         "this rank and rank {} have different hyperparameters (learning rate, weight decay, …) in the optimizer, or "
         "one of them calls step with update=False: every rank must set them alike"
+    ),
+    "written": (
+        "this rank and rank {} have written other values into the live model or the optimizer's states since the last "
+        "step, as load_state_dict, copy_ or an eager optimizer do: every rank must write the same, with plain tensors "
+        "that are the same on all ranks"
     ),
     "batch": (
         "this rank and rank {} were given different batches. A plain tensor is the whole batch, the same on all "

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.tensor import mesh as meshes
 from weft.tensor import shares
 from weft.tensor.arguments import Reader, takes_slots
-from weft.tensor.divergence import check_every, checking
+from weft.tensor.divergence import check_every, checking, note_write
 from weft.tensor.lazy import honour_lazy_bits
 from weft.tensor.meeting import met
 from weft.tensor.operands import common_mesh, lifted
@@ -24,9 +25,10 @@ from weft.tensor.ways import way_of
 class _Known:
     """What is known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
-    __slots__ = ("recipes", "slots", "way")
+    __slots__ = ("recipes", "slots", "way", "writes")
 
     def __init__(self, op: Any) -> None:
+        self.writes = op._schema.is_mutable
         self.way = way_of(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
@@ -65,10 +67,9 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if meshes.families:
         args, kwargs = met(kind, op, args, kwargs)
     known = _known.get(id(op)) or _knowing(op)
-    if known.way is not None:
-        other = known.way(kind, op, args, kwargs)
-        if other is not NotImplemented:
-            return other
+    other = _other_way(kind, known, op, args, kwargs)
+    if other is not NotImplemented:
+        return other
     reader, key = _read(kind, known, args, kwargs)
     if reader.plain:
         mesh = common_mesh(kind, op, reader.tensors)
@@ -95,6 +96,26 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             elements=op not in _OTHER_ELEMENTS,
         )
     return made
+
+
+def _other_way(
+    kind: Any, known: _Known, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What an op gives that runs otherwise than by a recipe; NotImplemented for others."""
+    if known.writes:
+        _note_write(kind, op, args, kwargs)
+    return NotImplemented if known.way is None else known.way(kind, op, args, kwargs)
+
+
+def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remember a write into live tensors, which all ranks must make alike."""
+    every = pytree.tree_leaves((args, kwargs))
+    written = next((x for x in every if isinstance(x, kind)), None)
+    if written is None or written.hold is None or written.spec.mesh.in_process:
+        return
+    numbers = [x for x in every if isinstance(x, bool | int | float)]
+    plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))
+    note_write(written.placement, f"{op} {numbers}", plain)
 
 
 def _knowing(op: Any) -> _Known:

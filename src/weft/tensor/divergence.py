@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.capture.locations import in_library
 from weft.errors import RankFailure
+from weft.layout import Placement
 from weft.runtime.channel import Channel
 from weft.runtime.process_channel import ProcessChannel
 from weft.runtime.waits import Wait, circle
@@ -26,6 +27,9 @@ _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
 _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 # A checksum of the plain tensors that met global ones between the ranks of each channel, and the last of them.
 _plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
+
+# A checksum of what was written into live tensors, by the ranks of the placement that they lie on.
+_written: dict[frozenset[int], int] = {}
 
 # By tensor, of which version.
 _checksums: Any = WeakTensorKeyDictionary()
@@ -80,6 +84,31 @@ def note_plain(mesh: Mesh, tensor: torch.Tensor) -> None:
             channel = channel_between(mesh.world, mesh.placement.group(mesh.ranks[0], axis))
             before = _plain.get(channel, (0, ""))[0]
             _plain[channel] = zlib.crc32(checksum.to_bytes(4, "big"), before), text
+
+
+def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
+    """Remember a write into live tensors, for the stamps of the next step.
+
+    Args:
+        placement: where they lie, on several processes.
+        what: was done.
+        plain: tensors that it read, the same on all ranks.
+    """
+    ranks = frozenset(placement.ranks)
+    found = zlib.crc32(what.encode(), _written.get(ranks, 0))
+    for tensor in plain:
+        if tensor.dim() or tensor.device.type == "cpu":
+            found = zlib.crc32(_checksum(tensor).to_bytes(4, "big"), found)
+    _written[ranks] = found
+
+
+def written_among(ranks: Iterable[int]) -> int:
+    """The checksum of all writes that some ranks must have made alike."""
+    found = 0
+    for others, checksum in _written.items():
+        if others.issuperset(ranks):
+            found ^= checksum
+    return found
 
 
 def _checksum(tensor: torch.Tensor) -> int:
