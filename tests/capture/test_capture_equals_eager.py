@@ -271,3 +271,12 @@ def test_affine_grids_of_any_size(size: tuple[int, ...], align_corners: bool) ->
         return F.grid_sample(batch["image"], grid, align_corners=align_corners).square().sum()
 
     check_step(nn.Linear(8, dims * (dims + 1)).double(), loss_fn, batch)
+
+
+def test_derivatives_of_forward_mode() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        x = batch["x"]
+        _, slope = torch.func.jvp(lambda v: torch.tanh(model(v)), (x,), (torch.ones_like(x),))
+        return slope.square().mean()
+
+    check_step(nn.Linear(8, 4).double(), loss_fn, models.vector_batch())

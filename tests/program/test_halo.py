@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from weft.compiler.halo import graph_halos
 from weft.ir.logical import Call
 from weft.ir.plan import Communicate, Transfer
 from weft.layout import Split, region_size
+from weft.ops.windows import whole_frame
+from weft.runtime.window_ops import convolution_backward
 
 S, B = weft.split, weft.broadcast
 STEPS = 3
@@ -188,3 +191,21 @@ def test_a_single_image_is_split_along_space_of_its_own_accord() -> None:
         )
         torch.testing.assert_close(program.step(batch), run(model, batch).detach())
     assert sliding_calls(program, 2) | sliding_calls(program, 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_beside_a_frozen_weight(rank: int) -> None:
+    """Each rank has fewer rows than the kernel, and no window of the input, which only the weight's gradient needs."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 4, 6).double(), torch.randn(5, 3, 3, 3).double()
+    grad, rows = torch.randn(2, 5, 4, 6).double(), slice(2 * rank, 2 * rank + 2)
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, True])
+    whole = torch.ops.aten.convolution_backward(grad, x, weight, [5], *settings)
+    frame = whole_frame(4, 4, 3, 1, 1, 1).part(2, rank)
+    frames = [astuple(frame), astuple(whole_frame(6, 6, 3, 1, 1, 1))]
+    first, count = frame.returned
+    window = grad[:, :, first : first + count]
+    found = convolution_backward(window, x[:, :, rows], weight, [5], *settings, frames)
+    torch.testing.assert_close(found[0], whole[0][:, :, rows])
+    assert found[1] is None
+    torch.testing.assert_close(found[2], grad[:, :, rows].sum((0, 2, 3)))

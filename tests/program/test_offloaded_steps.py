@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from models import GPT, token_batch, token_loss
@@ -40,6 +41,32 @@ def test_offloaded_steps(case: str) -> None:
     batches = [token_batch(4, time=16, seed=seed) for seed in range(3)]
     expected = plain_training(model, token_loss, batches)
     with compiled(model, token_loss, batches[0], grid, strategy) as program:
+        assert "weft.load" in str(program.plan)
+        assert_same_training(program, batches, expected)
+
+
+class Sine(nn.Linear):
+    """Its backward first takes a cosine, which reads no gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(super().forward(x))
+
+
+@pytest.mark.timeout(60)
+def test_values_of_the_whole_batch_beside_micro_batches() -> None:
+    """Where samples meet, layers run once a step; what they keep cannot wait for a gradient of a micro-batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), Sine(16, 16))
+    batches = [{"x": torch.randn(8, 4, 16), "y": torch.randn(8, 4, 16)} for _ in range(3)]
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        x = model[0](batch["x"])
+        x = x + torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+        return (model[1](x) - batch["y"]).abs().topk(1, -1).values.mean()
+
+    expected = plain_training(model, loss_fn, batches)
+    strategy = weft.Strategy(micro_batches=2, offload=["1"])
+    with compiled(model, loss_fn, batches[0], [0], strategy) as program:
         assert "weft.load" in str(program.plan)
         assert_same_training(program, batches, expected)
 

@@ -113,19 +113,23 @@ def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> It
 
 
 def _load(program: LocalProgram, place: int, value: LocalValue, device: Token) -> LocalCall:
-    awaited = _awaited(program, place)
+    awaited = _awaited(program, place, value.name in program.loop)
     args = (Ref(f"{value.name}.host"), device, *((Ref(awaited),) if awaited else ()))
     back = replace(value, name=f"{value.name}.back")
     return LocalCall(LOAD, args, (), (back,), program.nodes[place].phase)
 
 
-def _awaited(program: LocalProgram, place: int) -> str | None:
-    """The gradient that the node at `place` reads, or else one that nodes after it do."""
+def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
+    """The gradient that the node at `place` reads, or else one that nodes after it do.
+
+    What is loaded once a step, not `looped`, cannot wait for what each micro-batch makes.
+    """
     made = {
         value.name: number
         for number, node in enumerate(program.nodes[:place])
         if node.phase.kind != "forward"
         for value in node.makes
+        if looped or value.name not in program.loop
     }
     for node in program.nodes[place:]:
         known = [name for name in sorted(node.reads) if name in made]

@@ -77,9 +77,10 @@ def convolution_backward(
     if not (to_weight or to_bias):
         return first, None, None
     own = _own(grad, sliding) if to_input else grad
-    padded = _padded_where_cut(x, sliding) if to_weight else x
+    if not to_weight:  # the kernel would ask for a window of x, which nothing else needs
+        return first, None, own.sum([0, *range(2, own.dim())])
     _, second, third = convolution_ops.convolution_backward(
-        own, padded, weight, bias_sizes, *settings, [False, to_weight, to_bias]
+        own, _padded_where_cut(x, sliding), weight, bias_sizes, *settings, [False, True, to_bias]
     )
     return first, second, third
 

@@ -11,7 +11,7 @@ def hooks_of_modules(d: Draw) -> Block:
     register = d.pick(
         "self.fc.register_forward_hook(lambda module, args, out: out * 0.5)",
         "self.fc.register_forward_pre_hook(lambda module, args: (args[0] + 0.1,))",
-        "self.fc.register_full_backward_hook(lambda module, into, out: tuple(g * 0.5 for g in into))",
+        "self.fc.register_full_backward_hook(lambda module, into, out: tuple(g if g is None else g * 0.5 for g in into))",
         "self.fc.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))",
         "self.fc.register_full_backward_pre_hook(lambda module, out: (out[0] * 0.5,))",
     )

@@ -26,7 +26,7 @@ def scattered(d: Draw) -> Block:
         setup = f"self.table = nn.Parameter(torch.randn({size}, {d.last}))"
         forward = f"""
         index = (x[:, 0].detach().sigmoid() * {size}).long().clamp(max={size - 1})
-        sums = torch.zeros_like(self.table).index_add(0, index, x)
+        sums = torch.zeros_like(self.table).index_add(0, index, x.to(self.table.dtype))
         counts = F.one_hot(index, {size}).sum(0).to(x.dtype)
         return x + (self.table + sums / (1 + counts.unsqueeze(-1)))[index]"""
         return Block(setup, forward, d.shape)
