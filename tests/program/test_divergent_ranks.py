@@ -51,7 +51,7 @@ def over_gloo() -> Any:
         ("loaded_alone", ["other values into the live model"]),
         ("other_whole_state", ["other values into the live model"]),
         ("other_states", ["other values into the live model"]),
-        ("other_rate_of_update", ["different calls", "of update() with the same hyperparameters"]),
+        ("other_rate_of_update", ["different calls", "options"]),
         ("other_tensor_rates", ["different hyperparameters"]),
         ("adds_alone", ["different calls", "plan of steps that add"]),
         ("own_rows_of_tensor_ranks", ["different batches", "along an axis that does not split"]),

@@ -57,6 +57,10 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
         )
 
 
+# So many plans of updates are kept; the oldest one goes.
+MOST = 16
+
+
 class Gradients:
     """The gradients of the parameters that a program updates.
 
@@ -157,6 +161,8 @@ class Gradients:
                 "a loss of the live model"
             )
         if keys not in self._plans:
+            if len(self._plans) == MOST:
+                _end(self._plans.pop(next(iter(self._plans))))
             trained = self._step_of(keys)
             graph, leaves = _update_graph(trained.graph, keys)
             compiled = compiled_like(self._setting, trained, graph, leaves, clipped=True)
@@ -209,8 +215,7 @@ class Gradients:
     def close(self) -> None:
         """End the threads of the plans of updates."""
         for executors in self._plans.values():
-            for executor in executors.values():
-                executor.close()
+            _end(executors)
 
     def _given(self) -> list[_Graded]:
         """The parameters that have a gradient now."""
@@ -316,3 +321,9 @@ def _update_graph(
 
 def _bare(node: Input) -> Input:
     return replace(node, value=replace(node.value, layout=None))
+
+
+def _end(executors: Mapping[int, Executor | DeviceExecutor]) -> None:
+    """End the threads of a plan."""
+    for executor in executors.values():
+        executor.close()
