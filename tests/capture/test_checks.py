@@ -1,4 +1,7 @@
-"""Checks of Python that only raise run in the graph, in every step; other truth tests are refused."""
+"""Checks of Python that only raise run in the graph, in every step; other truth tests are refused.
+
+PYTEST_DONT_REWRITE: the asserts here are to be compiled as they are in a model.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,15 @@ def asserted(x: Tensor) -> None:
     assert (x >= 0).all() and x.dim() == 2, "negative"  # noqa: PT018
 
 
+def chain_that_holds(x: Tensor) -> None:
+    assert -1 < 0 <= x.min() < 2 and x.dim() == 2, "negative"  # noqa: PT018
+
+
+def negated_chain(x: Tensor) -> None:
+    if not 0 <= x.min() < 2:
+        raise ValueError("negative")
+
+
 def second_branch(x: Tensor) -> None:
     if x.dim() > 2:
         return
@@ -65,7 +77,7 @@ def by_a_distribution(x: Tensor) -> None:
 
 
 CHECKS = [plain_if, negated, either, last_of_several, asserted, second_branch]
-CHECKS += [by_torch, by_a_distribution]
+CHECKS += [chain_that_holds, negated_chain, by_torch, by_a_distribution]
 
 
 def checking(check: Callable[[Tensor], None]) -> Callable[..., Tensor]:
@@ -161,7 +173,63 @@ def a_choice(x: Tensor) -> Tensor:
     return x
 
 
+def a_chain(x: Tensor) -> Tensor:
+    if 5 < x.max() < 6:
+        raise ValueError("between")
+    return x
+
+
+def a_chain_among_others(x: Tensor) -> Tensor:
+    if x.dim() > 2 or not (x.dim() > 2 or not 5 < x.max() < 6):
+        raise ValueError("between")
+    return x
+
+
+def a_chain_that_must_fail(x: Tensor) -> Tensor:
+    assert not 5 < x.max() < 6
+    return x
+
+
+def a_chosen_test(x: Tensor) -> Tensor:
+    if (x > 5).any() if (x > 7).any() else (x > 8).any():
+        raise ValueError("negative")
+    return x
+
+
+def a_named_test(x: Tensor) -> Tensor:
+    if negative := (x < 0).any():
+        raise ValueError(negative)
+    return x
+
+
+def any_of_several(x: Tensor) -> Tensor:
+    if any(one < 0 for one in x[0]):
+        raise ValueError("negative")
+    return x
+
+
+def all_but_some(x: Tensor) -> Tensor:
+    if not all([one >= 0 for one in x[0] if one < 5]):  # noqa: C419
+        raise ValueError("negative")
+    return x
+
+
+def a_guard(x: Tensor) -> Tensor:
+    match x.dim():
+        case 2 if (x < 0).any():
+            raise ValueError("negative")
+    return x
+
+
+def a_value_of_several(x: Tensor) -> Tensor:
+    if ((x < 0).any() and x).sum() < 0:
+        raise ValueError("negative")
+    return x
+
+
 OTHERS = [a_branch, returns_before_raising, first_of_several, a_number, a_helper, a_choice]
+OTHERS += [a_chain, a_chain_among_others, a_chain_that_must_fail, a_chosen_test, a_named_test]
+OTHERS += [any_of_several, all_but_some, a_guard, a_value_of_several]
 
 
 @pytest.mark.parametrize("function", OTHERS, ids=lambda function: function.__name__)
@@ -169,5 +237,6 @@ def test_no_branch_is_guessed(function: Callable[[Tensor], Tensor]) -> None:
     def loss(model: nn.Module, batch: Tensor) -> dict[str, Any]:
         return {"x": function(batch)}
 
+    function(torch.full((8, 4), 0.5)), function(torch.full((8, 4), 7.0))  # raises nothing
     with pytest.raises(CaptureError, match="values in a tensor"):
         capture(nn.Linear(1, 1), loss, None, torch.rand(8, 4), training=False)

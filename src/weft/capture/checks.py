@@ -2,7 +2,8 @@
 
 A truth test of a tensor reads a value, which does not exist while a step is captured. Where one outcome
 does nothing but raise, capture follows the other, and the graph checks in every step that it is the
-right one: `weft.required`. All other truth tests are refused, as no branch is ever guessed.
+right one: `weft.required`. All other truth tests are refused, as no branch is ever guessed; so are those
+whose exception the program would catch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import torch
+
+from weft.capture.catches import is_caught, kind_raised
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -72,6 +75,8 @@ def _check_at(frame: FrameType | None) -> Check | None:
     if found is None:
         return None
     outcome, statement = found
+    if is_caught(frame, kind_raised(frame, statement), _BETWEEN):
+        return None
     text = _text(source, statement)
     if code.co_filename.startswith(_TORCH):
         text += f" ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
@@ -116,11 +121,23 @@ def _raises(body: list[ast.stmt]) -> bool:
     """Whether these statements, once begun, end by raising."""
     *before, last = body
     plain = (ast.Assign, ast.AnnAssign, ast.Expr)
-    return isinstance(last, ast.Raise) and all(isinstance(one, plain) for one in before)
+    # A generator that yields before it raises may never go on.
+    waits = (ast.Yield, ast.YieldFrom, ast.Await)
+    return (
+        isinstance(last, ast.Raise)
+        and all(isinstance(one, plain) for one in before)
+        and not any(isinstance(node, waits) for one in body for node in ast.walk(one))
+    )
 
 
 def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The parts of a test that can have one outcome only, each with it: Python tests them one by one."""
+    """The parts of a test that can have one outcome only, each with it: Python tests them one by one.
+
+    All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
+    each of them; where it has to be false, only the last one that is reached, which no place tells.
+    """
+    if isinstance(test, ast.Compare) and len(test.ops) > 1 and not outcome:
+        return
     yield test, outcome
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _parts(test.operand, not outcome)

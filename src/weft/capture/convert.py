@@ -13,7 +13,7 @@ import torch
 from weft.capture.batch import dtype_name
 from weft.capture.locations import in_backward, location_of
 from weft.capture.optimizer import UpdateRule
-from weft.capture.refusals import refuse_op
+from weft.capture.refusals import READS, refuse_op
 from weft.errors import CaptureError
 from weft.ir.logical import (
     ROLES,
@@ -227,6 +227,8 @@ class _Reader:
             reason = "makes no dense tensor; expected ops from dense tensors to dense tensors"
             if any(isinstance(part, torch.Tensor) and not _is_dense(part) for part in parts):
                 reason = "makes a sparse tensor, and sparse tensors are not supported; expected dense ones"
+            if torch.Tag.data_dependent_output in getattr(node.target, "tags", ()):
+                reason = READS  # the program caught the refusal of the trace
             raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)

@@ -34,11 +34,12 @@ _RANDOM_BACKWARD = (
     "runs in the backward pass, of an autograd.Function or a hook, where random numbers have no number of their own; "
     "draw them in the forward and save them for the backward"
 )
-_VALUE = (
-    "the step would depend on the values in a tensor ({what}), but the graph is captured once, before any values "
-    "exist; keep values in tensors (torch.where, masks of fixed shape), and use no .item(), bool(tensor), "
-    "nonzero() or sizes that depend on data"
+_ONCE = (
+    "but the graph is captured once, before any values exist; keep values in tensors (torch.where, masks of fixed "
+    "shape), and use no .item(), bool(tensor), nonzero() or sizes that depend on data"
 )
+_VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
+READS = "reads the values in a tensor, " + _ONCE
 _EXPERTS = (
     'load or configure the model with experts_implementation="grouped_mm", the default of transformers, whose '
     "shapes do not depend on where tokens are routed"
