@@ -108,10 +108,10 @@ def _other_way(
 
 
 def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Remember a write into live tensors, which all ranks must make alike."""
+    """Remember a write into a global tensor, which all ranks must make alike."""
     every = pytree.tree_leaves((args, kwargs))
     written = next((x for x in every if isinstance(x, kind)), None)
-    if written is None or written.hold is None or written.spec.mesh.in_process:
+    if written is None or written.spec.mesh.in_process:
         return
     numbers = [x for x in every if isinstance(x, bool | int | float)]
     plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))

@@ -87,7 +87,7 @@ def note_plain(mesh: Mesh, tensor: torch.Tensor) -> None:
 
 
 def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
-    """Remember a write into live tensors, for the stamps of the next step.
+    """Remember a write into global tensors, for the stamps of the next step; in which order they come does not matter.
 
     Args:
         placement: where they lie, on several processes.
@@ -95,11 +95,11 @@ def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = 
         plain: tensors that it read, the same on all ranks.
     """
     ranks = frozenset(placement.ranks)
-    found = zlib.crc32(what.encode(), _written.get(ranks, 0))
+    found = zlib.crc32(what.encode())
     for tensor in plain:
         if tensor.dim() or tensor.device.type == "cpu":
             found = zlib.crc32(_checksum(tensor).to_bytes(4, "big"), found)
-    _written[ranks] = found
+    _written[ranks] = (_written.get(ranks, 0) + found) % 2**32
 
 
 def written_among(ranks: Iterable[int]) -> int:
