@@ -111,6 +111,10 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "weights below zero": ("weighted cov", {"weights": -WEIGHTS}, "cannot be negative"),
     "no weight": ("cov by frequencies", {"weights": WEIGHTS * 0}, "sum to zero"),
     "other repeats": ("repeats of a known number", {"weights": WEIGHTS + 1}, "output_size=8"),
+    "fewer repeats": ("repeats of a known number", {"weights": WEIGHTS - 1}, "output_size=8"),
+    "repeats below zero": (
+        "repeats of a known number", {"weights": torch.tensor([1, 2, -1, 2, 3, 1])}, "not be negative"
+    ),
 }  # fmt: skip
 
 

@@ -91,10 +91,12 @@ def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
     if output_size is None:
         return NotImplemented
     ends = repeats.cumsum(0)
-    text = f"repeat_interleave: the repeats must add up to output_size={output_size}"
-    torch.ops.aten._assert_async.msg(repeats.sum() == output_size, text)
+    text = f"repeat_interleave: the repeats must not be negative, and add up to output_size={output_size}"
+    right = (repeats.sum() == output_size) & (repeats >= 0).all()
+    torch.ops.aten._assert_async.msg(right, text)
     places = torch.arange(output_size, device=repeats.device)
-    return torch.searchsorted(ends, places, right=True).to(repeats.dtype)
+    found = torch.searchsorted(ends, places, right=True).clamp(max=len(repeats) - 1)
+    return found.to(repeats.dtype)
 
 
 def _resize_as(
