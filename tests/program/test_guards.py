@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import weft
-from single_device import assert_same_state, whole_state
+from beside_plain import Both, compiled, squares
 from weft.errors import CaptureError
 
 FACTOR = 1.0
@@ -43,52 +43,6 @@ class Scaled(nn.Module):
         if self.flag:
             x = x * self.config.factor * self.weights[0] * self.table["a"]
         return doubled(x).reshape(self.sizes)
-
-
-def squares(model: nn.Module, batch: torch.Tensor) -> Any:
-    return model(batch).square().mean()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def compiled(model: nn.Module, loss_fn: Any = squares) -> weft.Program:
-    ranks = weft.placement("cpu", [0, 1])
-    return weft.compile(model, loss_fn, sgd(model), torch.ones(8, 8), placement=ranks)
-
-
-class Both:
-    """A step with weft and the same in plain PyTorch, from one model."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Any = squares,
-        make_optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
-    ) -> None:
-        self.model, self.plain = model, copy.deepcopy(model)
-        self.loss_fn = loss_fn
-        self.optimizer, self.other = make_optimizer(model), make_optimizer(self.plain)
-        ranks = weft.placement("cpu", [0, 1])
-        self.program = weft.compile(
-            model, loss_fn, self.optimizer, torch.ones(8, 8), placement=ranks
-        )
-
-    def step(self, size: int = 8) -> None:
-        """One more step of both: the losses and the models agree."""
-        batch = torch.arange(8.0 * size).reshape(size, 8) / (8 * size)
-        self.other.zero_grad()
-        expected = self.loss_fn(self.plain, batch)
-        expected.backward()
-        self.other.step()
-        found = self.program.step(batch)
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-7)
-        assert_same_state(whole_state(self.model), self.plain.state_dict(), 1e-5)
-
-    def change(self, change: Callable[[Any], Any]) -> None:
-        for model in (self.model, self.plain):
-            change(model)
 
 
 @pytest.fixture
@@ -222,7 +176,7 @@ def test_hooks_that_come_and_go(planned: Callable[[], list[str]]) -> None:
         both.step()
         both.change(lambda m: m.layer._forward_hooks.clear())
         both.step()
-    assert ["hooks of modules and optimizers was" in why for why in planned()] == [True, True]
+    assert ["hooks of modules and optimizers were" in why for why in planned()] == [True, True]
 
 
 def test_a_parameter_that_takes_the_place_of_another_in_a_group(

@@ -18,7 +18,9 @@ _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
 def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
     """The user's own functions that a step may run: the loss function, forwards, and what they call by name."""
     classes = dict.fromkeys(type(module) for module in model.modules())
+    own = (value for module in model.modules() for value in vars(module).values())
     waiting = [function, *(each.forward for each in classes)]
+    waiting += [each for each in own if isinstance(each, types.FunctionType | types.MethodType)]
     found: dict[int, types.FunctionType] = {}
     while waiting:
         plain = plain_function(waiting.pop())
@@ -66,6 +68,13 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     """The names of attributes, and the texts, that a function names, with those of functions inside it."""
     own = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     return frozenset(own).union(*(names_in(each) for each in _inner(code.co_consts)))
+
+
+def asked_in(code: types.CodeType) -> frozenset[str]:
+    """The texts that a function which asks for attributes by `getattr` or `hasattr` names, with those inside it."""
+    own = code.co_consts if not {"getattr", "hasattr"}.isdisjoint(code.co_names) else ()
+    names = frozenset(each for each in own if isinstance(each, str) and each.isidentifier())
+    return names.union(*(asked_in(each) for each in _inner(code.co_consts)))
 
 
 @cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, contains, getitem, is_, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,23 +19,37 @@ PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(enum.Enum, np.generic, torch.dtype, torch.device),
 )
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 MISSING = object()
 Space: TypeAlias = Any  # with `get(name, default)`
+_content = attrgetter("cell_contents")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value that was read: `space.get(name)` gives what it is now; `text` is how the user calls it."""
+    """A value that was read: `space.get(name)` gives what it is now; `text` is how the user calls it.
+
+    `made` says that there was none, and that the step itself makes one.
+    """
 
     space: Space
     name: Any
     value: Any
     text: str
+    made: bool = False
+
+    @property
+    def key(self) -> tuple[int, Any]:
+        """Which value it is."""
+        return getattr(self.space, "key", id(self.space)), self.name
 
     def holds(self) -> bool:
         """Whether it is what it was."""
         value = self.space.get(self.name, MISSING)
-        return value is self.value or _same(value, self.value)
+        if value is self.value or _same(value, self.value):
+            return True
+        # What an eager call of a live model has made is what the step makes for itself.
+        return self.made and hasattr(type(value), "sbp")
 
     @property
     def now(self) -> str:
@@ -44,7 +60,7 @@ class Entry:
     @property
     def then(self) -> str:
         """What it was when the step was captured."""
-        return _shown(self.value)
+        return "not there" if self.value is MISSING else _shown(self.value)
 
 
 class Watch:
@@ -52,29 +68,49 @@ class Watch:
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
-        groups: dict[int, list[Entry]] = {}
-        for entry in entries:
-            if isinstance(entry.space, dict):
-                groups.setdefault(id(entry.space), []).append(entry)
-        # How all values of a space are read at once, and what all of them were.
-        self._readers = [
-            (reader([entry.name for entry in group]), group[0].space) for group in groups.values()
-        ]
-        self._then = [entry.value for group in groups.values() for entry in group]
-        self._others = [entry for entry in entries if not isinstance(entry.space, dict)]
+        quick, single, cells = _parted(entries)
+        # How all values of a space are read at once, in how many loops there are; and what all of them were.
+        self._readers = [(itemgetter(*names), space) for space, names, _ in quick]
+        self._spaces, self._names = _columns((_readable(e.space), e.name) for e in single)
+        self._cells = [entry.space.cell for entry in cells]
+        self._then = [value for _, _, values in quick for value in values]
+        self._then += [entry.value for entry in (*single, *cells)]
+        absent = [entry for entry in entries if entry.value is MISSING]
+        self._without, self._absent = _columns((e.space, e.name) for e in absent)
+        sizes = [entry for entry in entries if isinstance(entry.space, Size)]
+        self._empty = [entry.space.items for entry in sizes if not entry.value]
+        self._sized = [entry.space.items for entry in sizes if entry.value]
+        self._sizes = [entry.value for entry in sizes if entry.value]
+        sets = [entry for entry in entries if isinstance(entry.space, Members)]
+        self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
+
+    def settled(self) -> Watch:
+        """Without what is another value already: what the step has left behind says nothing of the next one."""
+        return Watch(tuple(entry for entry in self.entries if entry.holds()))
 
     def changed(self) -> Entry | None:
         """The first value that is another one now."""
-        for entry in self._others:
-            if not entry.holds():
-                return entry
         try:
-            now = chain.from_iterable([read(space) for read, space in self._readers])
-            if all(map(is_, now, self._then)):
+            if self._same():
                 return None
-        except KeyError:
-            pass
+        except (KeyError, IndexError, ValueError):
+            pass  # something is gone
         return next((entry for entry in self.entries if not entry.holds()), None)
+
+    def _same(self) -> bool:
+        """Whether everything is the same object, and nothing has come."""
+        now = chain(
+            chain.from_iterable([read(space) for read, space in self._readers]),
+            map(getitem, self._spaces, self._names),
+            map(_content, self._cells),
+        )
+        return (
+            all(map(is_, now, self._then))
+            and not any(map(contains, self._without, self._absent))
+            and not any(self._empty)
+            and list(map(len, self._sized)) == self._sizes
+            and self._sets == self._members
+        )
 
 
 class Cell:
@@ -82,11 +118,11 @@ class Cell:
 
     def __init__(self, cell: Any) -> None:
         self.key = id(cell)
-        self._cell = cell
+        self.cell = cell
 
     def get(self, _name: str, default: Any) -> Any:
         try:
-            return self._cell.cell_contents
+            return self.cell.cell_contents
         except ValueError:
             return default
 
@@ -94,30 +130,86 @@ class Cell:
 class Items:
     """A list, with the `get` of a dict."""
 
-    def __init__(self, items: list[Any]) -> None:
+    def __init__(self, items: list[Any] | deque[Any]) -> None:
         self.key = id(items)
-        self._items = items
+        self.items = items
 
     def get(self, number: int, default: Any) -> Any:
-        return self._items[number] if number < len(self._items) else default
+        return self.items[number] if number < len(self.items) else default
 
 
-def reader(names: Sequence[Any]) -> Callable[[Any], Iterable[Any]]:
-    """Reads the values of names from a dict, in order; a KeyError when one is gone."""
-    if len(names) == 1:
-        name = names[0]
-        return lambda space: (space[name],)
-    return itemgetter(*names)
+class Size:
+    """How many items a container has, with the `get` of a dict; `name` is `len`."""
+
+    def __init__(self, items: Collection[Any]) -> None:
+        self.key = id(items)
+        self.items = items
+
+    def get(self, _name: Any, _default: Any) -> int:
+        return len(self.items)
+
+
+class Members:
+    """What is in a set, with the `get` of a dict; `name` is `set`."""
+
+    def __init__(self, items: set[Any]) -> None:
+        self.key = id(items)
+        self.items = items
+
+    def get(self, _name: Any, _default: Any) -> frozenset[Any]:
+        return frozenset(self.items)
+
+
+_Group: TypeAlias = tuple[Any, list[Any], list[Any]]
+
+
+def _parted(entries: Iterable[Entry]) -> tuple[list[_Group], list[Entry], list[Entry]]:
+    """Values that are read together: space, names and values; such as are alone in a space; those of closures."""
+    groups: dict[int, list[Entry]] = {}
+    cells = []
+    for entry in entries:
+        if isinstance(entry.space, Cell):
+            cells.append(entry)
+        elif entry.value is not MISSING and not isinstance(entry.space, Size | Members):
+            groups.setdefault(entry.key[0], []).append(entry)
+    several = [each for each in groups.values() if len(each) > 1]
+    quick = [
+        (_readable(each[0].space), [e.name for e in each], [e.value for e in each])
+        for each in several
+    ]
+    return quick, [each[0] for each in groups.values() if len(each) == 1], cells
+
+
+def _readable(space: Space) -> Any:
+    return space.items if isinstance(space, Items) else space
+
+
+def _columns(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    rows = list(pairs)
+    return [first for first, _ in rows], [second for _, second in rows]
+
+
+def is_plain(value: Any, depth: int = 5) -> bool:
+    """Whether a value can be compared by itself."""
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    if isinstance(value, tuple | list | set | frozenset):
+        return depth > 0 and all(is_plain(part, depth - 1) for part in value)
+    return isinstance(value, PLAIN)
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether plain values are equal; a number is no flag, and nan is nan."""
-    if type(one) is not type(other) or not isinstance(one, (*PLAIN, tuple)):
+    if type(one) is not type(other) or not is_plain(one) or not is_plain(other):
         return False
-    return bool(one == other) or repr(one) == repr(other)
+    # The text tells 1 from True inside of containers, too.
+    plain = isinstance(one, (*PLAIN, set, frozenset))
+    return (plain and bool(one == other)) or repr(one) == repr(other)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} (number {id(value):x})"
-    return repr(value)[:80]
+    if is_plain(value) or isinstance(value, FUNCTIONS):
+        return repr(value)[:80]
+    return f"a {type(value).__name__} (number {id(value):x})"

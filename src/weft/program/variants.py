@@ -190,8 +190,9 @@ class Variants:
         return variant
 
     def _checked(self, planned: Planned) -> Planned:
-        """The same plan, when its variables lie as those of the first one do."""
+        """The same plan, when its variables are those of the first one, and lie as they do."""
         first = self._all[0].compiled
+        _check_known(planned[1], first)
         given = Lying(layouts(first), {}, shares_of(first.graph))
         check_lying(planned[1], given, "the batch that it was compiled for")
         return planned
@@ -223,6 +224,23 @@ def lying_in(compiled: Compiled) -> Lying:
     kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
     found = {key: layout for key, layout in layouts(compiled).items() if key in kept}
     return Lying(found, compiled.stored, shares_of(compiled.graph))
+
+
+def _check_known(compiled: Compiled, first: Compiled) -> None:
+    """Check that a plan reads no parameter or buffer that the model had not when it was taken over.
+
+    Raises:
+        UserError: naming the first.
+    """
+    known = {node.key for node in first.graph.of_kind(Input)}
+    for node in compiled.graph.of_kind(Input):
+        own = node.role in ("parameter", "buffer")
+        if own and node.key not in known and compiled.graph.users.get(node.value.name):
+            raise UserError(
+                f"{node.key} is a {node.role} that came after the step was compiled, and the step reads it: the "
+                "program has no variable for it. Close the program, weft.release(model), and compile again with an "
+                "optimizer that has it"
+            )
 
 
 def check_lying(compiled: Compiled, given: Lying, where: str) -> None:
