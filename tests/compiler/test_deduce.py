@@ -546,7 +546,7 @@ def test_an_op_without_rule_names_op_and_line() -> None:
     b = Build()
     b.input("x", (8, 4))
     b.call("custom.frobnicate.default", "y", (8, 4), "x")
-    with pytest.raises(RuleError, match=r"custom.frobnicate.default at model.py:7"):
+    with pytest.raises(RuleError, match=r"model.py:7: the op custom.frobnicate.default"):
         deduce(b.graph(), Hints(), PAIR)
 
 

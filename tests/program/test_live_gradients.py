@@ -152,15 +152,32 @@ def test_a_step_adds_to_the_gradients_of_eager_losses(name: str, clip_norm: floa
         both.check()
 
 
-def test_gradients_of_before_compiling_are_added_to(caplog: pytest.LogCaptureFixture) -> None:
+@every_strategy
+def test_gradients_that_an_optimizer_has_used_are_cleared(name: str) -> None:
+    """As in loops that clear before `backward`; before compiling, too."""
+    with twins(name, trained) as both:
+        both.step()
+        for seed in (95, 96):
+            both.both(lambda model, _, seed=seed: backward(model, seed))
+            both.both(lambda _, optimizer: optimizer.step())
+            both.other.zero_grad()
+            both.step()
+        both.check()
+
+
+def trained() -> Net:
+    """With gradients of a loop that goes on."""
     torch.manual_seed(0)
     model = Net().double()
     backward(model, 94)
-    with twins("data", lambda: model) as both:
-        for live, plain in zip(both.model.parameters(), both.plain.parameters(), strict=True):
-            plain.grad = whole(live.grad).clone()
-        both.step(2)
-        both.check()
+    return model
+
+
+def test_gradients_that_are_added_to_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with twins("data") as both:
+        for seed in (94, 95):
+            both.both(lambda model, _, seed=seed: backward(model, seed))
+            both.program.step(batch(1))
     said = [record for record in caplog.records if "adds to the gradients" in record.message]
     assert len(said) == 1
 

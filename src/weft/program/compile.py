@@ -169,7 +169,10 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
         training = training_of(setting, step.optimizers) if step.optimizers else None
         every = planner.variants(setting, step, first, training)
         if training is not None:
-            training.adds_by(lambda: planner.adding(setting, step, first[1], training) or every)
+            same = planner.bare == planner
+            training.adds_by(
+                every if same else lambda: planner.adding(setting, step, first[1], training)
+            )
         program = Program(every, step, training)
         give_back()
     return program

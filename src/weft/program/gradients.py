@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.capture.optimizers import Optimizers
 from weft.compiler.clip import METRIC
@@ -79,8 +81,13 @@ class Gradients:
         self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
         # All parameters that may have a gradient for the optimizers, by name.
         self._parameters: dict[str, Tensor] = {}
+        # Gradients that an optimizer has used, or that stood when the model was compiled, and their
+        # versions: a loop clears such before it goes on.
+        self._used: dict[str, tuple[Tensor, int]] | None = None
         # Whether steps have left gradients that no update has used.
         self.open = self._said = False
+        for optimizer in optimizers.each:
+            _trained.setdefault(optimizer, WeakSet()).add(self)
 
     def know(self, compiled: Compiled) -> None:
         """The plan of a step is to run, which updates these parameters."""
@@ -92,6 +99,25 @@ class Gradients:
         every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
         named = self._setting.model.named_parameters()
         self._parameters = {key: p for key, p in named if key in self._members or id(p) in every}
+        if self._used is None:
+            self.note_used()
+
+    def note_used(self) -> None:
+        """What stands in `parameter.grad` now has been used: the next step begins without, unless more is added."""
+        given = ((key, p.grad) for key, p in self._parameters.items())
+        self._used = {key: (x, x._version) for key, x in given if x is not None}
+
+    def clear_used(self) -> None:
+        """Let gradients be None that an optimizer has used and nobody has changed since, as `zero_grad` does."""
+        for key, (gradient, version) in (self._used or {}).items():
+            parameter = self._parameters.get(key)
+            if (
+                parameter is not None
+                and parameter.grad is gradient
+                and gradient._version == version
+            ):
+                parameter.grad = None
+        self._used = {}
 
     def standing(self) -> bool:
         """Whether there are gradients in `parameter.grad`; some microseconds."""
@@ -100,8 +126,7 @@ class Gradients:
     def check_update(self, compiled: Compiled) -> None:
         """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
 
-        Says once that a step adds to gradients that no step has left: who clears them only before
-        `backward()` has used them already.
+        Says once that a step adds to gradients that no step has left.
 
         Raises:
             UserError: naming a parameter that has a gradient, and that no step updates.
@@ -112,7 +137,7 @@ class Gradients:
             self._said = True
             _log.warning(
                 "program.step adds to the gradients that eager code has left in parameter.grad, such as that of %s, as "
-                "backward() would; where they are used already, call optimizer.zero_grad() before",
+                "backward() would; where they are not wanted, call optimizer.zero_grad() before",
                 min(given),
             )
 
@@ -327,3 +352,16 @@ def _end(executors: Mapping[int, Executor | DeviceExecutor]) -> None:
     """End the threads of a plan."""
     for executor in executors.values():
         executor.close()
+
+
+# Who is told of the steps of an optimizer that eager code makes.
+_trained: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Gradients]] = WeakKeyDictionary()
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for each in _trained.get(optimizer, ()):
+        each.note_used()
+
+
+_stepped.notes_use = True  # type: ignore[attr-defined]
+register_optimizer_step_post_hook(_stepped)

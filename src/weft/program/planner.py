@@ -75,12 +75,13 @@ class Planner:
             training.know if training else lambda _: None,
         )
 
-    def adding(
-        self, setting: Setting, step: Step, like: Compiled, training: Training
-    ) -> Variants | None:
-        """The same without what belongs to an update, clipping and its norm; None where that is the same step."""
-        bare = replace(self, options=replace(self.options, clip_norm=None, metrics=()))
-        if bare == self:
-            return None
+    @property
+    def bare(self) -> Planner:
+        """The same without what belongs to an update, clipping and its norm."""
+        return replace(self, options=replace(self.options, clip_norm=None, metrics=()))
+
+    def adding(self, setting: Setting, step: Step, like: Compiled, training: Training) -> Variants:
+        """The variants of the step without an update."""
+        bare = self.bare
         first = agreed(setting.world, "the plan", lambda: bare.plan(step.now(), like=like))
         return bare.variants(setting, step, first, training)

@@ -131,6 +131,8 @@ class Program:
         """
         self._make_ready()
         training, options = self._training, self._options.of(update)
+        if training is not None:
+            training.gradients.clear_used()
         standing = training is not None and training.gradients.standing()
         adds = not update or standing
         variants = self._adding(update) if adds else self._variants

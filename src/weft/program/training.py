@@ -77,9 +77,12 @@ class Training:
             if updated:
                 each.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def adds_by(self, make: Callable[[], Variants]) -> None:
-        """What makes the variants of the step without an update, when it is first wanted."""
-        self._make = make
+    def adds_by(self, variants: Variants | Callable[[], Variants]) -> None:
+        """The variants of the step without an update, or what makes them when they are first wanted."""
+        if isinstance(variants, Variants):
+            self._adding = variants
+        else:
+            self._make = variants
 
     def adding(self, enter: Callable[[str], object]) -> Variants:
         """The variants of the step without an update; `enter` is told before the first one is planned."""

@@ -63,7 +63,8 @@ def direct_step(
 def _form(live: Mapping[str, Any]) -> tuple[object, ...] | None:
     """What decides which states there are; None when tensors or hooks want `step` itself."""
     numbers = (live["lr"], *live.get("betas", ()))
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    if not all(hasattr(hook, "notes_use") for hook in hooks):  # weft's own hook looks on
         return None
     if any(isinstance(number, Tensor) for number in numbers):
         return None
