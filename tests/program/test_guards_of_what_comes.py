@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -283,3 +284,57 @@ def test_what_comes_in_a_step_and_differs_each_time_is_refused(keep: Any, words:
 
     with weft.local_world(2), pytest.raises(CaptureError, match=words):
         compiled(Keeping(8, 8))
+
+
+class Scaled:
+    """Hooks that read a number of their object."""
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self.factor
+
+    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * self.factor
+
+
+HOOKED: dict[str, Callable[[nn.Linear, Scaled], Any]] = {
+    "closure": lambda layer, by: layer.weight.register_hook(lambda g: g * by.factor),
+    "method": lambda layer, by: layer.weight.register_hook(by.gradient),
+    "object": lambda layer, by: layer.register_forward_hook(by),
+    "inside": lambda layer, by: layer.register_full_backward_hook(
+        lambda _, given, __: (given[0] * by.factor,)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+@pytest.mark.parametrize("late", [False, True])
+def test_numbers_that_hooks_read(kind: str, late: bool) -> None:
+    torch.manual_seed(0)
+    model, by = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double(), Scaled()
+    plain = copy.deepcopy(model)
+    one, other = (torch.optim.SGD(x.parameters(), lr=0.1) for x in (model, plain))
+    given = {"x": torch.randn(4, 8, dtype=torch.float64)}
+    HOOKED[kind](plain[2], by)
+    if not late:
+        HOOKED[kind](model[2], by)
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = model(batch["x"]).square().mean()
+        return found
+
+    with weft.local_world(2):
+        program = weft.compile(model, loss_fn, one, given, placement=weft.placement("cpu", [0, 1]))
+        if late:
+            HOOKED[kind](model[2], by)
+        for factor in (2.0, 5.0):
+            by.factor = factor
+            other.zero_grad()
+            loss = loss_fn(plain, given)
+            loss.backward()
+            other.step()
+            assert program.step(given).item() == pytest.approx(loss.item(), rel=1e-9)
+        torch.testing.assert_close(program.full_state_dict(), dict(plain.state_dict()))
+        program.close()

@@ -12,15 +12,17 @@ from torch import nn
 
 from weft.capture.locations import in_library, installed
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
 
 
 def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
-    """The user's own functions that a step may run: the loss function, forwards, and what they call by name."""
+    """The user's own functions that a step may run: the loss function, forwards, hooks, and what they call by name."""
     classes = dict.fromkeys(type(module) for module in model.modules())
     own = (value for module in model.modules() for value in vars(module).values())
     waiting = [function, *(each.forward for each in classes)]
     waiting += [each for each in own if isinstance(each, types.FunctionType | types.MethodType)]
+    waiting += hooks_of(model)
     found: dict[int, types.FunctionType] = {}
     while waiting:
         plain = plain_function(waiting.pop())
@@ -32,6 +34,16 @@ def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
         seen += [vars(each).get(name) for each in classes for name in names_in(plain.__code__)]
         waiting += [each for each in seen if isinstance(each, types.FunctionType)]
     return list(found.values())
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    """The user's hooks on a model's modules and parameters (private attributes of theirs)."""
+    found: list[Any] = []
+    for owner in (*model.modules(), *model.parameters()):
+        for name in _HOOKS:
+            hooks = getattr(owner, name, None)
+            found += hooks.values() if isinstance(hooks, dict) else []
+    return [each for each in found if is_users(each)]
 
 
 def bound_to(function: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from weft.capture.reached import (
     bound_to,
     cells_of,
     globals_of,
+    hooks_of,
     is_users,
     names_in,
     user_functions,
@@ -72,9 +73,10 @@ class Recorder:
             self._parts(module, path)
         for each in functions:
             self._function(each)
-        for owner in bound_to(function):
-            if not isinstance(owner, nn.Module):
-                self._inside(owner, type(owner).__name__)
+        for called in (function, *hooks_of(model)):
+            for owner in bound_to(called):
+                if not isinstance(owner, nn.Module):
+                    self._inside(owner, type(owner).__name__)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
