@@ -165,6 +165,20 @@ def other_weights(rank: int) -> float:
     return steps(program, batch)
 
 
+def other_weights_put_right(rank: int) -> float:
+    """The same, caught; then both load the same weights, and go on."""
+    live, batch = mlp(), pairs()
+    program = compiled(live, batch)
+    whole = program.full_state_dict()
+    live.load_state_dict({name: x + rank for name, x in whole.items()})
+    try:
+        steps(program, batch)
+    except RankFailure:
+        program.load_full_state_dict(whole)
+        return steps(program, batch)
+    return 0.0
+
+
 def loaded_alone(rank: int) -> float:
     """One rank alone loads weights."""
     live, batch = mlp(), pairs()
@@ -505,6 +519,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     own_rows,
     own_rows_of_tensor_ranks,
     other_weights,
+    other_weights_put_right,
     loaded_alone,
     other_whole_state,
     other_states,

@@ -110,6 +110,13 @@ def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:
 
 
 @pytest.mark.timeout(380)
+def test_ranks_that_were_told_go_on_when_they_are_alike(outcomes: Any) -> None:
+    (_, error, loss), (_, other, same) = outcomes["other_weights_put_right"].values()
+    assert (error, other) == ("", "")
+    assert loss == same > 0
+
+
+@pytest.mark.timeout(380)
 def test_each_process_brings_its_own_rows(outcomes: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

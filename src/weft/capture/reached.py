@@ -12,7 +12,7 @@ from torch import nn
 
 from weft.capture.locations import in_library, installed
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
 
 
@@ -40,7 +40,7 @@ def hooks_of(model: nn.Module) -> list[Any]:
     """The user's hooks on a model's modules and parameters (private attributes of theirs)."""
     found: list[Any] = []
     for owner in (*model.modules(), *model.parameters()):
-        for name in _HOOKS:
+        for name in MODULE_HOOKS:
             hooks = getattr(owner, name, None)
             found += hooks.values() if isinstance(hooks, dict) else []
     return [each for each in found if is_users(each)]

@@ -13,11 +13,12 @@ from torch import nn
 
 from weft.capture.hooks import Hooked
 from weft.capture.optimizers import Optimizers
+from weft.capture.reached import MODULE_HOOKS
 from weft.capture.watch import Watch
 from weft.tensor import GlobalTensor
 
 _HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *MODULE_HOOKS,
     *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
 )
 _GLOBAL_HOOKS = (

@@ -41,7 +41,7 @@ from weft.program.variants import Planned, Variants
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
-from weft.tensor.divergence import note_write
+from weft.tensor.divergence import forget_writes, note_write
 
 
 class Program:
@@ -249,6 +249,7 @@ class Program:
     def _note_failure(
         self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
     ) -> None:
+        forget_writes()
         drop = self._training.gradients.drop if self._training is not None else lambda: None
         self._failed = Failed(self._steps, error, executors, renew, drop)
 
