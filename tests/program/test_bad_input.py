@@ -56,6 +56,11 @@ def test_a_placement_larger_than_the_world() -> None:
         compiled(placement=weft.placement("cpu", [0, 1, 2, 3]))
 
 
+def test_what_is_no_placement() -> None:
+    with pytest.raises(UserError, match=r"placement= takes weft.placement.*found 'cpu'"):
+        compiled(placement="cpu")
+
+
 def test_a_placement_on_devices_that_are_not_there() -> None:
     with weft.local_world(2), pytest.raises(LayoutError, match="cuda"):
         compiled(placement=weft.placement("cuda", [0, 1]))
