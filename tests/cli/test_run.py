@@ -1,4 +1,4 @@
-"""`weft run` with real processes. Scripts use no torch, so each run takes about as long as starting it."""
+"""`weft run` with real processes. Most scripts use no torch, so that a run takes about as long as starting it."""
 
 from __future__ import annotations
 
@@ -78,6 +78,32 @@ def test_a_thread_that_waits_for_ever_does_not_hold_a_failed_rank(tmp_path: Path
     )
     assert result.returncode == 1
     assert "RuntimeError: stuck" in result.stderr
+
+
+CAUGHT = """
+import os, torch, weft
+from weft.errors import RankFailure
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = {"x": torch.randn(8, 4)}
+loss = lambda model, batch: model(batch["x"]).square().mean()
+program = weft.compile(model, loss, optimizer, batch, placement=weft.placement("cpu", [0, 1]))
+try:
+    program.full_state_dict() if os.environ["RANK"] == "0" else program.step(batch)
+except RankFailure:
+    Path("told" + os.environ["RANK"]).touch()
+"""
+
+
+def test_a_thread_that_waits_inside_torch_does_not_abort_a_rank_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo's waits end when the peer does, as the interpreter is taken down."""
+    monkeypatch.setenv("WEFT_TRANSPORT", "gloo")
+    result = run(tmp_path, CAUGHT)
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
 
 
 def test_an_exit_code_of_the_script_fails_the_run(tmp_path: Path) -> None:

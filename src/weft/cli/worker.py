@@ -6,6 +6,7 @@ arguments…`.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import os
@@ -24,6 +25,10 @@ LAUNCHER = "WEFT_LAUNCHER"
 
 def main() -> None:
     """Run `sys.argv[1]` with the arguments behind it as the program of this process."""
+    code = [0]
+    # The first one to be registered is the last one to run: threads were waited for, and all others
+    # have said good-bye. What waits inside torch when the interpreter is taken down would abort.
+    atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()
     meet_in_file()
@@ -32,6 +37,9 @@ def main() -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
     except KeyboardInterrupt:
         _leave(128 + signal.SIGINT)
     except Exception as error:
