@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.loops import at_micro_batch, loop_values
+from weft.compiler.loops import loop_values
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
+from weft.ir.op_calls import at_micro_batch
 from weft.ops.call import Token, map_argument
 from weft.runtime.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.box import box
-from weft.compiler.calls import local_op_call
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.localize import localize, localize_all
@@ -13,6 +12,7 @@ from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Box
+from weft.ir.op_calls import local_op_call
 from weft.ir.plan import LocalCall
 from weft.layout import Broadcast, Split, placement
 

@@ -14,7 +14,6 @@ from weft.boxing import COLLECTIVES, steps
 from weft.compiler import deduce_descent
 from weft.compiler.assignment import Assignment
 from weft.compiler.box import renamed
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_boxing import BoxingCosts
 from weft.compiler.deduce_intent import uses
@@ -36,6 +35,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, placement
 from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.units import ITEM_SIZE, Bytes, Flops

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler import memory_exchange
-from weft.compiler.memory import Memory, levels, memory
+from weft.boxing import slices
+from weft.compiler.memory import levels, memory
 from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
 from weft.compiler.overwritten import overwritten
 from weft.ir.logical import Ref
+from weft.ir.memory import Memory
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -209,6 +210,6 @@ def test_exchanges_take_their_buffers(each: Collective | Transfer, expected: int
 
 
 def test_large_reductions_take_the_buffers_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_exchange, "SLICE", 2048)
+    monkeypatch.setattr(slices, "SLICE", 2048)
     large = Collective("reduce_scatter", 0, value("a", 8), value("b", 2), dim=1, sizes=(64,) * 4)
     assert exchange_bytes(large) == (2 + 2 * 2) * 1024  # the result, and a slice twice

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from weft.compiler.repeats import part_of, repeats
+from weft.compiler.repeats import repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
+from weft.runtime.forms import part_of
 
 
 def call(op, args, made, shape=(2,)):

@@ -13,7 +13,6 @@ from torch import nn
 import weft
 from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.capture import capture
-from weft.compiler.calls import op_call
 from weft.compiler.deduce import Hints
 from weft.compiler.options import Options, Stage
 from weft.compiler.phases import node_phases
@@ -26,6 +25,7 @@ from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
+from weft.ir.op_calls import op_call
 from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
 

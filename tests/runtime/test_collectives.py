@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from weft.compiler import memory_exchange
+from weft.boxing import slices
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator, LocalValue
 from weft.layout import shard_sizes
@@ -43,7 +43,7 @@ def whole(rows, columns=3, dtype=torch.float32):
 def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows, at_a_time, monkeypatch):
     """In one go, and in slices of as many bytes."""
     if at_a_time:
-        monkeypatch.setattr(memory_exchange, "SLICE", at_a_time)
+        monkeypatch.setattr(slices, "SLICE", at_a_time)
     tensor = whole(rows)
     sizes = shard_sizes(tensor.shape[dim], size)
     pieces = tensor.split(sizes, dim)

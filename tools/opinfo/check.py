@@ -18,7 +18,6 @@ from tools.opinfo.reference import Expected, captured, expected
 from tools.opinfo.samples import Case, cases, full_name
 from weft.capture.capture import Captured
 from weft.compiler.box import box
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.class_split import split_classes
 from weft.compiler.communicators import communicators
 from weft.compiler.deduce import Hints, deduce
@@ -27,6 +26,7 @@ from weft.compiler.signatures import check_signatures
 from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.check_rules import TorchCall, check_call, close, split_again
 from weft.runtime.check_strides import stride_problems

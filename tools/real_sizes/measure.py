@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.boxing import COLLECTIVES, steps
-from weft.compiler.calls import local_op_call
 from weft.compiler.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box
+from weft.ir.op_calls import local_op_call
 from weft.ir.plan import (
     Collective,
     Communicate,

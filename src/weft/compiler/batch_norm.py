@@ -14,9 +14,9 @@ from math import prod
 from typing import TypeAlias
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.calls import operand_names
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
+from weft.ir.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import Token

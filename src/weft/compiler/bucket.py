@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.cached import cached_property
-from weft.compiler.memory_kinds import value_bytes
+from weft.ir.memory import value_bytes
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Collective,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from weft.boxing import COLLECTIVES, Step, steps, transfer_ranks
+from weft.boxing import steps
+from weft.boxing.box_steps import step_groups
 from weft.compiler.halo import graph_halos
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicator
@@ -30,10 +29,3 @@ def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
         for ranks in halo.groups:
             found.setdefault(ranks, Communicator(len(found), ranks))
     return tuple(found.values())
-
-
-def step_groups(step: Step) -> Sequence[tuple[int, ...]]:
-    """The groups of ranks that talk to each other in a step, each in its order."""
-    if step.kind == "transfer":
-        return (transfer_ranks(step),)
-    return step.source.placement.groups(step.axis) if step.kind in COLLECTIVES else ()

@@ -15,12 +15,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from weft.compiler.calls import operand_names
 from weft.compiler.deduce_boxing import Table
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.kept import kept_values
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
+from weft.ir.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Partial, Split
 
 # What an edge is about along one axis, beside its boxing:

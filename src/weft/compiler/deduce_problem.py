@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.deduce_intent import Intents, intents
 from weft.compiler.deduce_stored import Storage
@@ -15,6 +14,7 @@ from weft.compiler.deduce_thin import ThinSplits, thin_splits
 from weft.compiler.loops import cut_leaves, loop_values
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import tensor_spec

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from weft.compiler.calls import operand_names
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.deduce_intent import gradients, measures, passed_on
 from weft.compiler.gathers import HINT, TAKE
 from weft.ir.logical import Call, Input, LogicalGraph, Node
 from weft.ir.nodes import node_outputs
+from weft.ir.op_calls import operand_names
 from weft.layout import Broadcast
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.class_split import legal_signatures
 from weft.compiler.deduce_hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Placement, Split
 
 # For each value where its splits may be thin; a value without any has no entry.

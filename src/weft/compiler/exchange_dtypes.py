@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
-from weft.compiler.calls import operand_names
 from weft.compiler.gradient_sums import CAST, CASTS, cast_call
 from weft.compiler.gradients import passed_to_gradients
 from weft.compiler.precision import Precision, dtype_of
@@ -34,6 +33,7 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
+from weft.ir.op_calls import operand_names
 from weft.layout import Partial
 from weft.ops.dtypes import holds
 

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.boxing import steps
-from weft.compiler.box_steps import step_node
-from weft.compiler.calls import op_call
+from weft.boxing.box_steps import step_node
 from weft.compiler.halo import graph_halos
 from weft.compiler.localize import localized_call
 from weft.compiler.signatures import axis_signatures, layout_of, lies_evenly
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
+from weft.ir.op_calls import op_call
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer
 from weft.layout import Split
 from weft.ops import adapts

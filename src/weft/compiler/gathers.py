@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
-from weft.compiler.calls import operand_names
 from weft.compiler.loops import loop_values, runs_in_loop
 from weft.ir.arguments import changed
 from weft.ir.logical import (
@@ -35,6 +34,7 @@ from weft.ir.logical import (
     Varying,
     node_uses,
 )
+from weft.ir.op_calls import operand_names
 
 HINT, TAKE = "weft.hint", "weft.take"
 # Conversions: of a shard they make the shard.

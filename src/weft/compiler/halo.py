@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.cached import cached_property
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.op_calls import op_call, operand_names
 from weft.ir.plan import LocalValue, Transfer
 from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
 from weft.ops import OpCall, Signature, localize, windows

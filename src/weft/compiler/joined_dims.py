@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import is_hint
 from weft.compiler.joined_ends import Piece, parted, pieces_of, takes_one
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
+from weft.ir.op_calls import op_call, operand_names
 from weft.ops.any_order import rows_of
 from weft.ops.call import OpCall
 

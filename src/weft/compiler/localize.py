@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.boxing import steps
-from weft.compiler.box_steps import step_node
-from weft.compiler.calls import made_of, named_arguments, op_call, operand_names
+from weft.boxing.box_steps import step_node
 from weft.compiler.halo import Halo, halos
 from weft.compiler.loops import joined, loop_values
 from weft.compiler.phases import node_phases
@@ -20,6 +19,7 @@ from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
 from weft.ir.nodes import Phase, node_outputs
+from weft.ir.op_calls import made_of, named_arguments, op_call, operand_names
 from weft.ir.plan import (
     Communicator,
     LocalCall,

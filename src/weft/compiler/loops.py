@@ -36,15 +36,6 @@ def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
     return not loop.isdisjoint(node_uses(node))
 
 
-def at_micro_batch(arg: Any, micro: int) -> Any:
-    """An argument tree as it is in one micro-batch."""
-    if isinstance(arg, Varying):
-        return arg.values[micro]
-    if isinstance(arg, tuple):
-        return tuple(at_micro_batch(part, micro) for part in arg)
-    return arg
-
-
 def joined(parts: tuple[Any, ...]) -> Any:
     """One argument tree from those of all micro-batches: `Varying` where leaves differ.
 

@@ -9,46 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
 from weft.compiler.memory_act import act_memory, gradient_sources
-from weft.compiler.memory_kinds import KINDS, Kind, Taken, value_bytes
+from weft.compiler.memory_kinds import Taken
 from weft.compiler.memory_order import Moment, acts_of, moments
 from weft.compiler.overwritten import overwritten
+from weft.ir.memory import KINDS, Kind, Memory, value_bytes
 from weft.ir.plan import Collective, Communicate, Fetch, RankPlan, Register
 from weft.units import Bytes
-
-_NONE = Bytes(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes on one rank at the moment when it holds most.
-
-    `gradients` are what updates read, `communication` what collectives make and the buffers that
-    they work with, `activations` everything else that comes and goes.
-    """
-
-    parameters: Bytes = _NONE
-    buffers: Bytes = _NONE
-    states: Bytes = _NONE
-    batch: Bytes = _NONE
-    constants: Bytes = _NONE
-    gradients: Bytes = _NONE
-    activations: Bytes = _NONE
-    communication: Bytes = _NONE
-
-    @property
-    def peak(self) -> Bytes:
-        """All kinds together."""
-        return Bytes(sum(getattr(self, each.name) for each in fields(self)))
-
-    @staticmethod
-    def of(sizes: Mapping[Kind, int]) -> Memory:
-        """From sizes by kind; what lies on the host does not count."""
-        return Memory(**{kind: Bytes(size) for kind, size in sizes.items() if kind != "host"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from weft.cached import cached_property
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.memory_exchange import communicate
-from weft.compiler.memory_kinds import ActMemory, Kind, Taken, value_bytes
+from weft.compiler.memory_kinds import ActMemory, Taken
 from weft.ir.logical import OVER_STEP, refs
+from weft.ir.memory import Kind, value_bytes
 from weft.ir.plan import (
     Actor,
     Communicate,

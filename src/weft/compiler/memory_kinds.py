@@ -1,45 +1,13 @@
-"""The kinds of memory that predicted and measured peaks are told apart by, and what an act does to them."""
+"""What an act of a plan does to memory."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from weft.ir.plan import LocalValue, RegisterKind
-from weft.units import ITEM_SIZE, Bytes
-
-Kind: TypeAlias = Literal[
-    "parameters",
-    "buffers",
-    "states",
-    "batch",
-    "constants",
-    "gradients",
-    "activations",
-    "communication",
-    "host",
-]
-
-KINDS: dict[RegisterKind, Kind] = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "state": "states",
-    "batch": "batch",
-    "constant": "constants",
-    "activation": "activations",
-    "communication": "communication",
-    "gradient": "gradients",
-    "host": "host",
-    "control": "activations",
-}
-
-
-def value_bytes(value: LocalValue) -> Bytes:
-    """Size of a local tensor."""
-    return Bytes(math.prod(value.shape) * ITEM_SIZE[value.dtype])
+from weft.ir.memory import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 
-from weft.compiler.memory import Held, Memory, Peak
+from weft.compiler.memory import Held, Peak
 from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Box, Call, Input
+from weft.ir.memory import Memory
 from weft.layout import Broadcast
 from weft.units import ITEM_SIZE, bytes_text
 

@@ -14,7 +14,6 @@ from math import prod
 from typing import TypeAlias
 
 from weft.compiler.batch_norm import BACKWARD, is_batch_norm, split_signature
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.microbatch_calls import micro_call, of_parts, reading
 from weft.compiler.microbatch_facts import Facts, facts, own_buffers
 from weft.compiler.microbatch_forms import Form, Own, Source, Strided, Way, cheapest, reshaped, ways
@@ -23,6 +22,7 @@ from weft.compiler.microbatch_prepare import prepared
 from weft.compiler.microbatch_values import Values
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of

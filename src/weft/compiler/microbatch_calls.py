@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.compiler.calls import made_of, named_arguments
 from weft.compiler.loops import joined
 from weft.errors import InternalError
 from weft.ir.logical import Call, Value
+from weft.ir.op_calls import made_of, named_arguments
 from weft.ops import OpCall, Signature, localize
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from weft.compiler.calls import operand_names
 from weft.ir.logical import Call, LogicalGraph
+from weft.ir.op_calls import operand_names
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
 from weft.ops.rules.views import reshape_factors

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.compiler.box import renamed
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.loops import SELECT
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import Facts
@@ -17,6 +16,7 @@ from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.call import tensor_spec

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from weft.compiler.aliases import VIEW_OPS
-from weft.compiler.memory_kinds import value_bytes
 from weft.compiler.stages_patterns import covers
 from weft.errors import StrategyError
 from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs, refs
+from weft.ir.memory import value_bytes
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
 from weft.ops.call import Token, map_argument
 

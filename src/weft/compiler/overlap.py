@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from weft.compiler.calls import local_op_call, local_operands
 from weft.compiler.microbatch_forms import even_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Arg, Ref
+from weft.ir.op_calls import local_op_call, local_operands
 from weft.ir.plan import (
     Collective,
     LocalCall,

@@ -1,19 +1,16 @@
-"""Find repeated layers in a list of local calls, and write equal parts in one form.
+"""Find repeated layers in the segments of a rank, and mark where they begin.
 
 Parts that do the same in the same order, such as the layers of a transformer, share one compiled
-kernel: compile time grows with the number of distinct layers. A part knows nothing of where its
-inputs come from, so the first and the last of the layers may differ from the others only where a
-value leaves them.
+kernel: compile time grows with the number of distinct layers.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 
-from weft.ir.nodes import FORWARD, Arg, Ref
-from weft.ir.plan import LocalCall, LocalValue
+from weft.ir.nodes import Arg, Ref
+from weft.ir.plan import LocalCall
 from weft.ops.call import map_argument
 
 # Repeats with fewer calls are taken together until they have as many: what a kernel costs by itself
@@ -21,30 +18,6 @@ from weft.ops.call import map_argument
 FEWEST = 24
 # How many later places with an equal call are tried as the beginning of a second copy.
 TRIED = 48
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a part does, free of names: equal parts have equal forms.
-
-    Attributes:
-        calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.
-        inputs: the names of the inputs.
-        outputs: the names of the values that are needed outside.
-    """
-
-    calls: tuple[LocalCall, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A run of calls in the names of its program: `inputs` and `outputs` stand in the order of the form's."""
-
-    form: Form
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:
@@ -116,44 +89,3 @@ def _nameless(arg: Arg) -> Hashable:
 def _typed(arg: object) -> Hashable:
     """An argument that equals no other of another type: 1, 1.0 and True differ."""
     return tuple(map(_typed, arg)) if isinstance(arg, tuple) else (type(arg), arg)
-
-
-def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
-    """A run of calls as a part.
-
-    Args:
-        calls: in the order in which they run.
-        needed: names of values that are read outside of the run.
-    """
-    names: dict[str, str] = {}
-    inputs: list[str] = []
-    made: dict[str, None] = {}
-    written = []
-    for call in calls:
-        for name in call.uses:
-            if name not in names:
-                names[name] = f"i{len(inputs)}"
-                inputs.append(name)
-        for value in call.makes:
-            names[value.name] = f"v{len(made)}"
-            made[value.name] = None
-        written.append(_renamed(call, names))
-    outputs = tuple(name for name in made if name in needed)
-    named = tuple(names[name] for name in inputs), tuple(names[name] for name in outputs)
-    return Part(Form(tuple(written), *named), tuple(inputs), outputs)
-
-
-def _renamed(call: LocalCall, names: Mapping[str, str]) -> LocalCall:
-    def leaf(arg: Arg) -> Arg:
-        return Ref(names[arg.name]) if isinstance(arg, Ref) else arg
-
-    return LocalCall(
-        call.op,
-        map_argument(leaf, call.args),
-        tuple((key, map_argument(leaf, arg)) for key, arg in call.kwargs),
-        tuple(
-            value and LocalValue(names[value.name], value.shape, value.dtype)
-            for value in call.outputs
-        ),
-        FORWARD,
-    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from weft.compiler.aliases import VIEW_OPS
-from weft.compiler.durations import Durations
 from weft.hardware import Device
+from weft.hardware.durations import Durations
 from weft.ir.plan import Compute, LocalCall, LocalProgram, LocalUpdate, RankPlan
 from weft.units import Seconds
 

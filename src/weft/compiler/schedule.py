@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from weft.actors.ensemble import Rehearsal, Timed, perform
 from weft.compiler.bucket import bucket
 from weft.compiler.credit import credit
-from weft.compiler.durations import Durations
 from weft.compiler.fold_plan import like
 from weft.compiler.liveness import prove_live
 from weft.compiler.memory import memory
@@ -28,6 +27,7 @@ from weft.compiler.schedule_weights import split_backward
 from weft.compiler.segment import segment
 from weft.compiler.stages import Stages
 from weft.hardware import Device, usual_device
+from weft.hardware.durations import Durations
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
 from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan

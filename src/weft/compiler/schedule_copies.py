@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.actors.cycles import Edge, max_cycle_ratio
-from weft.compiler.memory_kinds import value_bytes
 from weft.compiler.schedule_presets import Preset
 from weft.compiler.schedule_web import Link, Node, Slot, Web
+from weft.ir.memory import value_bytes
 from weft.ir.plan import Communicate
 
 # Registers that get copies together: a rank, a stage or the name of one register, and which.

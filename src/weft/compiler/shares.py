@@ -19,7 +19,6 @@ from math import prod
 from typing import Any
 
 from weft.compiler.box import renamed
-from weft.compiler.calls import op_call
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.joined_dims import JoinedDim, joined_dim
 from weft.compiler.joined_ends import CAT, SLICE, in_blocks
@@ -38,6 +37,7 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
+from weft.ir.op_calls import op_call
 from weft.layout import Shares, Split
 from weft.ops.call import Operand, map_argument
 

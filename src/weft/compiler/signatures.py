@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Layout, Split
 from weft.ops import Signature, localize, signatures_with_windows
 

@@ -17,10 +17,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.compiler.calls import op_call
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.ir.op_calls import op_call
 from weft.ops import OpCall, flops, item, traffic
 from weft.units import ITEM_SIZE
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.compiler import box
-from weft.compiler.calls import op_call, operand_names
 from weft.compiler.deduce_hints import Hints, is_hint
 from weft.compiler.stages import Stages
 from weft.ir.logical import (
@@ -33,6 +32,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
 from weft.ops.call import Token

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from weft.compiler.bucket import Bucket
-from weft.compiler.memory_kinds import value_bytes
+from weft.ir.memory import value_bytes
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.tables import table
 from weft.units import Bytes, bytes_text

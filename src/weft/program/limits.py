@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.compiler.durations import Durations
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
 from weft.compiler.schedule import bubble, busy
 from weft.hardware import links_text, usual_device
+from weft.hardware.durations import Durations
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.program.memory import KINDS, ProgramMemory
 from weft.units import bytes_text

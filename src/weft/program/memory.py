@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 
 from rich.table import Table
 
-from weft.compiler.memory import Memory, Peak
+from weft.compiler.memory import Peak
+from weft.ir.memory import Memory
 from weft.program.tables import table, text_of
 from weft.units import bytes_text
 

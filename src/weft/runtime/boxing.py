@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.boxing import steps
-from weft.compiler.box_steps import step_node
-from weft.compiler.communicators import step_groups
+from weft.boxing.box_steps import step_groups, step_node
 from weft.errors import InternalError
 from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
 from weft.layout import Layout

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.calls import op_call, operand_names
 from weft.ir.logical import Call, LogicalGraph
+from weft.ir.op_calls import op_call, operand_names
 from weft.layout import Broadcast
 from weft.ops import localize
 from weft.ops.call import OpCall, Signature

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from weft.compiler.memory_exchange import Slices, slices_of
+from weft.boxing.slices import Slices, slices_of
 from weft.errors import InternalError
 from weft.ir.plan import Collective, CollectiveKind, LocalValue, Transfer
 from weft.layout import Region

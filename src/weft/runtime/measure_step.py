@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.compiler.memory import Memory
-from weft.compiler.memory_kinds import KINDS, Kind
+from weft.ir.memory import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.runtime.measure import Meter
 from weft.runtime.work import ActFunction, Work

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.compiler.durations import Durations
-from weft.compiler.repeats import Form, Part, part_of, repeats
+from weft.compiler.repeats import repeats
 from weft.hardware import usual_device
+from weft.hardware.durations import Durations
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.runtime.forms import Form, Part, part_of
 from weft.runtime.inductor import Boxed
 from weft.runtime.kernel_choice import Choice, Code, Kernels, Spec, choose
 from weft.runtime.kernels import Cut, build_kernel, call_refs, differs, is_local, may_alias

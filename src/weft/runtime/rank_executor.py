@@ -11,8 +11,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
-from weft.compiler.memory import Memory
 from weft.errors import BatchError, RankFailure
+from weft.ir.memory import Memory
 from weft.ir.plan import Feed, Hold, RankPlan
 from weft.runtime.failure import PeerFailure, first_line
 from weft.runtime.launch_record import LaunchRecorder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from weft.compiler.calls import local_op_call
 from weft.errors import RuleError
 from weft.hardware import Device
+from weft.ir.op_calls import local_op_call
 from weft.ir.plan import (
     Actor,
     Communicate,

@@ -1,11 +1,13 @@
-"""A chain of boxing as one rank's local nodes: collectives, transfers and local calls."""
+"""A chain of boxing as one rank's local nodes: collectives, transfers and local calls; and who talks to whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
-from weft.boxing import COLLECTIVES, LocalStep, Step, local_step, local_transfer, transfer_ranks
+from weft.boxing.local import LocalStep, local_step
+from weft.boxing.step import COLLECTIVES, Step
+from weft.boxing.transfer import local_transfer, transfer_ranks
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
     Collective,
@@ -20,6 +22,13 @@ from weft.units import ITEM_SIZE
 
 # From the ranks of a group, in its order, to its communicator's id.
 CommunicatorOf = Callable[[tuple[int, ...]], int]
+
+
+def step_groups(step: Step) -> Sequence[tuple[int, ...]]:
+    """The groups of ranks that talk to each other in a step, each in its order."""
+    if step.kind == "transfer":
+        return (transfer_ranks(step),)
+    return step.source.placement.groups(step.axis) if step.kind in COLLECTIVES else ()
 
 
 def step_node(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from weft.compiler.loops import at_micro_batch
-from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
+from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value, Varying
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops import OpCall, Operand
 from weft.ops.call import map_argument, tensor_spec
@@ -32,6 +31,15 @@ def local_operands(node: LocalCall) -> tuple[str, ...]:
 def local_op_call(node: LocalCall, values: Mapping[str, LocalValue]) -> OpCall:
     """A call of one rank as an `OpCall`, in its first micro-batch."""
     return _op_call(node, values, 0)
+
+
+def at_micro_batch(arg: Any, micro: int) -> Any:
+    """An argument tree as it is in one micro-batch."""
+    if isinstance(arg, Varying):
+        return arg.values[micro]
+    if isinstance(arg, tuple):
+        return tuple(at_micro_batch(part, micro) for part in arg)
+    return arg
 
 
 def named_arguments(
