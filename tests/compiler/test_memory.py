@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from weft.boxing import slices
+from weft.compiler.donations import donate
 from weft.compiler.memory import levels, memory
 from weft.compiler.memory_exchange import exchange_bytes
 from weft.compiler.memory_order import Moment
-from weft.compiler.overwritten import overwritten
+from weft.ir.alias import overwritable
 from weft.ir.logical import Ref
 from weft.ir.memory import Memory
 from weft.ir.plan import (
@@ -166,7 +167,7 @@ def bucket_plan(kept: bool = False) -> RankPlan:
     )
     readers = (3, 5) if kept else (3,)
     made = (register("a", 2, 3), register("b", 2, *readers), register("a!", 3, 4))
-    return plan(actors, *made, register("b!", 3, 5))
+    return donate(plan(actors, *made, register("b!", 3, 5)))
 
 
 def test_a_bucket_is_reduced_where_it_lies() -> None:
@@ -180,8 +181,8 @@ def test_a_bucket_is_reduced_where_it_lies() -> None:
 
 
 def test_what_somebody_else_reads_is_copied() -> None:
-    assert overwritten(bucket_plan()) == {"a", "b"}
-    assert overwritten(bucket_plan(kept=True)) == {"a"}
+    assert overwritable(bucket_plan()) == {"a", "b"}
+    assert overwritable(bucket_plan(kept=True)) == {"a"}
     assert kib(memory(bucket_plan(kept=True)).memory) == {
         "gradients": 1,
         "activations": 1,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from weft.compiler.repeats import repeats
+from weft.compiler.repeats import outline, repeats
 from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
+from weft.ir.plan import Compute, LocalCall, LocalUpdate, LocalValue, RankPlan
 from weft.runtime.forms import part_of
 
 
@@ -90,3 +90,15 @@ def test_calls_that_differ_are_no_repeats():
     other[3] = call("mul", (Ref("c1"), 0.5), "d1", (4,))
     assert repeats([*one, *other], 2) == []
     assert repeats([*one, *layer(1, "x0")], 2) == [5]
+
+
+def test_segments_are_marked_where_parts_begin():
+    """Places count all nodes of a segment; one that begins a part is not marked."""
+    calls = model(4)
+    assert repeats(calls, 5) == [1, 6, 11, 16, 21]
+    update = LocalUpdate("copy", "w0", "x-1", (), 0, "w0")
+    first, second = (calls[0], update, *calls[1:11]), tuple(calls[11:])
+    plan = RankPlan(
+        0, (), tuple(Compute(n, run, (), ()) for n, run in enumerate((first, second))), ()
+    )
+    assert [actor.parts for actor in outline(plan, fewest=5).actors] == [(2, 7), (5, 10)]

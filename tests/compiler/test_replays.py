@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.replays import FEWEST_LAUNCHES, GraphMode, Replays, replays, segment_launches
+from weft.compiler.replays import FEWEST_LAUNCHES, replays, segment_launches
 from weft.hardware import usual_device
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -18,6 +18,7 @@ from weft.ir.plan import (
     LocalValue,
     RankPlan,
 )
+from weft.ir.replays import GraphMode, Replays
 from weft.runtime.replay import obstacle
 
 
@@ -32,23 +33,29 @@ def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:
     )
 
 
-def decided(*segments: tuple[LocalCall | LocalUpdate, ...], mode: GraphMode = "auto") -> Replays:
+def decided(
+    *segments: tuple[LocalCall | LocalUpdate, ...], mode: GraphMode = "auto"
+) -> tuple[frozenset[int], Replays]:
+    """The ids of the segments that are marked as replayed, and why."""
     taken = LocalInput(LocalValue("x", segments[0][0].makes[0].shape, "float32"), "parameter", "x")
     actors = tuple(Compute(place, nodes, (), ()) for place, nodes in enumerate(segments))
     program = LocalProgram(0, (taken,), tuple(node for each in segments for node in each), ())
-    return replays(RankPlan(0, (taken,), actors, ()), program, usual_device("cuda"), mode, obstacle)
+    plan = RankPlan(0, (taken,), actors, ())
+    marked, found = replays(plan, program, usual_device("cuda"), mode, obstacle)
+    return marked.replayed, found
 
 
 def test_short_kernels_are_replayed_and_long_ones_launched() -> None:
     short, long = calls("aten.relu.default", 20, 8), calls("aten.mm.default", 20, 8192)
-    found = decided(short)
-    assert found.replayed == {0}
+    replayed, found = decided(short)
+    assert replayed == {0}
     assert (found.launches, found.saved) == (20, 19)
     assert found.host > found.device > 0
-    found = decided(long)
+    replayed, found = decided(long)
+    assert not replayed
     assert found.reasons == {0: "the device takes longer than the host"}
-    assert decided(long, mode="always").replayed == {0}
-    assert decided(short, mode="never").reasons == {0: "switched off"}
+    assert decided(long, mode="always")[0] == {0}
+    assert decided(short, mode="never")[1].reasons == {0: "switched off"}
 
 
 def test_views_and_updates_are_no_launches() -> None:
@@ -57,8 +64,8 @@ def test_views_and_updates_are_no_launches() -> None:
     relus = calls("aten.relu.default", FEWEST_LAUNCHES, 8)
     some, fewer = (*relus, *views, update), (*relus[:-1], *views, update)
     assert segment_launches(Compute(0, some, (), ())) == FEWEST_LAUNCHES
-    assert decided(some).replayed == {0}
-    assert decided(fewer).reasons == {0: "few launches"}
+    assert decided(some)[0] == {0}
+    assert decided(fewer)[1].reasons == {0: "few launches"}
 
 
 def test_micro_batches_count_each_time() -> None:
@@ -66,7 +73,7 @@ def test_micro_batches_count_each_time() -> None:
     taken = LocalInput(LocalValue("x", (8, 8), "float32"), "parameter", "x")
     actor = replace(Compute(0, nodes, (), ()), acts=3)
     plan = RankPlan(0, (taken,), (actor,), (), micro_batches=3)
-    found = replays(
+    _, found = replays(
         plan, LocalProgram(0, (taken,), nodes, ()), usual_device("cuda"), "auto", obstacle
     )
     assert (found.launches, found.saved) == (3 * FEWEST_LAUNCHES, 3 * (FEWEST_LAUNCHES - 1))
@@ -87,7 +94,7 @@ def test_micro_batches_count_each_time() -> None:
 def test_what_cannot_be_captured_is_told(op: str, why: str) -> None:
     assert why in str(obstacle(op))
     nodes = (*calls("aten.relu.default", 20, 8), *calls(op, 1, 8))
-    assert why in decided(nodes, mode="always").reasons[0]
+    assert why in decided(nodes, mode="always")[1].reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_types_fires(tree: Path, text: str, error: str) -> None:
     ("module", "imported"),
     [
         ("ir.bad", "weft.compiler"),
-        ("ops.bad", "weft.boxing"),
+        ("actors.bad", "weft.hardware"),
         ("errors", "weft.layout"),
         ("program.bad", "weft.cli"),
     ],
@@ -110,6 +110,13 @@ def test_layers_fires_on_an_import_that_does_not_go_down(
 ) -> None:
     write(tree / f"src/weft/{module.replace('.', '/')}.py", f"import {imported}\n")
     assert_fires(GATE["layers"], tree, "BROKEN", f"weft.{module} -> {imported}")
+
+
+def test_layers_fires_on_planning_in_the_runtime(tree: Path) -> None:
+    write(tree / "src/weft/runtime/bad.py", "import weft.compiler\n")
+    assert_fires(
+        GATE["layers"], tree, "What runs a plan", "BROKEN", "weft.runtime.bad -> weft.compiler"
+    )
 
 
 def test_layers_fires_on_a_package_that_has_no_layer(tree: Path) -> None:

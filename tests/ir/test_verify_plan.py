@@ -37,7 +37,28 @@ LOOP = (
 )
 ORDER = 'rank 0 micro 2\norder "compute" [[1, 0], [2, 0], [1, 1], [2, 1]]\n'
 
+# `x` is reduced where it lies; `w` is updated while a view of it is read; two parts.
+REGIONS = (
+    HEAD
+    + 'input %w = parameter "w" : float32[4]\n'
+    + "register %w : float32[4] parameter credits 1 from 1 to [] full\n"
+    + X
+    + "register %y : float32[4] activation credits 1 from 1 to [2]\n"
+    + "register %s : float32[4] communication credits 1 from 2 to [3]\n"
+    + FEED
+    + 'actor 1 on "compute" compute [%x] -> [%y, %w] copies [%v] parts [1]\n'
+    + "  %y = call aten.neg.default(%x) : float32[4]\n"
+    + "  %v = call aten.view.default(%w, [4]) : float32[4]\n"
+    + '  update "copy" group 0 "w" %w from %v\n'
+    + 'actor 2 on "comm:0" communicate\n'
+    + '  %s = all_reduce %y : float32[4] -> float32[4] (comm=0, reduction="sum", bytes=32, in_place=True)\n'
+    + 'actor 3 on "host" fetch "loss" %s\n'
+)
+
 BROKEN = {
+    "in_place_is_last": REGIONS.replace("call aten.neg.default(%x)", "call aten.alias.default(%x)"),
+    "copies_complete": REGIONS.replace(" copies [%v]", ""),
+    "parts_inside": REGIONS.replace("parts [1]", "parts [3]"),
     "rates_fit": LOOP.replace("from 0 to [1]", "rate 2 from 0 to [1]"),
     "versions_complete": LOOP.replace("weft.accumulate", "aten.add.Tensor"),
     "varying_arguments_complete": LOOP.replace("vary(0, 1)", "vary(0, 1, 2)"),
@@ -55,10 +76,32 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("text", [LEGAL, LOOP, LOOP.replace("rank 0 micro 2\n", ORDER)])
+@pytest.mark.parametrize("text", [LEGAL, REGIONS, LOOP, LOOP.replace("rank 0 micro 2\n", ORDER)])
 def test_a_legal_plan_passes(text: str) -> None:
     (rank,) = parse_plan(text).ranks
     assert verify_plan(rank) is rank
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("call aten.neg.default(%x)", "call weft.hint(%x)", "others hold its memory"),
+        ("from 1 to [2]", "from 1 to [2, 3]", "actors [3] read it, too"),
+        ("%v = call aten.view", "%v = call weft.keep", "hands on w in memory"),
+        ("copies [%v]", "copies [%v, %x]", "copies x, but does not hand it on"),
+        ("parts [1]", "parts [2, 1]", "not in order: [2, 1]"),
+        ("parts [1]", "parts [0]", "begins outside of its 3 nodes"),
+    ],
+)
+def test_what_regions_may_not_do(old: str, new: str, message: str) -> None:
+    text = REGIONS.replace(old, new)
+    if "actors [3]" in message:
+        text = text.replace('fetch "loss" %s', 'fetch "loss" %s, "y" %y')
+    if "w in memory" in message:
+        text = text.replace("%w from %v", "%w from %w").replace("copies [%v] ", "")
+    (rank,) = parse_plan(text).ranks
+    with pytest.raises(InternalError, match=re.escape(message)):
+        verify_plan(rank)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     def make(setting: Any, compiled: Any, plan: Any, device: torch.device) -> Replayer:
         made.append(StandIn())
         (program,) = (each for each in compiled.programs if each.rank == plan.rank)
-        chosen = replays(plan, program, usual_device("cuda"), "always", obstacle)
-        return Replayer(plan, chosen, made[-1], device, setting.seed)
+        marked, found = replays(plan, program, usual_device("cuda"), "always", obstacle)
+        return Replayer(marked, found, made[-1], device, setting.seed)
 
     monkeypatch.setattr(build, "has_streams", lambda device: True)
     monkeypatch.setattr(build, "make_replayer", make)
@@ -153,7 +153,7 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-10)
     # From the third step on; in the third one what was captured is launched, too.
     for rank, executor in program._executors.items():
-        chosen = executor.replayer.replays.replayed
+        chosen = executor.plan.replayed
         acts = sum(executor.plan.actors[actor].acts for actor in chosen)
         assert tapes[rank].launches == 3 * acts > 0
         # What communications read must not be given out again.

@@ -198,12 +198,12 @@ def test_no_rank_leaves_before_its_tensors_are_read(monkeypatch):
 def test_an_all_reduce_writes_over_what_it_may(size):
     """Where the input is given away and contiguous, the result takes its place; elsewhere it is a copy."""
     tensor = whole(5)
-    spec = Collective("all_reduce", 0, value(tensor), value(tensor))
+    spec = Collective("all_reduce", 0, value(tensor), value(tensor), in_place=True)
 
     def work(channel):
         own, turned = tensor.clone(), tensor.t().contiguous().t()
-        (out,) = run_collectives(channel, (spec,), [own], {"t"})
-        (copy,) = run_collectives(channel, (spec,), [turned], {"t"})
+        (out,) = run_collectives(channel, (spec,), [own])
+        (copy,) = run_collectives(channel, (spec,), [turned])
         return out is own, torch.equal(out, tensor * size), torch.equal(turned, tensor), copy
 
     for same, right, kept, copy in run(size, work):

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from weft.compiler.donations import donate
 from weft.errors import BatchError, RankFailure
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -415,7 +416,7 @@ def test_updates_that_read_each_other_and_results_that_are_variables():
         ),
     )
     variables = Variables({"a": torch.ones(2), "b": torch.zeros(2)})
-    with Executor(plan, {}, torch.device("cpu"), variables, timeout=10) as executor:
+    with Executor(donate(plan), {}, torch.device("cpu"), variables, timeout=10) as executor:
         results = [executor.step({}) for _ in range(2)]
     assert [result["a"].tolist() for result in results] == [[1, 1], [0, 0]]
     assert [result["view"].tolist() for result in results] == [[0, 0], [1, 1]]

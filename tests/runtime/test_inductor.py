@@ -69,9 +69,15 @@ def cutter(monkeypatch, seen, calls=CALLS, acts=1, x=None):
     return Parts(plan, CPU, {"x": x}, "inductor")
 
 
+def cut_of(parts: Parts, outputs):
+    """The cut of the only segment."""
+    (segment,) = parts.plan.actors
+    return parts.cut(segment, outputs)
+
+
 def test_ops_of_weft_stay_between_parts(monkeypatch):
     seen = []
-    cut = cutter(monkeypatch, seen).cut(CALLS, ("b", "g"))
+    cut = cut_of(cutter(monkeypatch, seen), ("b", "g"))
     assert [node.op for node in cut.nodes] == ["part.0", "weft.after", "part.1"]
     kernel = build_kernel(CALLS, ("b", "g"), CPU, cut=cut)
     assert "inputs = [a0]\n    del a0\n    (v1, v2,) = part0(inputs)" in kernel.source
@@ -84,7 +90,7 @@ def test_ops_of_weft_stay_between_parts(monkeypatch):
 
 
 def test_inputs_that_lie_otherwise_run_as_aten_code(monkeypatch):
-    cut = cutter(monkeypatch, []).cut(CALLS, ("b", "g"))
+    cut = cut_of(cutter(monkeypatch, []), ("b", "g"))
     part = cut.functions["part.0"]
     part._compiled = None  # would raise
     (b, c) = part([torch.ones(4, 6)])
@@ -93,7 +99,7 @@ def test_inputs_that_lie_otherwise_run_as_aten_code(monkeypatch):
 
 def test_small_parts_stay_calls(monkeypatch):
     monkeypatch.setattr(parts, "FEWEST_CALLS", 4)
-    cut = cutter(monkeypatch, []).cut(CALLS, ("b", "g"))
+    cut = cut_of(cutter(monkeypatch, []), ("b", "g"))
     assert list(cut.nodes) == list(CALLS)
 
 
@@ -108,7 +114,7 @@ def test_products_that_are_summed_over_a_step_stay_so(monkeypatch):
     kinds = {}
     for acts in (1, 2):
         cuts = cutter(monkeypatch, [], calls, acts, torch.zeros(4, 4))
-        kinds[acts] = cuts.cut(calls, ("b", "s")).nodes
+        kinds[acts] = cut_of(cuts, ("b", "s")).nodes
     assert [node.op for node in kinds[1]] == ["part.0", "weft.accumulate"]
     assert [node.op for node in kinds[2]] == ["part.0", "weft.accumulate_mm"]
     assert kinds[2][1].args == (Ref("a"), Ref("x"))

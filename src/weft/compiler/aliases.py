@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.ir.alias import variable_views
 from weft.ir.logical import FORWARD, Phase, Ref
 from weft.ir.plan import (
     Exchange,
@@ -17,70 +18,6 @@ from weft.ir.plan import (
     LocalProgram,
     LocalValue,
 )
-
-# Ops whose results may share memory with their first operand.
-VIEW_OPS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_conj.default",
-        "_neg_view.default",
-        "_reshape_alias.default",
-        "_unsafe_view.default",
-        "alias.default",
-        "as_strided.default",
-        "broadcast_to.default",
-        "chunk.default",
-        "conj_physical.default",
-        "contiguous.default",
-        "detach.default",
-        "diagonal.default",
-        "expand.default",
-        "expand_as.default",
-        "flatten.using_ints",
-        "lift_fresh.default",
-        "movedim.intlist",
-        "narrow.default",
-        "numpy_T.default",
-        "permute.default",
-        "positive.default",
-        "reshape.default",
-        "select.int",
-        "slice.Tensor",
-        "split.Tensor",
-        "split_with_sizes.default",
-        "squeeze.default",
-        "squeeze.dim",
-        "squeeze.dims",
-        "swapaxes.default",
-        "t.default",
-        "transpose.int",
-        "unbind.int",
-        "unflatten.int",
-        "unfold.default",
-        "unsafe_chunk.default",
-        "unsafe_split.Tensor",
-        "unsafe_split_with_sizes.default",
-        "unsqueeze.default",
-        "view.default",
-        "view.dtype",
-        "view_as.default",
-        "view_as_complex.default",
-        "view_as_real.default",
-    )
-) | frozenset(
-    f"weft.{name}" for name in ("slice", "keep", "hint", "checked", "required", "after", "use")
-)
-
-
-def variable_views(program: LocalProgram) -> dict[str, str]:
-    """For each value that may share memory with a variable or constant: the name of that input; inputs included."""
-    bases = {item.value.name: item.value.name for item in program.inputs if item.role != "batch"}
-    for node in program.nodes:
-        if isinstance(node, LocalCall) and node.op in VIEW_OPS:
-            first = next(iter(node.uses), "")
-            if first in bases:
-                bases.update((value.name, bases[first]) for value in node.makes)
-    return bases
 
 
 def copy_escaping_views(program: LocalProgram) -> LocalProgram:

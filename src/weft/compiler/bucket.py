@@ -26,9 +26,9 @@ from weft.ir.plan import (
     LocalValue,
 )
 from weft.ops.localize import BLANK
+from weft.ops.weft_ops import ops_that
 
-# Ops whose result the very next calls want reduced: it does not wait for gradients of weights.
-_URGENT = ("weft.batch_moments", "weft.batch_norm_sums")
+_URGENT = ops_that("urgent")
 # How much larger buckets of gathers may be than those of reductions.
 GATHERED = 8
 # In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts

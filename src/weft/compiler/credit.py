@@ -5,6 +5,7 @@ Before: the actors of one rank. After: its `RankPlan`, legal.
 
 from __future__ import annotations
 
+from weft.compiler.donations import donate
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -66,7 +67,7 @@ def credit(
     plan = RankPlan(
         program.rank, program.inputs, actors, (*registers, *controls), program.micro_batches
     )
-    return verify_plan(plan)
+    return verify_plan(donate(plan))
 
 
 def _rates(program: LocalProgram, actors: tuple[Actor, ...]) -> dict[str, int]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.gradient_sums import CAST, CASTS, cast_call
 from weft.compiler.gradients import passed_to_gradients
@@ -35,6 +34,7 @@ from weft.ir.logical import (
 )
 from weft.ir.op_calls import operand_names
 from weft.layout import Partial
+from weft.ops import shares_memory
 from weft.ops.dtypes import holds
 
 _FLOATS = ("float16", "bfloat16", "float32")  # float64 stays: whoever has it means it
@@ -106,7 +106,7 @@ class _Rewriter:
             if node.op in CASTS and made.dtype == source.dtype:
                 self.names[made.name] = source.name
                 return
-            if node.op in VIEW_OPS:
+            if shares_memory(node.op):
                 self._view(node, made, source)
         self.nodes.append(renamed(node, self.names))
 
@@ -170,7 +170,7 @@ def _read(nodes: list[Node]) -> Iterator[Node]:
     """From the end, what is read."""
     used: set[str] = set()
     for node in reversed(nodes):
-        idle = isinstance(node, Call) and (node.op in VIEW_OPS or node.op in CASTS)
+        idle = isinstance(node, Call) and (shares_memory(node.op) or node.op in CASTS)
         if idle and not any(value.name in used for value in node_outputs(node)):
             continue
         used.update(node_uses(node))

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.loops import loop_values, runs_in_loop
 from weft.ir.arguments import changed
@@ -35,6 +34,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.op_calls import operand_names
+from weft.ops import shares_memory
 
 HINT, TAKE = "weft.hint", "weft.take"
 # Conversions: of a shard they make the shard.
@@ -180,7 +180,11 @@ class _Rewriter:
     def _continues(self, node: Call) -> bool:
         """Whether a call makes a view or a cast of a parameter."""
         names = operand_names(node)
-        cheap = node.op in VIEW_OPS | _CASTS and node.op != HINT and len(node.outputs) == 1
+        cheap = (
+            (shares_memory(node.op) or node.op in _CASTS)
+            and node.op != HINT
+            and len(node.outputs) == 1
+        )
         return cheap and len(names) == 1 and names[0] in self.root
 
     def _whole(self, name: str, reader: Call) -> str:

@@ -16,7 +16,6 @@ from typing import TypeAlias
 from weft.compiler.memory_act import act_memory, gradient_sources
 from weft.compiler.memory_kinds import Taken
 from weft.compiler.memory_order import Moment, acts_of, moments
-from weft.compiler.overwritten import overwritten
 from weft.ir.memory import KINDS, Kind, Memory, value_bytes
 from weft.ir.plan import Collective, Communicate, Fetch, RankPlan, Register
 from weft.units import Bytes
@@ -119,19 +118,17 @@ class _Walk:
     most: _Most = field(default_factory=lambda: _Most(-1, Counter()))
 
     def __post_init__(self) -> None:
-        over = overwritten(self.plan)
         sources = gradient_sources(self.plan.actors)
         sources |= {
             each.input.name
             for actor in self.plan.actors
             if isinstance(actor, Communicate)
             for each in actor.collectives
-            if isinstance(each, Collective) and each.output.name in sources
-            if each.input.name in over
+            if isinstance(each, Collective) and each.output.name in sources and each.in_place
         }
         self.registers = {each.value.name: each for each in self.plan.registers}
         kinds = {name: KINDS[each.kind] for name, each in self.registers.items()}
-        self.acts = [act_memory(actor, sources, kinds, over) for actor in self.plan.actors]
+        self.acts = [act_memory(actor, sources, kinds) for actor in self.plan.actors]
         for item in self.plan.inputs:
             self.now[KINDS[item.role]] += value_bytes(item.value)
         self._look(None)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weft.cached import cached_property
-from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.memory_exchange import communicate
 from weft.compiler.memory_kinds import ActMemory, Taken
-from weft.ir.logical import OVER_STEP, refs
+from weft.ir.alias import surely_shares, view_bases
+from weft.ir.logical import OVER_STEP
 from weft.ir.memory import Kind, value_bytes
 from weft.ir.plan import (
     Actor,
@@ -42,7 +42,6 @@ def act_memory(
     actor: Actor,
     sources: Collection[str],
     registers: Mapping[str, Kind],
-    overwritten: Collection[str] = (),
 ) -> ActMemory:
     """What an act of `actor` takes.
 
@@ -50,13 +49,12 @@ def act_memory(
         actor: any; those of the host take nothing.
         sources: names of what optimizers read.
         registers: the kind of every register.
-        overwritten: the registers over which all-reduces write.
     """
     match actor:
         case Compute():
             return _compute(actor, sources, registers)
         case Communicate():
-            return communicate(actor, sources, overwritten)
+            return communicate(actor, sources)
         case _:
             return ActMemory()
 
@@ -64,7 +62,7 @@ def act_memory(
 def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, Kind]) -> ActMemory:
     calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
     updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
-    bases = view_bases(calls)
+    bases = view_bases(calls, surely_shares)
     made = {value.name: value for call in calls for value in call.makes}
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
@@ -83,22 +81,6 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
         base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
     }
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
-
-
-def view_bases(calls: Iterable[LocalCall]) -> dict[str, str]:
-    """For each view that calls make, the value whose memory it shares."""
-    bases: dict[str, str] = {}
-    for call in calls:
-        first = next(refs(call.args), None)
-        if call.op in VIEW_OPS and first is not None and not _is_blank(call):
-            base = bases.get(first, first)
-            bases.update((value.name, base) for value in call.makes)
-    return bases
-
-
-def _is_blank(call: LocalCall) -> bool:
-    """Whether a rank that does not keep a value makes a neutral one in its place."""
-    return call.op == "weft.keep" and call.args[1] is False
 
 
 @dataclass(frozen=True)

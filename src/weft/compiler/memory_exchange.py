@@ -16,34 +16,30 @@ from weft.layout import Region
 from weft.units import ITEM_SIZE
 
 
-def communicate(
-    actor: Communicate, sources: Collection[str], overwritten: Collection[str]
-) -> ActMemory:
+def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
     """What an act of a communicating actor takes and leaves.
 
     Args:
         actor: what runs.
         sources: names of what optimizers read.
-        overwritten: inputs of all-reduces over which the result is written.
     """
     bases: dict[str, str] = {}
     fresh: dict[str, tuple[Kind, int]] = {}
     for each in actor.collectives:
         for value in each.makes:
-            if _over(each, overwritten):
+            if _in_place(each):
                 bases[value.name] = each.input.name
                 continue
             bases[value.name] = value.name
             kind: Kind = "gradients" if value.name in sources else "communication"
             fresh[value.name] = (kind, value_bytes(value))
-    copying = [each for each in actor.collectives if not _over(each, overwritten)]
+    copying = [each for each in actor.collectives if not _in_place(each)]
     return ActMemory(partial(_exchanged, copying), fresh=fresh, bases=bases)
 
 
-def _over(each: Exchange, overwritten: Collection[str]) -> TypeGuard[Collective]:
+def _in_place(each: Exchange) -> TypeGuard[Collective]:
     """Whether an exchange writes its result over its input."""
-    reduces = isinstance(each, Collective) and each.kind == "all_reduce"
-    return reduces and each.input is not None and each.input.name in overwritten
+    return isinstance(each, Collective) and each.in_place
 
 
 def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.stages_patterns import covers
 from weft.errors import StrategyError
-from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs, refs
+from weft.ir.alias import view_bases
+from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs
 from weft.ir.memory import value_bytes
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
 from weft.ops.call import Token, map_argument
@@ -70,7 +70,7 @@ def _modules(graph: LogicalGraph) -> dict[str, str]:
 
 def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
     """What forward calls make and backward nodes read, with the place of the first that does."""
-    bases = _bases(program)
+    bases = view_bases(program.nodes)
     first: dict[str, int] = {}
     staying = {output.name for output in program.outputs}
     for place, node in enumerate(program.nodes):
@@ -84,16 +84,6 @@ def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
             for value in node.makes:
                 if value.name in first and bases.get(value.name, value.name) not in staying:
                     yield value, first[value.name]
-
-
-def _bases(program: LocalProgram) -> dict[str, str]:
-    """For each view, the value whose memory it may share."""
-    bases: dict[str, str] = {}
-    for node in program.nodes:
-        if isinstance(node, LocalCall) and node.op in VIEW_OPS:
-            source = next(refs(node.args), "")
-            bases.update((value.name, bases.get(source, source)) for value in node.makes)
-    return bases
 
 
 def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> Iterator[LocalNode]:

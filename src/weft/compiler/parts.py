@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule, ScheduleItem
+from weft.ir.alias import variable_views
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import LocalProgram, LocalUpdate, Transfer
 

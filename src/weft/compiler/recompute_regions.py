@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.errors import StrategyError
 from weft.ir.logical import Call, LogicalGraph, Output, node_outputs, node_uses
+from weft.ops import shares_memory
 
 # The region of all calls that a pattern of ops names; those of modules are called by their paths.
 OPS = "ops"
@@ -31,7 +31,7 @@ def regions(
     found: dict[str, str] = {}
     for call in forward:
         region = _region(call, patterns)
-        if region is None and call.op in VIEW_OPS and found.get(node_uses(call)[0]) == OPS:
+        if region is None and shares_memory(call.op) and found.get(node_uses(call)[0]) == OPS:
             region = OPS  # a view of what is made again would keep it
         found.update((value.name, region) for value in node_outputs(call) if region is not None)
     return found
@@ -52,7 +52,7 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
             made = {value.name for value in node_outputs(node)}
             if made & kept:
                 kept |= made  # a call is made again as a whole, or not at all
-                kept.update(node_uses(node)[:1] if node.op in VIEW_OPS else ())
+                kept.update(node_uses(node)[:1] if shares_memory(node.op) else ())
     return frozenset(kept)
 
 

@@ -7,10 +7,11 @@ kernel: compile time grows with the number of distinct layers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 
 from weft.ir.nodes import Arg, Ref
-from weft.ir.plan import LocalCall
+from weft.ir.plan import Compute, LocalCall, RankPlan
 from weft.ops.call import map_argument
 
 # Repeats with fewer calls are taken together until they have as many: what a kernel costs by itself
@@ -18,6 +19,25 @@ from weft.ops.call import map_argument
 FEWEST = 24
 # How many later places with an equal call are tried as the beginning of a second copy.
 TRIED = 48
+
+
+def outline(plan: RankPlan, fewest: int = FEWEST) -> RankPlan:
+    """The plan with the places in its segments where parts begin that may each be compiled as one kernel."""
+    segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
+    calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
+    # Calls are known by identity: equal ones stand in many places.
+    begins = {id(calls[place]) for place in repeats(calls, fewest)}
+    actors = tuple(
+        replace(actor, parts=_places(actor, begins)) if isinstance(actor, Compute) else actor
+        for actor in plan.actors
+    )
+    return replace(plan, actors=actors)
+
+
+def _places(segment: Compute, begins: Collection[int]) -> tuple[int, ...]:
+    """The places of nodes with these ids; a segment begins a part anyway."""
+    places = range(1, len(segment.nodes))
+    return tuple(place for place in places if id(segment.nodes[place]) in begins)
 
 
 def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:

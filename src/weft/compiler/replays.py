@@ -6,46 +6,21 @@ longer to launch a step than the device to run it (docs/decisions/cuda-graphs.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.hardware import Device
 from weft.hardware.durations import Durations
 from weft.ir.plan import Compute, LocalCall, LocalProgram, LocalUpdate, RankPlan
+from weft.ir.replays import GraphMode, Replays
+from weft.ops import shares_memory
+from weft.ops.weft_ops import WEFT_OPS
 from weft.units import Seconds
-
-# "auto": where they pay; "always": wherever they can be had.
-GraphMode: TypeAlias = Literal["auto", "always", "never"]
 
 # A segment of fewer launches gains nothing: replaying is a launch, and so is copying what goes in.
 FEWEST_LAUNCHES = 4
 # No kernel takes less of the device.
 SHORTEST = 2e-6
-# Launches of calls that are no single kernel.
-_KERNELS = {"weft.uniform": 12, "weft.hint": 0, "weft.use": 0, "weft.after": 0}
-
-
-@dataclass(frozen=True)
-class Replays:
-    """What a rank replays.
-
-    Attributes:
-        replayed: ids of the segments that are captured; their updates never are.
-        reasons: for the id of every other segment, why it is not.
-        launches: calls that the host would launch one by one in a step.
-        saved: how many of them graphs spare.
-        host: seconds in which it would launch them.
-        device: seconds in which the device runs them.
-    """
-
-    replayed: frozenset[int]
-    reasons: Mapping[int, str]
-    launches: int
-    saved: int
-    host: Seconds
-    device: Seconds
 
 
 def replays(
@@ -54,7 +29,7 @@ def replays(
     device: Device,
     mode: GraphMode,
     obstacle: Callable[[str], str | None],
-) -> Replays:
+) -> tuple[RankPlan, Replays]:
     """Decide for a rank.
 
     Args:
@@ -63,6 +38,9 @@ def replays(
         device: estimates, with the seconds of a launch as `start`.
         mode: what the user wants.
         obstacle: says of an op why it cannot be captured; None when it can.
+
+    Returns:
+        The plan with marks on what is replayed, its updates never, and how that was found.
     """
     segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
     launches = {each.id: segment_launches(each) * each.acts for each in segments}
@@ -79,7 +57,14 @@ def replays(
     chosen = frozenset(each.id for each in segments if each.id not in reasons)
     saved = sum(launches[each.id] - each.acts for each in segments if each.id in chosen)
     total = sum(launches.values())
-    return Replays(chosen, reasons, total, saved, Seconds(host), Seconds(busy))
+    marked = [
+        replace(actor, replayed=True)
+        if isinstance(actor, Compute) and actor.id in chosen
+        else actor
+        for actor in plan.actors
+    ]
+    found = Replays(reasons, total, saved, Seconds(host), Seconds(busy))
+    return replace(plan, actors=tuple(marked)), found
 
 
 def segment_launches(segment: Compute) -> int:
@@ -90,7 +75,8 @@ def segment_launches(segment: Compute) -> int:
 def _kernels(node: LocalCall | LocalUpdate) -> int:
     if isinstance(node, LocalUpdate):
         return 1
-    return 0 if node.op in VIEW_OPS else _KERNELS.get(node.op, 1)
+    own = WEFT_OPS.get(node.op)
+    return int(not shares_memory(node.op)) if own is None else own.launches
 
 
 def _bare(segment: Compute) -> Compute:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.cached import cached_property
-from weft.compiler.aliases import variable_views
 from weft.compiler.bucket import Bucket, Schedule
 from weft.compiler.parts import Parts, gather
+from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,

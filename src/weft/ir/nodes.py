@@ -16,13 +16,14 @@ from weft.ir.arguments import Varying as Varying
 from weft.ir.arguments import refs as refs
 from weft.ir.arguments import varyings as varyings
 from weft.layout import Layout, Shares
+from weft.ops.weft_ops import ops_that
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
 # Roles whose values live on from one step to the next.
 VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
 # Ops that make one value of all micro-batches of a step.
-OVER_STEP: frozenset[str] = frozenset(("weft.accumulate", "weft.pack"))
+OVER_STEP: frozenset[str] = ops_that("over_step")
 
 # The optimizer's state that is a float32 copy of its parameter: the update changes the copy, and the
 # parameter becomes what it is when rounded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.cached import cached_property
+from weft.ir.nodes import VARIABLE_ROLES
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
     COMPUTE,
@@ -121,6 +122,36 @@ class RankPlan:
             if not isinstance(actor, Hold):
                 found.setdefault(actor.queue, []).append(actor)
         return found
+
+    @cached_property
+    def lasting(self) -> dict[str, str]:
+        """Registers whose tensor lasts from step to step, with the key of their variable or constant."""
+        return {given.value.name: given.key for given in self.inputs if given.role != "batch"}
+
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """Registers through which no tensor passes: those of variables, and control registers."""
+        control = (r.value.name for r in self.registers if r.kind == "control")
+        return frozenset((*self.lasting, *control))
+
+    @cached_property
+    def fetched(self) -> frozenset[str]:
+        """The values that the step returns."""
+        fetches = (actor for actor in self.actors if isinstance(actor, Fetch))
+        return frozenset(name for fetch in fetches for name in fetch.consumes)
+
+    @cached_property
+    def rewritten(self) -> frozenset[str]:
+        """The variables that a segment overwrites in place."""
+        inputs = {item.value.name for item in self.inputs if item.role in VARIABLE_ROLES}
+        segments = (actor for actor in self.actors if isinstance(actor, Compute))
+        return frozenset(name for one in segments for name in one.produces if name in inputs)
+
+    @cached_property
+    def replayed(self) -> frozenset[int]:
+        """The ids of the segments that are put on the device as one."""
+        segments = (actor for actor in self.actors if isinstance(actor, Compute))
+        return frozenset(one.id for one in segments if one.replayed)
 
     def __str__(self) -> str:
         lines = [f"rank {self.rank}{micro_text(self.micro_batches)}", *map(input_text, self.inputs)]

@@ -130,6 +130,8 @@ class Collective:
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
         bytes: what crosses between the ranks of the communicator, over all of them; what the
             channels count.
+        in_place: of an all_reduce: whether it writes its result over the input, which nobody else
+            holds.
     """
 
     kind: CollectiveKind
@@ -143,6 +145,7 @@ class Collective:
     split_sizes: tuple[int, ...] = ()
     bytes: int = 0
     phase: Phase = FORWARD
+    in_place: bool = False
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -277,6 +280,11 @@ class Compute:
         acts: acts per step: 1, or one for each micro-batch.
         priority: of two actors of a queue that may act for one step, the lower number goes first.
         phase: that of its nodes.
+        copies: what it hands on, or gives to its updates, as copies: these values lie in the memory
+            of variables that are overwritten.
+        parts: the places of the nodes at which parts begin that may be compiled each as one kernel;
+            equal layers make equal parts.
+        replayed: whether the calls of an act are put on the device as one, captured in a step.
     """
 
     id: int
@@ -287,6 +295,9 @@ class Compute:
     acts: int = 1
     priority: int = 0
     phase: Phase = FORWARD
+    copies: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
+    replayed: bool = False
 
 
 @dataclass(frozen=True)

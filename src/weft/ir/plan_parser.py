@@ -166,7 +166,8 @@ def _actor(scanner: Scanner) -> Actor:
             consumes = _references(scanner)
             scanner.expect("->")
             produces = _references(scanner)
-            return Compute(number, (), consumes, produces, queue, *_acts(scanner))
+            acts = _acts(scanner)
+            return Compute(number, (), consumes, produces, queue, *acts, *_segment(scanner))
         case "communicate":
             waits = _references(scanner) if scanner.accept("waits") else ()
             signals = _references(scanner) if scanner.accept("signals") else ()
@@ -179,6 +180,13 @@ def _acts(scanner: Scanner) -> tuple[int, int, Phase]:
     acts = scanner.integer() if scanner.accept("acts") else 1
     priority = scanner.integer() if scanner.accept("priority") else 0
     return acts, priority, scanner.phase()
+
+
+def _segment(scanner: Scanner) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
+    """` copies [%a] parts [3, 9] replayed`, each of them only where it differs from the default."""
+    copies = _references(scanner) if scanner.accept("copies") else ()
+    parts = scanner.integers() if scanner.accept("parts") else ()
+    return copies, parts, scanner.accept("replayed")
 
 
 def _pairs(scanner: Scanner) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -60,8 +60,9 @@ def actor_text(actor: Actor) -> str:
         case Hold(produces=names):
             body = [f"hold {_names(names)}"]
         case Compute(nodes=nodes, consumes=consumes, produces=produces):
+            how = _acts_text(actor) + _segment_text(actor)
             body = [
-                f"compute [{_names(consumes)}] -> [{_names(produces)}]{_acts_text(actor)}",
+                f"compute [{_names(consumes)}] -> [{_names(produces)}]{how}",
                 *map(local_text, nodes),
             ]
         case Communicate(collectives=collectives):
@@ -79,6 +80,13 @@ def actor_text(actor: Actor) -> str:
 def _control_text(actor: Communicate) -> str:
     waits = f" waits [{_names(actor.waits)}]" if actor.waits else ""
     return waits + (f" signals [{_names(actor.signals)}]" if actor.signals else "")
+
+
+def _segment_text(actor: Compute) -> str:
+    """How a segment runs, where not just as its nodes."""
+    copies = f" copies [{_names(actor.copies)}]" if actor.copies else ""
+    parts = f" parts {argument_text(actor.parts)}" if actor.parts else ""
+    return copies + parts + (" replayed" if actor.replayed else "")
 
 
 def _acts_text(actor: Compute | Communicate) -> str:
@@ -115,6 +123,8 @@ def _collective_text(node: Collective) -> str:
     if node.kind == "all_to_all":
         fields += [("split_dim", node.split_dim), ("split_sizes", node.split_sizes)]
     fields.append(("bytes", node.bytes))
+    if node.in_place:
+        fields.append(("in_place", True))
     return _exchange_text(node, fields)
 
 

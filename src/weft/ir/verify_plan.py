@@ -19,6 +19,7 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
+from weft.ir.verify_regions import copies_complete, in_place_is_last, parts_inside
 from weft.ir.verify_time import (
     control_registers_empty,
     orders_complete,
@@ -220,6 +221,9 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     varying_arguments_complete,
     control_registers_empty,
     orders_complete,
+    in_place_is_last,
+    copies_complete,
+    parts_inside,
 )
 # What is asked of copies and orders.
 COPY_RULES: tuple[PlanRule, ...] = (credits_given, orders_complete)

@@ -11,6 +11,7 @@ from weft.layout import Reduction, Split, shard_range
 from weft.ops.arguments import with_arguments
 from weft.ops.call import OpCall, Signature
 from weft.ops.factors import Factors, bind, parse_factors, whole_factors, without_broadcasts
+from weft.ops.weft_ops import WEFT_OPS
 from weft.ops.whole import runs_whole
 
 # Groups of argument positions: the op is linear jointly in each group while all other arguments are
@@ -60,6 +61,7 @@ class Rule:
     anyhow: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     view: bool = False
+    shares: bool | None = None
     flops: Callable[[OpCall], int] | None = None
     traffic: Callable[[OpCall], int] | None = None
 
@@ -83,6 +85,7 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+_SHARING: set[str] = set()
 _WHOLE = Rule(whole_factors)  # of ops that need none: see `weft.ops.whole`
 
 
@@ -114,6 +117,7 @@ def rule(
             anyhow: positions of arguments that are not looked at: they may lie in any way.
             kept: numbers of results that only the op's backward understands: they are never boxed.
             view: whether the op moves no data.
+            shares: whether the result may be the first operand, or a view of it; by default as `view`.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 
     Raises:
@@ -153,6 +157,22 @@ def kept_results(op: str) -> tuple[int, ...]:
     """The numbers of the op's results that only its backward understands."""
     found = _RULES.get(op)
     return found.kept if found else ()
+
+
+def shares_memory(op: str) -> bool:
+    """Whether a result of the op may be its first operand, or a view of it."""
+    own = WEFT_OPS.get(op)
+    if own is not None:
+        return own.shares
+    found = _RULES.get(op)
+    if found is None:
+        return op in _SHARING
+    return found.view if found.shares is None else found.shares
+
+
+def sharing(ops: Sequence[str]) -> None:
+    """Declare that results of ops without a rule may be their first operand, or a view of it."""
+    _SHARING.update(ops)
 
 
 def has_rule(op: str) -> bool:

@@ -18,6 +18,7 @@ from weft.compiler.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.precision import Precision
+from weft.compiler.repeats import outline
 from weft.compiler.replays import replays
 from weft.errors import LayoutError
 from weft.hardware import usual_device
@@ -162,7 +163,13 @@ def _executor(
         key: local_part(constants[key], layout, plan.rank).to(device)
         for key, layout in layouts.items()
     }
-    make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+    if setting.kernels != "aten":
+        plan = outline(plan)
+    make: Callable[..., Executor | DeviceExecutor] = Executor
+    if has_streams(device):
+        replayer = make_replayer(setting, compiled, plan, device)
+        plan = plan if replayer is None else replayer.plan
+        make = _on_streams(compiled, plan, replayer)
     # What is compiled and measured on the way runs on the current device.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         return make(
@@ -183,10 +190,9 @@ def has_streams(device: torch.device) -> bool:
 
 
 def _on_streams(
-    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+    compiled: Compiled, plan: RankPlan, replayer: Replayer | None
 ) -> Callable[..., DeviceExecutor]:
     """An executor that runs the acts of a step as they were rehearsed."""
-    replayer = make_replayer(setting, compiled, plan, device)
     make = partial(DeviceExecutor, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
@@ -202,8 +208,8 @@ def make_replayer(
     if device.type != "cuda" or len(setting.world.ranks) > 1:
         return None
     (program,) = (each for each in compiled.programs if each.rank == plan.rank)
-    chosen = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
-    return Replayer(plan, chosen, CudaTape(device), device, setting.seed)
+    marked, found = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
+    return Replayer(marked, found, CudaTape(device), device, setting.seed)
 
 
 def evaluation(

@@ -15,9 +15,9 @@ def replay_text(replayers: Iterable[Replayer | None]) -> str:
 
 
 def _text(replayer: Replayer) -> str:
-    found = replayer.replays
+    found = replayer.found
     reasons = Counter({**found.reasons, **replayer.stopped}.values())
-    graphs = len(found.replayed - replayer.stopped.keys())
+    graphs = len(replayer.plan.replayed - replayer.stopped.keys())
     title = f"CUDA graphs of rank {replayer.plan.rank}"
     estimate = (
         f"{found.launches} launches a step: {found.host * 1e3:.2f} ms of the host, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ def run_collectives(
     channel: Channel,
     collectives: Sequence[Collective],
     inputs: list[Tensor],
-    overwritten: Collection[str] = (),
 ) -> tuple[Tensor, ...]:
     """Run the collectives of one actor, joined into one message where the kind allows.
 
@@ -27,14 +26,13 @@ def run_collectives(
         collectives: all of one kind, the same on all ranks but for local shapes.
         inputs: their local inputs, in any memory format; the list may be emptied, to free them
             early.
-        overwritten: names of inputs of all-reduces over which the result may be written.
 
     Returns:
-        Contiguous local outputs, fresh or what was overwritten, never other aliases of the inputs.
+        Contiguous local outputs, fresh or what was reduced in place, never other aliases of the inputs.
     """
     kind = collectives[0].kind
     if kind == "all_reduce":
-        return _all_reduce(channel, collectives, inputs, overwritten)
+        return _all_reduce(channel, collectives, inputs)
     if channel.size == 1:
         return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs)
     with channel.counting(kind):
@@ -91,11 +89,10 @@ def _all_reduce(
     channel: Channel,
     collectives: Sequence[Collective],
     inputs: list[Tensor],
-    overwritten: Collection[str],
 ) -> tuple[Tensor, ...]:
     """Reduce the inputs where they lie, or copies of them; those of one dtype and reduction in one message."""
     inputs.reverse()
-    outputs = [_own(inputs.pop(), each.input.name in overwritten) for each in collectives]
+    outputs = [_own(inputs.pop(), each.in_place) for each in collectives]
     for (_, reduction), numbers in _alike(collectives).items():
         channel.all_reduce([outputs[number] for number in numbers], reduction)
     return tuple(outputs)

@@ -11,8 +11,8 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from weft.compiler.replays import GraphMode
 from weft.errors import RankFailure, UserError
+from weft.ir.replays import GraphMode
 from weft.runtime.failure import first_line
 from weft.runtime.replay import Tape
 

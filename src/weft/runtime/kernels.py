@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.aliases import VIEW_OPS
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
+from weft.ops import shares_memory
 from weft.ops.call import Token
+from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.convolution_ops import CONVOLUTION_OPS
 from weft.runtime.dense_operands import dense_op
 from weft.runtime.local_ops import LOCAL_OPS
@@ -293,7 +294,7 @@ def _deletion(names: Sequence[str]) -> list[str]:
 
 def is_local(op: str) -> bool:
     """Whether weft runs an op itself: torch has none of that name."""
-    return op in LOCAL_OPS or op in OVER_STEP_OPS or op == UNIFORM
+    return op in WEFT_OPS or op in LOCAL_OPS
 
 
 def _returns_list(op: str) -> bool:
@@ -305,8 +306,8 @@ def _returns_list(op: str) -> bool:
 
 def may_alias(op: str) -> bool:
     """Whether a result of the op may share memory with an operand."""
-    if op in VIEW_OPS or is_local(op):
-        return op in VIEW_OPS
+    if shares_memory(op) or is_local(op):
+        return shares_memory(op)
     return any(result.alias_info is not None for result in _returns(op))
 
 
@@ -314,12 +315,3 @@ def _returns(op: str) -> Sequence[Any]:
     """What torch's schema says of the op's results."""
     returns: Sequence[Any] = torch_op(op)._schema.returns
     return returns
-
-
-def aliases(calls: Sequence[LocalCall], names: Collection[str]) -> set[str]:
-    """The values that may share memory with one of `names`, those included."""
-    found = set(names)
-    for call in calls:
-        if any(name in found for name in call_refs(call)) and may_alias(call.op):
-            found.update(value.name for value in call.outputs if value is not None)
-    return found

@@ -1,6 +1,6 @@
 """Segments cut into parts that Inductor compiles, and what stays ATen code between them.
 
-Parts are whole repeated layers (`weft.compiler.repeats`), so equal layers share one kernel. What is
+Parts are whole repeated layers (`Compute.parts`), so equal layers share one kernel. What is
 no plain function of ATen ops stays as it is: most of weft's own ops, random draws, ops over a step and
 arguments that vary between micro-batches.
 """
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.compiler.repeats import repeats
 from weft.hardware import usual_device
 from weft.hardware.durations import Durations
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.ops.weft_ops import ops_that
 from weft.runtime.forms import Form, Part, part_of
 from weft.runtime.inductor import Boxed
 from weft.runtime.kernel_choice import Choice, Code, Kernels, Spec, choose
@@ -36,10 +36,7 @@ FEWEST_CALLS = 3
 # The part of a step's seconds that a part must take to be worth a second of compiling and more.
 LEAST = 1e-3
 
-# Those of weft's own ops that are plain functions of ATen ops.
-PLAIN = frozenset(
-    f"weft.{name}" for name in ("hint", "keep", "pad", "scale", "slice", "square_sum", "use")
-)
+PLAIN = ops_that("plain")
 
 
 class PartKernel:
@@ -106,10 +103,6 @@ class Parts:
 
     def __post_init__(self) -> None:
         segments = [actor for actor in self.plan.actors if isinstance(actor, Compute)]
-        calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
-        # Calls are known by identity: equal ones stand in many places.
-        self._begins = {id(calls[place]) for place in repeats(calls)}
-        self._looped = {id(node) for one in segments if one.acts > 1 for node in one.nodes}
         self._specs = {name: Spec.of(tensor) for name, tensor in self.lasting.items()}
         self._values = {one.value.name: one.value for one in self.plan.inputs}
         self._values.update((one.value.name, one.value) for one in self.plan.registers)
@@ -122,20 +115,21 @@ class Parts:
         values = {**self._values, **made}
         return sum(durations.node(node, values) for one in segments for node in one.nodes)
 
-    def cut(self, calls: Sequence[LocalCall], outputs: Collection[str]) -> Cut:
+    def cut(self, segment: Compute, outputs: Collection[str]) -> Cut:
         """The calls of one segment with its parts in place of what they hold.
 
         Args:
-            calls: of the segment.
+            segment: any of the plan.
             outputs: what leaves it.
         """
+        calls = [node for node in segment.nodes if isinstance(node, LocalCall)]
         nodes: list[LocalCall] = []
         functions: dict[str, Callable[..., Any]] = {}
         reads = Counter(name for call in calls for name in set(call_refs(call)))
         reads.update(set(outputs))
         # Products that are added to a sum over a step stay so: that is faster than both apart.
-        looped = any(id(call) in self._looped for call in calls)
-        for run in self._runs(calls, join_sums(calls, outputs) if looped else calls):
+        joined = join_sums(calls, outputs) if segment.acts > 1 else calls
+        for run in _runs(segment, joined):
             if not _plain(run[0]):
                 self._skip(run)
                 nodes += run
@@ -150,16 +144,6 @@ class Parts:
             functions[op] = kernel
             nodes.append(_call(op, part, run))
         return Cut(tuple(nodes), functions)
-
-    def _runs(
-        self, calls: Sequence[LocalCall], joined: Sequence[LocalCall]
-    ) -> list[list[LocalCall]]:
-        """Stretches of the joined calls between the cuts that are all plain, or not."""
-        begun = accumulate(id(call) in self._begins for call in calls)
-        numbers = {id(call): number for call, number in zip(calls, begun, strict=True)}
-        # What was joined is not plain, and stands alone.
-        keyed = [((numbers.get(id(call), -1), _plain(call)), call) for call in joined]
-        return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
 
     def _kernel(self, part: Part) -> PartKernel | None:
         """A part's kernel, or None where it runs as its calls."""
@@ -207,6 +191,17 @@ class Parts:
             dtype = getattr(torch, value.dtype)
             self._specs[name] = Spec(value.shape, _contiguous(value.shape), dtype, self.device)
         return self._specs[name]
+
+
+def _runs(segment: Compute, joined: Sequence[LocalCall]) -> list[list[LocalCall]]:
+    """Stretches of the joined calls of a segment between its cuts that are all plain, or not."""
+    begins = set(segment.parts)
+    begun = accumulate(place in begins for place in range(len(segment.nodes)))
+    # Calls are known by identity: equal ones stand in many places.
+    numbers = {id(node): number for node, number in zip(segment.nodes, begun, strict=True)}
+    # What was joined is not plain, and stands alone.
+    keyed = [((numbers.get(id(call), -1), _plain(call)), call) for call in joined]
+    return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
 
 
 def _plain(call: LocalCall) -> bool:

@@ -21,10 +21,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from weft.compiler.replays import Replays
 from weft.ir.plan import Compute, RankPlan
+from weft.ir.replays import Replays
+from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.batches import Batches
-from weft.runtime.kernels import UNIFORM, Kernel, is_local
+from weft.runtime.kernels import UNIFORM, Kernel
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op
 
@@ -67,27 +68,13 @@ _TAGS = {
     "dynamic_output_shape": "its shape depends on values",
     "cudagraph_unsafe": "it is marked as unsafe for CUDA graphs",
 }
-_OWN = {
-    "weft.offload": "it copies to host memory",
-    "weft.load": "it copies from host memory",
-    "weft.checked": "the host reads its error codes",
-    "weft.required": "the host reads whether the check holds",
-    "weft.lstsq": "its solver works with the host",
-    "weft.ctc_loss": "the host reads how long targets are",
-    "weft.ctc_loss_backward": "the host reads how long targets are",
-    "weft.expert_mm": "the host reads how many rows each expert has",
-    "weft.expert_gradient": "the host reads how many rows each expert has",
-    "weft.dispatch": "the host reads how many rows there are",
-    "weft.combine": "the host reads how many rows there are",
-}
 
 
 def obstacle(op: str) -> str | None:
     """Why an op cannot be captured; None when it can."""
-    if op in _OWN:
-        return f"{op}: {_OWN[op]}"
-    if is_local(op):
-        return None
+    if op in WEFT_OPS:
+        host = WEFT_OPS[op].host
+        return f"{op}: {host}" if host else None
     if not op.startswith("aten."):
         return f"{op}: it is an op of the user's, and may do anything on the host"
     tags = {tag.name for tag in torch_op(op).tags}
@@ -100,7 +87,7 @@ class Replayer:
 
     Args:
         plan: of the rank.
-        replays: which of its segments are captured.
+        found: why those of its segments are captured that are marked so.
         tape: what captures.
         device: the rank's.
         seed: of the random ops.
@@ -110,7 +97,7 @@ class Replayer:
     """
 
     plan: RankPlan
-    replays: Replays
+    found: Replays
     tape: Tape
     device: torch.device
     seed: int
@@ -123,11 +110,11 @@ class Replayer:
     def lies_still(self, name: str) -> bool:
         """Whether a register's tensor lies in one place in every step: a graph makes it."""
         maker = self._makers.get(name)
-        return maker in self.replays.replayed and maker not in self.stopped
+        return maker in self.plan.replayed and maker not in self.stopped
 
     def leaves(self, name: str) -> bool:
         """Whether anything but a graph reads a value, on whatever stream, or hands a view of it on."""
-        graphs = self.replays.replayed - self.stopped.keys()
+        graphs = self.plan.replayed - self.stopped.keys()
         return not graphs.issuperset(self._readers.get(name, ()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.optimizers import Optimizing
-from weft.compiler.overwritten import overwritten
 from weft.errors import InternalError
-from weft.ir.logical import VARIABLE_ROLES
 from weft.ir.plan import (
     Actor,
     Collective,
@@ -30,7 +28,7 @@ from weft.runtime.batches import Batches
 from weft.runtime.channel import Channel
 from weft.runtime.collectives import run_collectives, run_transfer
 from weft.runtime.kernel_choice import Kernels
-from weft.runtime.kernels import Kernel, aliases, build_kernel
+from weft.runtime.kernels import Kernel, build_kernel
 from weft.runtime.measure import note_gradients
 from weft.runtime.optimizer import Updates, group_updates
 from weft.runtime.parts import Parts
@@ -70,49 +68,14 @@ class Rank:
         """What cuts segments into parts for Inductor; None where all is ATen code."""
         if self.kernels == "aten":
             return None
-        keys = self.lasting.items()
+        keys = self.plan.lasting.items()
         there = {name: self.variables[key] for name, key in keys if key in self.variables}
         return Parts(self.plan, self.device, there, self.kernels)
-
-    @cached_property
-    def lasting(self) -> dict[str, str]:
-        """Registers whose tensor lasts from step to step, with the key of their variable."""
-        return {given.value.name: given.key for given in self.plan.inputs if given.role != "batch"}
-
-    @cached_property
-    def silent(self) -> frozenset[str]:
-        """Registers through which no tensor passes: those of variables, and control registers."""
-        control = (r.value.name for r in self.plan.registers if r.kind == "control")
-        return frozenset((*self.lasting, *control))
-
-    @cached_property
-    def fetched(self) -> frozenset[str]:
-        """What the step returns."""
-        fetches = (actor for actor in self.plan.actors if isinstance(actor, Fetch))
-        return frozenset(name for fetch in fetches for name in fetch.consumes)
-
-    @cached_property
-    def overwritten(self) -> frozenset[str]:
-        """Registers over which all-reduces write their results."""
-        return overwritten(self.plan)
-
-    @cached_property
-    def volatile(self) -> frozenset[str]:
-        """Values that some actor overwrites in place: variables with a producer that acts."""
-        inputs = (given for given in self.plan.inputs if given.role in VARIABLE_ROLES)
-        segments = (actor for actor in self.plan.actors if isinstance(actor, Compute))
-        written = {name for segment in segments for name in segment.produces}
-        return frozenset(given.value.name for given in inputs if given.value.name in written)
 
     @cached_property
     def readers(self) -> Counter[tuple[str, str]]:
         """How many actors of a queue read a register, by its name and the queue."""
         return Counter((name, actor.queue) for actor in self.plan.actors for name in actor.consumes)
-
-    @cached_property
-    def once(self) -> frozenset[str]:
-        """Registers of one version a step."""
-        return frozenset(r.value.name for r in self.plan.registers if r.rate == 1)
 
 
 # `act(step, micro, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
@@ -148,8 +111,8 @@ class Work:
 
 def bind_work(actor: Actor, rank: Rank) -> Work:
     """Compile and bind the work of an actor that acts."""
-    reads = tuple(name for name in actor.consumes if name not in rank.silent)
-    writes = tuple(name for name in actor.produces if name not in rank.silent)
+    reads = tuple(name for name in actor.consumes if name not in rank.plan.silent)
+    writes = tuple(name for name in actor.produces if name not in rank.plan.silent)
     match actor:
         case Feed():
             act: ActFunction = partial(_feed, rank.batches, actor.keys)
@@ -161,9 +124,14 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
             act = _bind_compute(actor, rank, reads, writes)
         case _:
             raise InternalError(f"actor {actor.id} never acts")
-    once = rank.once.intersection(reads + writes) if actor.acts > 1 else frozenset()
+    once = frozenset(_once(rank.plan, reads + writes)) if actor.acts > 1 else frozenset()
     sole = frozenset(name for name in reads if rank.readers[name, actor.queue] == 1)
     return Work(reads, writes, act, actor.acts, once, sole - once)
+
+
+def _once(plan: RankPlan, names: Sequence[str]) -> Iterator[str]:
+    """Those of some registers that have one version a step."""
+    return (name for name in names if plan.register_of[name].rate == 1)
 
 
 def _feed(
@@ -176,8 +144,8 @@ def _feed(
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
     # What graphs make lies in the same memory in every step, and anything may be a view of it.
-    replays = rank.replayer is not None and bool(rank.replayer.replays.replayed)
-    copied = [replays or name in rank.lasting for name in actor.consumes]
+    replays = bool(rank.plan.replayed)
+    copied = [replays or name in rank.plan.lasting for name in actor.consumes]
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         results = rank.batches.fetched.setdefault(step, {})
@@ -197,7 +165,7 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
     gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
-        return run_collectives(channel, collectives, gather(inputs), rank.overwritten)
+        return run_collectives(channel, collectives, gather(inputs))
 
     return act
 
@@ -221,12 +189,9 @@ def _bind_compute(
     held = partial(getattr, rank.batches, "held")
     joined = group_updates(updates, rank.variables, rank.optimizer, held)
     sources = [name for names, _ in joined for name in names]
-    # Readers of a view of a variable hold back its update. Sources are read while other variables
-    # are written, and results live on after the step: these must be copies.
-    copied = aliases(calls, rank.volatile) & {*sources, *rank.fetched}
     made = (*writes, *sources)
-    cut = None if rank.parts is None else rank.parts.cut(calls, made)
-    kernel = build_kernel(calls, made, rank.device, copied, actor.acts, drains=True, cut=cut)
+    cut = None if rank.parts is None else rank.parts.cut(actor, made)
+    kernel = build_kernel(calls, made, rank.device, actor.copies, actor.acts, drains=True, cut=cut)
     gather = _bind_operands(kernel.inputs, reads, rank)
     run = _bind_kernel(actor, kernel, rank)
     counts = [(len(names), update) for names, update in joined]
@@ -255,10 +220,10 @@ def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
         return function(draw, micro, operands) if kernel.looped else function(draw, operands)
 
     replayer = rank.replayer
-    if replayer is None or actor.id not in replayer.replays.replayed:
+    if replayer is None or not actor.replayed:
         return launched
     call: Call = function if kernel.looped else lambda draw, _, operands: function(draw, operands)
-    bound = frozenset(rank.lasting)
+    bound = frozenset(rank.plan.lasting)
     return ReplayedSegment(
         actor.id, replayer, call, launched, kernel, bound, draws_of(actor), batches
     )
@@ -280,7 +245,7 @@ def _bind_operands(
 
     It empties the list that it takes, or gives it on: nobody else holds what is freed early.
     """
-    lasting = rank.lasting
+    lasting = rank.plan.lasting
     if list(names) == list(reads):
         return lambda inputs: inputs
     bound: list[Tensor | None] = []

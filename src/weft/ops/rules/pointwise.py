@@ -10,7 +10,9 @@ from weft.ops.dtypes import holds
 from weft.ops.rule import Groups, aten, rule
 from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
 
-IDENTITIES = "alias clone contiguous detach lift_fresh_copy positive"
+COPIES = "clone lift_fresh_copy"
+# Of operands that lie as they should, they are the operand itself.
+IDENTITIES = "alias contiguous detach positive"
 
 # Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below
 # zero.)
@@ -61,12 +63,14 @@ def _dtypes(call: OpCall, source: int) -> tuple[str, str]:
     return result.dtype if result else "", call.operands[operand].dtype
 
 
-rule(aten(IDENTITIES), pointwise, linear=FIRST, monotone=FIRST)
+rule(aten(COPIES), pointwise, linear=FIRST, monotone=FIRST)
+rule(aten(IDENTITIES), pointwise, linear=FIRST, monotone=FIRST, shares=True)
 rule(aten(INCREASING), pointwise, monotone=FIRST)
 rule(aten(UNARY), pointwise)
 rule(aten(BINARY), pointwise)
 rule(aten(BACKWARD), pointwise, linear=FIRST)
-rule(aten("_conj conj_physical _conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
+rule(aten("_conj_physical deg2rad neg rad2deg"), pointwise, linear=FIRST)
+rule(aten("_conj conj_physical"), pointwise, linear=FIRST, shares=True)
 rule(
     (*aten("_to_copy"), "prims.convert_element_type.default"),
     pointwise,

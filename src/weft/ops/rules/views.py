@@ -8,7 +8,7 @@ from typing import Any
 from weft.ops.arguments import argument, normal_dim, normal_dims, slot_specs, with_arguments
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Dims, Factors
-from weft.ops.rule import Cut, aten, renamed, resized, rule
+from weft.ops.rule import Cut, aten, renamed, resized, rule, sharing
 from weft.ops.rules.common import (
     FIRST,
     TOGETHER,
@@ -259,3 +259,8 @@ rule(aten("diagonal_backward"), _diagonal_backward, linear=FIRST, adapt=resized(
 rule(aten("diag_embed"), _diag_embed, linear=FIRST)
 rule(aten("unfold"), _unfold, view=True, **MOVES)
 rule(aten("unfold_backward"), _unfold_backward, linear=FIRST, adapt=resized(1))
+# Views that run whole, or that no graph holds but a test may.
+sharing(
+    aten("_neg_view _reshape_alias as_strided expand_as lift_fresh movedim.intlist narrow numpy_T")
+)
+sharing(aten("swapaxes unsafe_split_with_sizes view.dtype view_as"))

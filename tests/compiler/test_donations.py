@@ -1,8 +1,8 @@
-"""What an all-reduce may write over: memory that nobody else sees, and that it reads once."""
+"""What an all-reduce writes over: memory that nobody else sees, and that it reads once. What must be a copy."""
 
 from __future__ import annotations
 
-from weft.compiler.overwritten import overwritten
+from weft.compiler.donations import donate
 from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
@@ -11,6 +11,7 @@ from weft.ir.plan import (
     Hold,
     LocalCall,
     LocalInput,
+    LocalUpdate,
     LocalValue,
     RankPlan,
     Register,
@@ -47,7 +48,9 @@ def overwrites(
         Register(X.value, "parameter", 0, (1,), full=True),
         *(Register(value(name), "gradient", 1, (2,), rate=acts[0]) for name in leaving),
     )
-    return overwritten(RankPlan(0, (X,), actors, registers, max(acts)))
+    plan = donate(RankPlan(0, (X,), actors, registers, max(acts)))
+    each = plan.actors[2].collectives
+    return frozenset(one.input.name for one in each if one.in_place)
 
 
 def test_what_a_segment_has_made_for_it_alone() -> None:
@@ -72,3 +75,17 @@ def test_a_version_that_each_micro_batch_reads_is_not() -> None:
     nodes = (call("mm.default", "a", "x", "x"),)
     assert overwrites(nodes, ("a",), acts=(2, 2)) == {"a"}
     assert not overwrites(nodes, ("a",), acts=(1, 2))
+
+
+def test_sources_in_the_memory_of_variables_that_are_rewritten_are_copied() -> None:
+    """`x` and `y` swap their values: each is read while the other is written."""
+    y = LocalInput(LocalValue("y", (4, 4), "float32"), "parameter", "y")
+    nodes = (call("t.default", "a", "x"), call("neg.default", "b", "x"))
+    updates = tuple(
+        LocalUpdate("copy", target, source, (), 0, target)
+        for target, source in (("x", "y"), ("y", "a"), ("x", "b"))
+    )
+    segment = Compute(0, (*nodes, *updates), (), ("x", "y"))
+    registers = tuple(Register(item.value, "parameter", 0, (), full=True) for item in (X, y))
+    plan = donate(RankPlan(0, (X, y), (segment,), registers))
+    assert plan.actors[0].copies == ("a", "y")

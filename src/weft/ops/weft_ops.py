@@ -1,0 +1,112 @@
+"""weft's own ops in one table: what planning and running must know of each beside its rule and its kernel.
+
+Rules stand in `weft.ops.rules`, kernels in `weft.runtime`, both under the same names; a test holds
+them against this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WeftOp:
+    """One of weft's own ops.
+
+    Attributes:
+        shares: whether its result may be the first operand, or a view of it.
+        over_step: whether it makes one value of all micro-batches of a step.
+        launches: kernels that the host launches for a call on a device.
+        host: why no CUDA graph can hold it, as what the host does; "" when one can.
+        plain: whether it is a function of ATen ops that Inductor may compile.
+        urgent: whether the very next calls want its result reduced: it does not wait for the
+            gradients of weights.
+    """
+
+    shares: bool = False
+    over_step: bool = False
+    launches: int = 1
+    host: str = ""
+    plain: bool = False
+    urgent: bool = False
+
+
+_VIEW = WeftOp(shares=True, launches=0)
+_PLAIN_VIEW = WeftOp(shares=True, launches=0, plain=True)
+_PLAIN = WeftOp(plain=True)
+_COUNTS_ROWS = WeftOp(host="the host reads how many rows there are")
+_COUNTS_EXPERTS = WeftOp(host="the host reads how many rows each expert has")
+_READS_LENGTHS = WeftOp(host="the host reads how long targets are")
+_KERNEL = WeftOp()
+
+WEFT_OPS: dict[str, WeftOp] = {
+    # What boxing does on one rank.
+    "weft.slice": _PLAIN_VIEW,
+    "weft.pad": _PLAIN,
+    "weft.keep": _PLAIN_VIEW,
+    # What passes put into a graph.
+    "weft.hint": _PLAIN_VIEW,
+    "weft.take": _KERNEL,  # gone before anything runs: a hint or a `weft.use` takes its place
+    "weft.use": _PLAIN_VIEW,
+    "weft.after": _VIEW,
+    "weft.accumulate": WeftOp(over_step=True),
+    "weft.accumulate_mm": WeftOp(over_step=True),
+    "weft.pack": WeftOp(over_step=True),
+    "weft.blank": _KERNEL,
+    "weft.square_sum": _PLAIN,
+    "weft.nonfinite": _KERNEL,
+    "weft.scale": _PLAIN,
+    "weft.cast_parts": _KERNEL,
+    "weft.cast_whole": _KERNEL,
+    "weft.clip_factor": _KERNEL,
+    "weft.next_scale": _KERNEL,
+    "weft.offload": WeftOp(host="it copies to host memory"),
+    "weft.load": WeftOp(host="it copies from host memory"),
+    # What capture makes of a user's op.
+    "weft.uniform": WeftOp(launches=12),
+    "weft.checked": WeftOp(shares=True, launches=0, host="the host reads its error codes"),
+    "weft.required": WeftOp(shares=True, launches=0, host="the host reads whether the check holds"),
+    "weft.lstsq": WeftOp(host="its solver works with the host"),
+    "weft.ctc_loss": _READS_LENGTHS,
+    "weft.ctc_loss_backward": _READS_LENGTHS,
+    "weft.lstm": _KERNEL,
+    "weft.lstm_backward": _KERNEL,
+    "weft.segments": _KERNEL,
+    "weft.expert_mm": _COUNTS_EXPERTS,
+    "weft.expert_gradient": _COUNTS_EXPERTS,
+    "weft.routes": _KERNEL,
+    "weft.dispatch": _COUNTS_ROWS,
+    "weft.combine": _COUNTS_ROWS,
+    # What becomes of an op that is split.
+    "weft.embedding_shard": _KERNEL,
+    "weft.embedding_dense_backward_shard": _KERNEL,
+    "weft.nll_loss_shard": _KERNEL,
+    "weft.nll_loss_backward_shard": _KERNEL,
+    "weft.class_scores": _KERNEL,
+    "weft.sum_exp": _KERNEL,
+    "weft.class_loss": _KERNEL,
+    "weft.class_loss_backward": _KERNEL,
+    "weft.attention_rows": _KERNEL,
+    "weft.attention_rows_backward": _KERNEL,
+    "weft.convolution": _KERNEL,
+    "weft.convolution_backward": _KERNEL,
+    "weft.avg_pool2d": _KERNEL,
+    "weft.avg_pool2d_backward": _KERNEL,
+    "weft.max_pool2d_with_indices": _KERNEL,
+    "weft.max_pool2d_with_indices_backward": _KERNEL,
+    "weft.batch_moments": WeftOp(urgent=True),
+    "weft.batch_statistics": _KERNEL,
+    "weft.batch_norm_sums": WeftOp(urgent=True),
+    "weft.batch_norm_gradient": _KERNEL,
+    # What a rank runs in place of ops that have faster ways on its device.
+    "weft.cross_entropy_backward": _KERNEL,
+    "weft.batch_norm": _KERNEL,
+    "weft.batch_norm_backward": _KERNEL,
+    "weft.large_mm": _KERNEL,
+    "weft.large_addmm": _KERNEL,
+}
+
+
+def ops_that(attribute: str) -> frozenset[str]:
+    """The names of the ops of which an attribute is true: `ops_that("urgent")`."""
+    return frozenset(name for name, op in WEFT_OPS.items() if getattr(op, attribute))
