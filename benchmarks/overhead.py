@@ -22,6 +22,7 @@ from examples.gpt_model import GPT, Batch, loss_fn
 from weft.capture import capture
 from weft.compiler.deduce import Hints
 from weft.compiler.pipeline import compile_graph
+from weft.compiler.specialize import Target, variant
 from weft.ir.plan import (
     COMPUTE,
     HOST,
@@ -38,6 +39,7 @@ from weft.ir.plan import (
 from weft.layout import placement
 from weft.runtime.executor import Executor
 from weft.runtime.kernels import build_kernel
+from weft.runtime.matmul import onednn_is_faster
 from weft.runtime.optimizer import group_updates
 from weft.runtime.state import Variables
 
@@ -82,6 +84,8 @@ def plain_step(
     fetched = [name for actor in plan.actors if isinstance(actor, Fetch) for name in actor.consumes]
     sources = [name for names, _ in joined for name in names]
     calls = [node for node in nodes if isinstance(node, LocalCall)]
+    target = Target("cpu", onednn_is_faster())
+    calls = [variant(call, target) for call in calls]
     kernel = build_kernel(calls, (*fetched, *sources), CPU)
     tensors = {
         given.value.name: feed[given.key]

@@ -15,6 +15,7 @@ from weft.compiler.deduce import Hints, deduce
 from weft.compiler.localize import localize
 from weft.compiler.options import Options, Zero
 from weft.compiler.prefetch import prefetch
+from weft.compiler.replays import replays
 from weft.compiler.schedule_copies import of_preset
 from weft.compiler.schedule_presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule_web import Web, with_copies
@@ -22,6 +23,7 @@ from weft.compiler.segment import segment
 from weft.compiler.stages import Stages
 from weft.compiler.stages_assign import assign_stages
 from weft.compiler.zero import shard_variables
+from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input, Node, node_outputs
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
@@ -143,6 +145,17 @@ def prioritised(graph: LogicalGraph, rank: int) -> tuple[Actor, ...]:
     """The actors of one of two stages with the priorities of 1F1B."""
     made = actors(graph, rank, staged=True)
     return with_priorities(made, ONE_F_ONE_B, early_actors(made))
+
+
+def on_plans(graph: LogicalGraph, pass_: Callable[[RankPlan], object]) -> Parts:
+    """The plan of the first rank, before and after a pass."""
+    plan = credit(local(graph), actors(graph))
+    return plan, pass_(plan)
+
+
+def replayed(graph: LogicalGraph, plan: RankPlan) -> RankPlan:
+    """The plan with marks on segments that are replayed wherever they can be."""
+    return replays(plan, local(graph), usual_device("cuda"), "always", lambda op: None)[0]
 
 
 def with_copies_of_1f1b(graph: LogicalGraph) -> Parts:

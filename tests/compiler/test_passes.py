@@ -28,8 +28,10 @@ from compiler.pass_parts import (
     gathering,
     local,
     on,
+    on_plans,
     on_programs,
     prioritised,
+    replayed,
     schedule_text,
     sharded,
     staged,
@@ -59,8 +61,10 @@ from weft.compiler.precision import Precision
 from weft.compiler.prefetch import gathers_first
 from weft.compiler.products_first import products_first
 from weft.compiler.recompute import recompute
+from weft.compiler.repeats import outline
 from weft.compiler.schedule_weights import split_backward
 from weft.compiler.shares import store_in_shares
+from weft.compiler.specialize import Target, specialize
 from weft.compiler.stages import Stages
 from weft.compiler.stages_cut import copy_sources, cut_stages
 from weft.compiler.stages_join import lay_out
@@ -70,6 +74,7 @@ from weft.compiler.unsorted import unsorted
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.layout import Broadcast, Split, placement
+from weft.program import build
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
 Row: TypeAlias = Callable[[LogicalGraph], object]
@@ -78,6 +83,7 @@ GRID = placement("cpu", [[0, 1], [2, 3]])
 FIRST, SECOND = placement("cpu", [0]), placement("cpu", [1])
 STAGED = Options(stages=(Stage(["first"], FIRST), Stage(["second"], SECOND)))
 TWO_EACH = Stages((PAIR, placement("cpu", [2, 3])), HOMES)
+ONEDNN = Target("cpu", onednn=True)
 B, S0, S1 = Broadcast(), Split(0), Split(1)
 
 # One row for each pass, or for each way of one pass, behind a dot: how it is called.
@@ -140,6 +146,10 @@ PASSES: dict[str, Row] = {
     ),
     "credit": lambda graph: (actors_text(actors(graph)), credit(local(graph), actors(graph))),
     "with_copies": with_copies_of_1f1b,
+    # on the rank that runs it
+    "outline": lambda graph: on_plans(graph, lambda plan: outline(plan, fewest=3)),
+    "replays": lambda graph: on_plans(graph, lambda plan: replayed(graph, plan)),
+    "specialize": lambda graph: on_plans(graph, lambda plan: specialize(plan, ONEDNN)),
 }
 
 # Functions that passes are imported beside, and why they have no row.
@@ -162,6 +172,7 @@ NO_PASSES = {
     "on_cut_leaves": "changes hints alone",
     "localize_all": "localize for several ranks",
     "like": "copies a plan's credits and orders to a plan that is alike",
+    "compile_graph": "the passes of pipeline, one after the other",
     "plan_alone": "the passes of schedule, one after the other",
     "plan_together": "the passes of schedule, one after the other",
 }
@@ -196,7 +207,7 @@ def test_every_pass_has_a_row() -> None:
     """Functions that the compiler's drivers import from its other modules are passes, or said to be none."""
     rows = {row.partition(".")[0] for row in PASSES}
     assert set(NO_PASSES) & rows == set()
-    assert imported_by(pipeline, schedule, stages_join) == {*NO_PASSES, *rows}
+    assert imported_by(pipeline, schedule, stages_join, build) == {*NO_PASSES, *rows}
 
 
 def imported_by(*modules: ModuleType) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import UserError
@@ -29,7 +31,7 @@ def example_plan() -> Plan:
     x, w, y, z = (LocalValue(name, (4, 2), "float32") for name in "xwyz")
     scalar = LocalValue("loss", (), "float64")
     collectives = (
-        Collective("all_reduce", 0, y, z, reduction="max", bytes=64),
+        Collective("all_reduce", 0, y, z, reduction="max", bytes=64, in_place=True),
         Collective(
             "all_gather", 0, y, LocalValue("g", (8, 2), "float32"), dim=0, sizes=(4, 4), bytes=32
         ),
@@ -80,3 +82,15 @@ def test_what_cannot_be_read_is_named_with_its_line(line: str, message: str) -> 
     with pytest.raises(UserError, match="line 3") as error:
         parse_plan(f'plan "p"\nrank 0\n{line}\n')
     assert message in str(error.value)
+
+
+def test_a_segment_shows_how_it_runs_only_where_not_just_as_its_nodes() -> None:
+    plain = Compute(0, (), ("x",), ("y",), acts=2)
+    marked = replace(plain, id=1, copies=("y",), parts=(3, 9), replayed=True)
+    plan = Plan("p", (), (RankPlan(0, (), (plain, marked), (), 2),))
+    head = 'on "compute" compute [%x] -> [%y] acts 2'
+    assert str(plan).splitlines()[2:] == [
+        f"actor 0 {head}",
+        f"actor 1 {head} copies [%y] parts [3, 9] replayed",
+    ]
+    assert parse_plan(str(plan)) == plan

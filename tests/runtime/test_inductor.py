@@ -106,19 +106,14 @@ def test_small_parts_stay_calls(monkeypatch):
 def test_products_that_are_summed_over_a_step_stay_so(monkeypatch):
     calls = (
         call("aten.mul.Tensor", (Ref("x"), 2.0), "a", shape=(4, 4)),
-        call("aten.mm.default", (Ref("a"), Ref("x")), "p", shape=(4, 4)),
         call("aten.exp.default", (Ref("a"),), "e", shape=(4, 4)),
         call("aten.neg.default", (Ref("e"),), "b", shape=(4, 4)),
-        call("weft.accumulate", (Ref("p"), "sum"), "s", shape=(4, 4)),
+        call("weft.accumulate_mm", (Ref("a"), Ref("x")), "s", shape=(4, 4)),
     )
-    kinds = {}
-    for acts in (1, 2):
-        cuts = cutter(monkeypatch, [], calls, acts, torch.zeros(4, 4))
-        kinds[acts] = cut_of(cuts, ("b", "s")).nodes
-    assert [node.op for node in kinds[1]] == ["part.0", "weft.accumulate"]
-    assert [node.op for node in kinds[2]] == ["part.0", "weft.accumulate_mm"]
-    assert kinds[2][1].args == (Ref("a"), Ref("x"))
-    assert [value.name for value in kinds[2][0].makes] == ["a", "b"]
+    part, total = cut_of(cutter(monkeypatch, [], calls, 2, torch.zeros(4, 4)), ("b", "s")).nodes
+    assert (part.op, total.op) == ("part.0", "weft.accumulate_mm")
+    assert total.args == (Ref("a"), Ref("x"))
+    assert [value.name for value in part.makes] == ["a", "b"]
 
 
 def code(source, function=lambda x: (x + 1,), size=8):

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
 from weft.runtime.norm_ops import (
     batch_moments,
     batch_norm,
@@ -16,7 +14,6 @@ from weft.runtime.norm_ops import (
     batch_norm_gradient,
     batch_norm_sums,
     batch_statistics,
-    norm_op,
 )
 
 aten = torch.ops.aten
@@ -99,25 +96,3 @@ def test_a_channel_of_one_value_has_no_variance() -> None:
     var, mean, rstd, *_ = batch_statistics(moments, None, None, 256, 0.1, 1e-5, torch.float32)
     same((var, mean), (torch.zeros(3), torch.full((3,), 3.0)))
     same((rstd,), (torch.full((3,), 1e-5**-0.5),))
-
-
-@pytest.mark.parametrize(
-    ("op", "shape", "dtype", "device", "chosen"),
-    [
-        (FORWARD, (16, 256, 8, 8), "float32", "cpu", "weft.batch_norm"),
-        (FORWARD, (16, 256, 8, 8), "float64", "cpu", FORWARD),
-        (FORWARD, (16, 256, 8, 8), "float32", "cuda", FORWARD),
-        (FORWARD, (16, 256, 7, 8), "float32", "cpu", FORWARD),
-        (FORWARD, (2, 256, 8, 8), "float32", "cpu", FORWARD),
-        (BACKWARD, (16, 256, 2, 2), "float32", "cpu", "weft.batch_norm_backward"),
-        (BACKWARD, (16, 256, 1, 1), "float32", "cpu", BACKWARD),
-        (BACKWARD, (16, 256, 4, 4), "float32", "cpu", BACKWARD),
-        ("aten.relu.default", (16, 256, 8, 8), "float32", "cpu", "aten.relu.default"),
-    ],
-)
-def test_which_kernel_runs(
-    op: str, shape: tuple[int, ...], dtype: str, device: str, chosen: str
-) -> None:
-    args = (*(Ref(name) for name in "xwbmv"), True, 0.1, True)
-    call = LocalCall(op, args, (), (LocalValue("y", shape, dtype),))
-    assert norm_op(call, torch.device(device)) == chosen

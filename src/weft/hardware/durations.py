@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from weft.errors import RuleError
@@ -23,6 +24,7 @@ from weft.ir.plan import (
 )
 from weft.layout import region_size
 from weft.ops import OpCall
+from weft.ops.weft_ops import WEFT_OPS
 from weft.units import ITEM_SIZE, Bytes, Flops
 
 
@@ -60,8 +62,9 @@ class Durations:
     def _estimate(self, call: OpCall) -> float:
         found = self._known.get(call)
         if found is None:
+            own = WEFT_OPS.get(call.op)
             try:
-                found = self._device.call(call)
+                found = self._device.call(replace(call, op=own.like) if own and own.like else call)
             except RuleError:
                 found = self._device.without_rule(call)
             self._known[call] = found

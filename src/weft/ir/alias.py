@@ -28,21 +28,21 @@ from weft.ops import shares_memory
 Shares: TypeAlias = Callable[[LocalCall], bool]
 
 
-def may_share(call: LocalCall) -> bool:
-    """Whether a result may be the first operand, or a view of it."""
-    return shares_memory(call.op)
-
-
 def surely_shares(call: LocalCall) -> bool:
-    """The same, but for a rank that does not keep a value: it makes a neutral one in its place."""
+    """As the rules say, but for a rank that does not keep a value: it makes a neutral one in its place."""
     return shares_memory(call.op) and not (call.op == "weft.keep" and call.args[1] is False)
 
 
-def view_bases(nodes: Iterable[LocalNode], shares: Shares = may_share) -> dict[str, str]:
-    """For each result of a call that shares memory with an operand: the value that first had that memory."""
+def view_bases(nodes: Iterable[LocalNode], shares: Shares | None = None) -> dict[str, str]:
+    """For each result of a call that shares memory with an operand: the value that first had that memory.
+
+    `shares` decides for a call; by default the rules of ops.
+    """
     bases: dict[str, str] = {}
     for node in nodes:
-        if isinstance(node, LocalCall) and shares(node):
+        if not isinstance(node, LocalCall):
+            continue
+        if shares_memory(node.op) if shares is None else shares(node):
             first = next(iter(node.uses), None)
             if first is not None:
                 base = bases.get(first, first)
@@ -97,14 +97,18 @@ def own_memory(maker: Actor) -> frozenset[str]:
         return frozenset(maker.produces)
     if not isinstance(maker, Compute):
         return frozenset()
-    once = maker.acts == 1  # of a single micro-batch, ops over a step hand on what they get
-    bases = view_bases(maker.nodes, lambda call: may_share(call) or (once and call.op in OVER_STEP))
+    # Of a single micro-batch, ops over a step hand on what they get.
+    bases = view_bases(maker.nodes, _hands_on if maker.acts == 1 else None)
     made = {value.name for node in maker.nodes for value in node.makes}
     sources = (node.source for node in maker.nodes if isinstance(node, LocalUpdate))
     leaving = {*maker.produces, *sources} & made
     users = Counter(bases.get(name, name) for name in leaving)
     alone = (name for name in leaving if users[bases.get(name, name)] == 1)
     return frozenset(name for name in alone if bases.get(name, name) in made)
+
+
+def _hands_on(call: LocalCall) -> bool:
+    return shares_memory(call.op) or call.op in OVER_STEP
 
 
 def _reduced(actor: Actor) -> Iterator[str]:

@@ -11,7 +11,7 @@ from weft.layout import Reduction, Split, shard_range
 from weft.ops.arguments import with_arguments
 from weft.ops.call import OpCall, Signature
 from weft.ops.factors import Factors, bind, parse_factors, whole_factors, without_broadcasts
-from weft.ops.weft_ops import WEFT_OPS
+from weft.ops.weft_ops import WEFT_OPS, ops_that
 from weft.ops.whole import runs_whole
 
 # Groups of argument positions: the op is linear jointly in each group while all other arguments are
@@ -85,7 +85,8 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
-_SHARING: set[str] = set()
+# The ops whose results may share memory with their first operand.
+_SHARING: set[str] = set(ops_that("shares"))
 _WHOLE = Rule(whole_factors)  # of ops that need none: see `weft.ops.whole`
 
 
@@ -128,6 +129,9 @@ def rule(
     declared = Rule(factors, **options)
     for name in (ops,) if isinstance(ops, str) else ops:
         _RULES[name] = declared
+        if name not in WEFT_OPS:
+            shares = declared.view if declared.shares is None else declared.shares
+            (_SHARING.add if shares else _SHARING.discard)(name)
 
 
 def rule_of(call: OpCall) -> Rule:
@@ -161,13 +165,7 @@ def kept_results(op: str) -> tuple[int, ...]:
 
 def shares_memory(op: str) -> bool:
     """Whether a result of the op may be its first operand, or a view of it."""
-    own = WEFT_OPS.get(op)
-    if own is not None:
-        return own.shares
-    found = _RULES.get(op)
-    if found is None:
-        return op in _SHARING
-    return found.view if found.shares is None else found.shares
+    return op in _SHARING
 
 
 def sharing(ops: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ class WeftOp:
         launches: kernels that the host launches for a call on a device.
         host: why no CUDA graph can hold it, as what the host does; "" when one can.
         plain: whether it is a function of ATen ops that Inductor may compile.
+        like: the ATen op that it takes the place of on some device, with the same arguments.
         urgent: whether the very next calls want its result reduced: it does not wait for the
             gradients of weights.
     """
@@ -28,6 +29,7 @@ class WeftOp:
     launches: int = 1
     host: str = ""
     plain: bool = False
+    like: str = ""
     urgent: bool = False
 
 
@@ -50,7 +52,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.use": _PLAIN_VIEW,
     "weft.after": _VIEW,
     "weft.accumulate": WeftOp(over_step=True),
-    "weft.accumulate_mm": WeftOp(over_step=True),
+    "weft.accumulate_mm": WeftOp(over_step=True, like="aten.mm.default"),
     "weft.pack": WeftOp(over_step=True),
     "weft.blank": _KERNEL,
     "weft.square_sum": _PLAIN,
@@ -100,10 +102,10 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.batch_norm_gradient": _KERNEL,
     # What a rank runs in place of ops that have faster ways on its device.
     "weft.cross_entropy_backward": _KERNEL,
-    "weft.batch_norm": _KERNEL,
-    "weft.batch_norm_backward": _KERNEL,
-    "weft.large_mm": _KERNEL,
-    "weft.large_addmm": _KERNEL,
+    "weft.batch_norm": WeftOp(plain=True, like="aten._native_batch_norm_legit_functional.default"),
+    "weft.batch_norm_backward": WeftOp(plain=True, like="aten.native_batch_norm_backward.default"),
+    "weft.large_mm": WeftOp(plain=True, like="aten.mm.default"),
+    "weft.large_addmm": WeftOp(plain=True, like="aten.addmm.default"),
 }
 
 

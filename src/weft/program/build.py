@@ -20,6 +20,7 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.precision import Precision
 from weft.compiler.repeats import outline
 from weft.compiler.replays import replays
+from weft.compiler.specialize import Target, specialize
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -43,6 +44,7 @@ from weft.runtime.cuda_graphs import CudaTape, graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.runtime.kernel_choice import Kernels
+from weft.runtime.matmul import onednn_is_faster
 from weft.runtime.replay import Replayer, obstacle
 from weft.runtime.state import Variables
 from weft.runtime.world import World
@@ -170,6 +172,7 @@ def _executor(
         replayer = make_replayer(setting, compiled, plan, device)
         plan = plan if replayer is None else replayer.plan
         make = _on_streams(compiled, plan, replayer)
+    plan = specialize(plan, Target(device.type, onednn_is_faster()))
     # What is compiled and measured on the way runs on the current device.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         return make(

@@ -32,10 +32,7 @@ from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.convolution_ops import CONVOLUTION_OPS
 from weft.runtime.dense_operands import dense_op
 from weft.runtime.local_ops import LOCAL_OPS
-from weft.runtime.matmul import matmul_op
-from weft.runtime.norm_ops import norm_op
 from weft.runtime.over_step import OVER_STEP_OPS
-from weft.runtime.summed_products import join_sums
 from weft.runtime.torch_ops import torch_op, torch_value
 
 UNIFORM = "weft.uniform"
@@ -165,7 +162,7 @@ class _Body:
     ) -> None:
         self.bound: dict[str, Any] = {}
         self._calls = calls
-        self._nodes = join_sums(cut.nodes, outputs) if micro_batches > 1 else cut.nodes
+        self._nodes = cut.nodes
         self._functions = cut.functions
         self._outputs = outputs
         self._device = device
@@ -215,9 +212,7 @@ class _Body:
         if call.op in OVER_STEP_OPS and self._micro_batches > 1:
             work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
             return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
-        op = matmul_op(call, self._device)
-        op = norm_op(call, self._device) if op == call.op else op
-        return f"{_bind_op(op, self.bound)}({', '.join(arguments)})"
+        return f"{_bind_op(call.op, self.bound)}({', '.join(arguments)})"
 
     def _text(self, arg: Arg) -> str:
         match arg:

@@ -2,13 +2,12 @@
 
 With AVX-512, `mkldnn._linear_pointwise` (what Inductor calls for linear layers) takes 4 to 47 % less
 time than BLAS (MKL on an EPYC) from some 256³ on, most with a large second operand; below, its 15
-µs a call decide. Which one runs depends on shapes and on the CPU alone, so equal ranks sum in the
-same order.
+µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.specialize`), so
+equal ranks sum in the same order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,22 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ir.plan import LocalCall
-
-# From so many multiplications on, which are known when it runs; fewer elements of the result are
-# never worth the look.
-_LARGE, _WIDE = 2**24, 2**14
-_OPS = {"aten.mm.default": "weft.large_mm", "aten.addmm.default": "weft.large_addmm"}
-
-
-def matmul_op(call: LocalCall, device: torch.device) -> str:
-    """The op that a kernel calls for `call`: itself, but for products of matrices that may be large."""
-    if call.op not in _OPS or call.kwargs or device.type != "cpu" or not onednn_is_faster():
-        return call.op
-    made = call.outputs[0]
-    if made is None or made.dtype != "float32" or math.prod(made.shape) < _WIDE:
-        return call.op
-    return _OPS[call.op]
+# From so many multiplications on, which are known when it runs.
+_LARGE = 2**24
 
 
 def large_mm(a: Tensor, b: Tensor) -> Tensor:

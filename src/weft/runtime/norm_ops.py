@@ -1,8 +1,8 @@
 """weft's ops of a BatchNorm whose batch is split over ranks (`weft.compiler.batch_norm`), on torch's fused kernels.
 
 Two of these kernels are slow on a CPU, and go another way to the same numbers, also where the batch
-is whole (`norm_op`): the one that collects statistics of contiguous images adds up element by
-element, and the backward works on each image of each channel alone, however small it is.
+is whole (`weft.compiler.specialize` says where): the one that collects statistics of contiguous
+images adds up element by element, and the backward works on each image of each channel alone, however small it is.
 
 Moments are added up in float64: the sum of squares of float32 data loses nothing by it, however
 far the mean lies from zero, and the ranks exchange one small tensor. (Of float64 data, the variance
@@ -11,37 +11,16 @@ keeps 16 digits less twice those of mean / deviation.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.ir.plan import LocalCall
+from weft.ops.rules.batch_norm import FEW_POSITIONS, MANY_POSITIONS
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# Positions of an image: from so many on, statistics of each image and channel come first (2 to 5
-# times faster); below so many, the backward runs with the channels last (4 to 8 times faster).
-_MANY, _FEW = 64, 8
-_LARGE = 2**18  # elements from which on the fused forward is worth being taken apart
-_FORWARD = "aten._native_batch_norm_legit_functional.default"
-_BACKWARD = "aten.native_batch_norm_backward.default"
-
-
-def norm_op(call: LocalCall, device: torch.device) -> str:
-    """The op that a kernel calls for `call`: itself, but for a BatchNorm in training that ATen is slow at."""
-    made = call.outputs[0]
-    if made is None or made.dtype != "float32" or device.type != "cpu" or len(made.shape) != 4:
-        return call.op
-    positions = made.shape[2] * made.shape[3]
-    if call.op == _FORWARD and call.args[5] is True:
-        large = positions >= _MANY and math.prod(made.shape) >= _LARGE
-        return "weft.batch_norm" if large else call.op
-    if call.op == _BACKWARD and call.args[7] is True:
-        return "weft.batch_norm_backward" if 1 < positions < _FEW else call.op
-    return call.op
 
 
 def batch_norm(
@@ -71,7 +50,7 @@ def batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | N
 def _channels_last(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, with channels last where images are so small that kernels are faster then."""
     x = tensors[-1]
-    small = x.dim() == 4 and 1 < x.shape[2] * x.shape[3] < _FEW
+    small = x.dim() == 4 and 1 < x.shape[2] * x.shape[3] < FEW_POSITIONS
     if not small or x.device.type != "cpu":
         return tensors
     return tuple(one.contiguous(memory_format=torch.channels_last) for one in tensors)
@@ -90,7 +69,7 @@ def batch_moments(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous():
         positions = x.numel() // max(1, x.shape[0] * x.shape[1])
-        if positions >= _MANY:
+        if positions >= MANY_POSITIONS:
             return _moments_of_images(x, positions)
     # Of half precision, the kernel makes float32 results only where it has running statistics.
     like = x.new_zeros((2, x.shape[1]), dtype=torch.float32).unbind() if x.dtype in _HALF else None

@@ -28,7 +28,6 @@ from weft.runtime.inductor import Boxed
 from weft.runtime.kernel_choice import Choice, Code, Kernels, Spec, choose
 from weft.runtime.kernels import Cut, build_kernel, call_refs, differs, is_local, may_alias
 from weft.runtime.measure import note_made
-from weft.runtime.summed_products import join_sums
 from weft.runtime.torch_ops import torch_op
 
 # A kernel of fewer calls gains nothing.
@@ -127,9 +126,7 @@ class Parts:
         functions: dict[str, Callable[..., Any]] = {}
         reads = Counter(name for call in calls for name in set(call_refs(call)))
         reads.update(set(outputs))
-        # Products that are added to a sum over a step stay so: that is faster than both apart.
-        joined = join_sums(calls, outputs) if segment.acts > 1 else calls
-        for run in _runs(segment, joined):
+        for run in _runs(segment, calls):
             if not _plain(run[0]):
                 self._skip(run)
                 nodes += run
@@ -193,14 +190,13 @@ class Parts:
         return self._specs[name]
 
 
-def _runs(segment: Compute, joined: Sequence[LocalCall]) -> list[list[LocalCall]]:
-    """Stretches of the joined calls of a segment between its cuts that are all plain, or not."""
+def _runs(segment: Compute, calls: Sequence[LocalCall]) -> list[list[LocalCall]]:
+    """Stretches of the calls of a segment between its cuts that are all plain, or not."""
     begins = set(segment.parts)
     begun = accumulate(place in begins for place in range(len(segment.nodes)))
     # Calls are known by identity: equal ones stand in many places.
     numbers = {id(node): number for node, number in zip(segment.nodes, begun, strict=True)}
-    # What was joined is not plain, and stands alone.
-    keyed = [((numbers.get(id(call), -1), _plain(call)), call) for call in joined]
+    keyed = [((numbers[id(call)], _plain(call)), call) for call in calls]
     return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.fx import fake_mode
+from weft.compiler.specialize import Target, variant
 from weft.errors import InternalError, LayoutError, RuleError, UserError
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
@@ -18,6 +19,7 @@ from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
 from weft.ops.call import map_argument
 from weft.ops.localize import BLANK
 from weft.runtime.kernels import build_kernel
+from weft.runtime.matmul import onednn_is_faster
 from weft.runtime.torch_ops import dtype_name
 from weft.tensor.arguments import Reader, Slot, op_name, takes_slots
 from weft.tensor.chain import Chain, Locals, chain_between
@@ -231,7 +233,9 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     kwargs = tuple((key, map_argument(back, value)) for key, value in call.kwargs)
     local = LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
     names = [value.name for value in outputs if value is not None]
-    kernel = build_kernel((local,), names, mesh.device_of(rank))
+    device = mesh.device_of(rank)
+    local = variant(local, Target(device.type, onednn_is_faster()))
+    kernel = build_kernel((local,), names, device)
     given = [f"t{index}" for index in range(len(call.operands))]
     given += [f"f{index}" for index in range(floats)]
     lost = any(name[0] == "f" and name not in kernel.inputs for name in given)
