@@ -168,7 +168,6 @@ NO_PASSES = {
     ),
     "of_preset": "decides what with_copies is told",
     "describe": "words for a message",
-    "layout_of": "the layout of a value",
     "on_cut_leaves": "changes hints alone",
     "localize_all": "localize for several ranks",
     "like": "copies a plan's credits and orders to a plan that is alike",

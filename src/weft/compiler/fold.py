@@ -29,7 +29,8 @@ from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.compiler.halo import graph_halos
 from weft.compiler.localize import localized_call
-from weft.compiler.signatures import axis_signatures, layout_of, lies_evenly
+from weft.compiler.signatures import axis_signatures
+from weft.ir.layouts import layout_of, lies_evenly
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
 from weft.ir.op_calls import op_call
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer

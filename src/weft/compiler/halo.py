@@ -1,93 +1,23 @@
-"""Halos: what ranks fetch from each other before a call whose kernel slides along a split dimension.
+"""The halos of a graph: exchanges of border rows before calls on windows (`weft.boxing.halo`), and their cost.
 
-The graph with layouts says that a convolution reads x in S(2) and gives S(2). Its rule says which
-rows each rank
-reads: its own and border rows of others (`weft.ops.windows`). The exchange that brings them is no
-boxing, as windows overlap; it stands in the local programs as a `Transfer` right before its first
-reader. Calls that read the same windows of a value, such as a convolution and its backward, share
-one.
+The graph with layouts says that a convolution reads x in S(2) and gives S(2). The exchange stands in
+the local programs as a `Transfer` right before its first reader. Calls that read the same windows of
+a value, such as a convolution and its backward, share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import prod
 
-from weft.cached import cached_property
-from weft.compiler.signatures import axis_signatures, layout_of
+from weft.boxing.halo import Halo, call_halos
+from weft.compiler.signatures import axis_signatures
 from weft.hardware import CostModel
-from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.logical import Call, LogicalGraph
 from weft.ir.op_calls import op_call, operand_names
-from weft.ir.plan import LocalValue, Transfer
-from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
-from weft.ops import OpCall, Signature, localize, windows
-from weft.ops.windows import slides_at, window_bytes, window_signatures
-from weft.units import ITEM_SIZE, Bytes
-
-
-@dataclass(frozen=True)
-class Halo:
-    """One exchange of border rows.
-
-    Attributes:
-        value: what is fetched, with its layout.
-        groups: the ranks that talk to each other.
-        wanted: for each rank of the placement, in its order, the region of the whole value that it
-            reads.
-    """
-
-    value: Value
-    groups: tuple[tuple[int, ...], ...]
-    wanted: tuple[Region, ...]
-
-    @cached_property
-    def held(self) -> dict[int, Region]:
-        """What each rank has."""
-        layout, shape = layout_of(self.value), self.value.shape
-        return {rank: layout.local_ranges(shape, rank) for rank in layout.placement.ranks}
-
-    @cached_property
-    def read(self) -> dict[int, Region]:
-        """What each rank reads."""
-        return dict(zip(self.held, self.wanted, strict=True))
-
-    def bytes(self, group: tuple[int, ...]) -> Bytes:
-        """What crosses between the ranks of a group."""
-        missing = 0
-        for rank in group:
-            kept = overlap(self.held[rank], self.read[rank])
-            missing += region_size(self.read[rank]) - region_size(kept)
-        return Bytes(missing * ITEM_SIZE[self.value.dtype])
-
-    @property
-    def total(self) -> Bytes:
-        """What crosses between ranks in all groups."""
-        return Bytes(sum(map(self.bytes, self.groups)))
-
-    def group_of(self, rank: int) -> tuple[int, ...]:
-        """The group of a rank."""
-        return next(group for group in self.groups if rank in group)
-
-    def transfer(self, rank: int, communicator: int, source: str, output: str) -> Transfer:
-        """What `rank` runs."""
-        group, dtype = self.group_of(rank), self.value.dtype
-        sends, receives = [], []
-        for place, peer in enumerate(group):
-            given = overlap(self.held[rank], self.read[peer])
-            if region_size(given):
-                sends.append((place, within(given, self.held[rank])))
-            taken = overlap(self.held[peer], self.read[rank])
-            if region_size(taken):
-                receives.append((place, within(taken, self.read[rank])))
-        return Transfer(
-            communicator,
-            LocalValue(source, region_shape(self.held[rank]), dtype),
-            LocalValue(output, region_shape(self.read[rank]), dtype),
-            tuple(sends),
-            tuple(receives),
-            self.bytes(group),
-        )
+from weft.ops import OpCall, Signature
+from weft.ops.windows import slides_at, window_bytes
+from weft.units import Bytes
 
 
 def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
@@ -99,36 +29,6 @@ def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
     values = [graph.values[name] for name in names]
     found = call_halos(op_call(graph, node), chosen, values)
     return {names[number]: halo for number, halo in found.items()}
-
-
-def call_halos(
-    call: OpCall, chosen: Sequence[Signature], values: Sequence[Value]
-) -> dict[int, Halo]:
-    """The exchanges that a call needs, by the numbers of its operands.
-
-    Args:
-        chosen: the signature of each axis.
-        values: its operands, lying as the signatures say.
-    """
-    placement = layout_of(values[0]).placement
-    if not _on_windows(call, chosen, placement.shape):
-        return {}
-    places = placement.coordinates.values()
-    read = [_regions(call, chosen, placement.shape, place) for place in places]
-    found = {}
-    for number, value in enumerate(values):
-        layout = layout_of(value)
-        wanted = tuple(regions[number] for regions in read)
-        held = [layout.local_ranges(value.shape, rank) for rank in placement.ranks]
-        axes = [
-            axis
-            for axis, sbp in enumerate(layout.sbp)
-            if isinstance(sbp, Split)
-            and any(one[sbp.dim] != other[sbp.dim] for one, other in zip(wanted, held, strict=True))
-        ]
-        if axes:
-            found[number] = Halo(value, _groups(placement.coordinates, axes), wanted)
-    return found
 
 
 def graph_halos(graph: LogicalGraph) -> Iterator[tuple[Halo, Call]]:
@@ -152,41 +52,3 @@ def halo_cost(
     moved, exchanges = window_bytes(call, signature, grid[axis])
     groups = prod(grid) // grid[axis]
     return model.boxing(Bytes(groups * moved), exchanges)
-
-
-def _regions(
-    call: OpCall, chosen: Sequence[Signature], grid: Sequence[int], place: Sequence[int]
-) -> list[Region]:
-    """The region of each operand that the rank at a place of the grid reads."""
-    regions = [[(0, size) for size in spec.shape] for spec in call.operands]
-    for signature, parts, index in zip(chosen, grid, place, strict=True):
-        found = windows(call, signature, parts, index)
-        for region, sbp, window in zip(regions, signature.operands, found, strict=True):
-            if isinstance(sbp, Split):
-                start, length = region[sbp.dim]
-                cut = window[1:] if window else shard_range(length, parts, index)
-                region[sbp.dim] = (start + cut[0], cut[1])
-        call = localize(call, signature, parts, index)
-    return [tuple(region) for region in regions]
-
-
-def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) -> bool:
-    """Whether a call is split along a dimension along which its kernel slides; the same on all ranks."""
-    if not slides_at(call.op):
-        return False
-    for signature, parts in zip(chosen, grid, strict=True):
-        if signature in window_signatures(call, parts):
-            return True
-        call = localize(call, signature, parts, 0)
-    return False
-
-
-def _groups(
-    coordinates: dict[int, tuple[int, ...]], axes: list[int]
-) -> tuple[tuple[int, ...], ...]:
-    """The ranks that differ along `axes` only."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for rank, place in coordinates.items():
-        others = tuple(at for axis, at in enumerate(place) if axis not in axes)
-        found.setdefault(others, []).append(rank)
-    return tuple(map(tuple, found.values()))

@@ -12,11 +12,13 @@ from typing import Any
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
-from weft.compiler.halo import Halo, halos
+from weft.boxing.halo import Halo
+from weft.compiler.halo import halos
 from weft.compiler.loops import joined, loop_values
 from weft.compiler.phases import node_phases
-from weft.compiler.signatures import axis_signatures, layout_of
+from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
+from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
 from weft.ir.nodes import Phase, node_outputs
 from weft.ir.op_calls import made_of, named_arguments, op_call, operand_names

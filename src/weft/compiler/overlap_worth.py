@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from weft.compiler.bucket import Bucket, Schedule, bucket
 from weft.compiler.options import Options
 from weft.compiler.overlap import batch_leaves, overlap
-from weft.compiler.signatures import lies_evenly
 from weft.hardware import Device
 from weft.hardware.durations import Durations
+from weft.ir.layouts import lies_evenly
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, LocalUpdate
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from weft.compiler.deduce_hints import is_hint
 from weft.errors import InternalError
-from weft.ir.logical import Call, LogicalGraph, Value
+from weft.ir.layouts import layout_of
+from weft.ir.logical import Call, LogicalGraph
 from weft.ir.op_calls import op_call, operand_names
-from weft.layout import Broadcast, Layout, Split
+from weft.layout import Broadcast
 from weft.ops import Signature, localize, signatures_with_windows
 
 
@@ -50,19 +50,3 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
             # The largest shard stands for all: it is what deduction looked at.
             call = localize(call, signature, parts, 0)
     return graph
-
-
-def layout_of(value: Value) -> Layout:
-    """The layout of a value in a graph that has layouts."""
-    if value.layout is None:
-        raise InternalError(f"%{value.name} has no layout")
-    return value.layout
-
-
-def lies_evenly(value: Value) -> bool:
-    """Whether all shards of a value have one shape."""
-    layout, parts = layout_of(value), Counter[int]()
-    for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
-        if isinstance(sbp, Split):
-            parts[sbp.dim] = max(parts[sbp.dim], 1) * size
-    return all(value.shape[dim] % count == 0 for dim, count in parts.items())

@@ -23,10 +23,10 @@ from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_known import Known
 from weft.compiler.loops import loop_values
-from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_cut import StageGraph, copy_sources, cut_stages
 from weft.hardware import CostModel
+from weft.ir.layouts import layout_of
 from weft.ir.logical import (
     ROLES,
     Box,

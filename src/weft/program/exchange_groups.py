@@ -14,7 +14,7 @@ from weft.compiler.halo import graph_halos
 from weft.compiler.loops import loop_values
 from weft.compiler.phases import node_phases
 from weft.compiler.pipeline import Compiled
-from weft.compiler.signatures import layout_of
+from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
 from weft.ir.plan import Communicate
 from weft.program.tables import stars

@@ -9,7 +9,7 @@ from rich.table import Table
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.halo import graph_halos
 from weft.compiler.loops import loop_values
-from weft.compiler.signatures import layout_of
+from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, LogicalGraph
 from weft.program.tables import table
 from weft.units import ITEM_SIZE, bytes_text

@@ -12,7 +12,8 @@ from typing import TypeAlias
 from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
-from weft.compiler.halo import Halo, graph_halos
+from weft.boxing.halo import Halo
+from weft.compiler.halo import graph_halos
 from weft.compiler.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError

@@ -11,10 +11,10 @@ from rich.table import Table
 from weft.boxing import steps
 from weft.compiler.loops import loop_values, runs_in_loop
 from weft.compiler.phases import node_phases
-from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_even import call_cost
 from weft.hardware import CostModel
+from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output
 from weft.program.tables import table
 from weft.units import ITEM_SIZE, bytes_text

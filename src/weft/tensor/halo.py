@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.compiler.halo import Halo, call_halos
+from weft.boxing.halo import Halo, call_halos
 from weft.ir.logical import Value
 from weft.ir.plan import Transfer
 from weft.layout import Layout
