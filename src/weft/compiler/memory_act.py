@@ -13,7 +13,7 @@ from typing import TypeAlias
 from weft.cached import cached_property
 from weft.compiler.memory_exchange import communicate
 from weft.compiler.memory_kinds import ActMemory, Taken
-from weft.ir.alias import surely_shares, view_bases
+from weft.ir.alias import view_bases
 from weft.ir.logical import OVER_STEP
 from weft.ir.memory import Kind, value_bytes
 from weft.ir.plan import (
@@ -62,7 +62,7 @@ def act_memory(
 def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, Kind]) -> ActMemory:
     calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
     updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
-    bases = view_bases(calls, surely_shares)
+    bases = view_bases(call for call in calls if not _is_blank(call))
     made = {value.name: value for call in calls for value in call.makes}
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
@@ -81,6 +81,11 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
         base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
     }
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
+
+
+def _is_blank(call: LocalCall) -> bool:
+    """Whether a rank that does not keep a value makes a neutral one in its place."""
+    return call.op == "weft.keep" and call.args[1] is False
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ makes memory of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Iterator
 
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
@@ -22,27 +21,22 @@ from weft.ir.plan import (
     LocalUpdate,
     RankPlan,
 )
-from weft.ops import shares_memory
-
-# Whether a call's results share memory with its first operand.
-Shares: TypeAlias = Callable[[LocalCall], bool]
+from weft.ops.rule import sharing_ops
 
 
-def surely_shares(call: LocalCall) -> bool:
-    """As the rules say, but for a rank that does not keep a value: it makes a neutral one in its place."""
-    return shares_memory(call.op) and not (call.op == "weft.keep" and call.args[1] is False)
+def view_bases(
+    nodes: Iterable[LocalNode], sharing: Collection[str] | None = None
+) -> dict[str, str]:
+    """For each result of a call that may share memory with an operand: the value that first had that memory.
 
-
-def view_bases(nodes: Iterable[LocalNode], shares: Shares | None = None) -> dict[str, str]:
-    """For each result of a call that shares memory with an operand: the value that first had that memory.
-
-    `shares` decides for a call; by default the rules of ops.
+    Args:
+        nodes: in an order in which they run.
+        sharing: the ops that do so; by default those of which rules say it.
     """
+    sharing = sharing_ops() if sharing is None else sharing
     bases: dict[str, str] = {}
     for node in nodes:
-        if not isinstance(node, LocalCall):
-            continue
-        if shares_memory(node.op) if shares is None else shares(node):
+        if isinstance(node, LocalCall) and node.op in sharing:
             first = next(iter(node.uses), None)
             if first is not None:
                 base = bases.get(first, first)
@@ -98,17 +92,13 @@ def own_memory(maker: Actor) -> frozenset[str]:
     if not isinstance(maker, Compute):
         return frozenset()
     # Of a single micro-batch, ops over a step hand on what they get.
-    bases = view_bases(maker.nodes, _hands_on if maker.acts == 1 else None)
+    bases = view_bases(maker.nodes, sharing_ops() | OVER_STEP if maker.acts == 1 else None)
     made = {value.name for node in maker.nodes for value in node.makes}
     sources = (node.source for node in maker.nodes if isinstance(node, LocalUpdate))
     leaving = {*maker.produces, *sources} & made
     users = Counter(bases.get(name, name) for name in leaving)
     alone = (name for name in leaving if users[bases.get(name, name)] == 1)
     return frozenset(name for name in alone if bases.get(name, name) in made)
-
-
-def _hands_on(call: LocalCall) -> bool:
-    return shares_memory(call.op) or call.op in OVER_STEP
 
 
 def _reduced(actor: Actor) -> Iterator[str]:

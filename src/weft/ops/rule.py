@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -166,6 +167,11 @@ def kept_results(op: str) -> tuple[int, ...]:
 def shares_memory(op: str) -> bool:
     """Whether a result of the op may be its first operand, or a view of it."""
     return op in _SHARING
+
+
+def sharing_ops() -> AbstractSet[str]:
+    """All ops of which that is so."""
+    return _SHARING
 
 
 def sharing(ops: Sequence[str]) -> None:
