@@ -6,9 +6,9 @@ import pytest
 
 from weft.boxing import slices
 from weft.compiler.donations import donate
-from weft.compiler.memory import levels, memory
-from weft.compiler.memory_exchange import exchange_bytes
-from weft.compiler.memory_order import Moment
+from weft.compiler.memory.exchange import exchange_bytes
+from weft.compiler.memory.order import Moment
+from weft.compiler.memory.walk import levels, memory
 from weft.ir.alias import overwritable
 from weft.ir.logical import Ref
 from weft.ir.memory import Memory

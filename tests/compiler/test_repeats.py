@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from weft.compiler.repeats import outline, repeats
+from weft.compiler.schedule.repeats import outline, repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalUpdate, LocalValue, RankPlan
 from weft.runtime.forms import part_of

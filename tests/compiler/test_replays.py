@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.replays import FEWEST_LAUNCHES, replays, segment_launches
+from weft.compiler.schedule.replays import FEWEST_LAUNCHES, replays, segment_launches
 from weft.hardware import usual_device
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -19,7 +19,7 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.ir.replays import GraphMode, Replays
-from weft.runtime.replay import obstacle
+from weft.runtime.cuda.replay import obstacle
 
 
 def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:

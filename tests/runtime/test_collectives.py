@@ -11,10 +11,10 @@ from weft.boxing import slices
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator, LocalValue
 from weft.layout import shard_sizes
-from weft.runtime import local_channel
-from weft.runtime.channel import check_same
-from weft.runtime.collectives import run_collectives
-from weft.runtime.world import local_world
+from weft.runtime.channels import local as local_channel
+from weft.runtime.channels.channel import check_same
+from weft.runtime.channels.collectives import run_collectives
+from weft.runtime.world.world import local_world
 
 pytestmark = pytest.mark.timeout(30)
 

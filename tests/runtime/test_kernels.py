@@ -12,7 +12,7 @@ from weft.ir.alias import view_bases
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import Token
-from weft.runtime.kernels import build_kernel
+from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.boxing import COLLECTIVES, steps
-from weft.compiler.loops import loop_values
+from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box
