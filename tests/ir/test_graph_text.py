@@ -42,6 +42,7 @@ def example_graph() -> LogicalGraph:
                 (("out_dtype", Token("dtype", "float32")),),
                 (product, None),
                 Location("train.py", 12, "blocks.0.fc", backward=True),
+                autograd=7,
             ),
             Box(Ref("mm"), boxed, "loss"),
             Call(
@@ -67,7 +68,7 @@ def test_a_line_shows_shape_dtype_sbp_placement_and_place() -> None:
     assert lines[1] == "placement @0 = cpu [[0, 1], [2, 3]]"
     assert lines[4] == (
         "%mm, _ = call aten.mm.default(%x, %w, out_dtype=!dtype:float32) : "
-        'float32[8, 10] @0(S(0), P(sum)), _ at "train.py":12 in "blocks.0.fc" backward'
+        'float32[8, 10] @0(S(0), P(sum)), _ #7 at "train.py":12 in "blocks.0.fc" backward'
     )
 
 

@@ -5,7 +5,7 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from weft.cached import cached_property
@@ -56,8 +56,6 @@ class Location:
         stage: what `with weft.stage(i)` around the line says; None outside of one.
         checkpoint: number of the `torch.utils.checkpoint` around the line, which the backward makes
             again; None outside of one.
-        sequence: number of the autograd node that a forward node made, and in whose backward a
-            backward node ran; None where there is none. Neither printed nor compared.
     """
 
     file: str
@@ -66,7 +64,6 @@ class Location:
     backward: bool = False
     stage: int | None = None
     checkpoint: int | None = None
-    sequence: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
@@ -115,7 +112,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Call(Arguments):
-    """One call of an op. `outputs` has one entry for each result; None where the op returns no tensor."""
+    """One call of an op.
+
+    Attributes:
+        outputs: one entry for each result; None where the op returns no tensor.
+        phase: the stage that runs it, and whether it is forward or backward.
+        autograd: number of the autograd node that a forward call made, and in whose backward a
+            backward call ran, so that the two belong together; None where a call has no other half.
+    """
 
     op: str
     args: tuple[Arg, ...]
@@ -123,6 +127,7 @@ class Call(Arguments):
     outputs: tuple[Value | None, ...]
     location: Location | None = None
     phase: Phase = FORWARD
+    autograd: int | None = None
 
     @cached_property
     def makes(self) -> tuple[Value, ...]:

@@ -84,8 +84,8 @@ def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]
         if name is None:
             scanner.expect("_")
         outputs.append(None if name is None else _value(scanner, name, placements))
-    phase = scanner.phase()
-    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase)
+    phase, autograd = scanner.phase(), scanner.count()
+    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd)
 
 
 def _location(scanner: Scanner) -> Location | None:

@@ -18,7 +18,8 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
         case Call(op=op, args=args, kwargs=kwargs, outputs=outputs, location=location):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if v is None else _type_text(v, placements) for v in outputs)
-            after = phase_text(node.phase) + _location_text(location)
+            pair = "" if node.autograd is None else f" #{node.autograd}"
+            after = phase_text(node.phase) + pair + _location_text(location)
             return f"{names} = call {call_text(op, args, kwargs)} : {types}{after}"
         case Box(input=ref, output=output, cause=cause):
             because = f" for {quoted(cause)}" if cause else ""

@@ -21,6 +21,7 @@ _TOKEN = re.compile(
     | (?P<value>%[A-Za-z0-9_.]+)
     | (?P<constant>![a-z_]+:[A-Za-z0-9_:.]+)
     | (?P<placement>@\d+)
+    | (?P<count>\#\d+)
     | (?P<complex>\([-+.\deEjinfa]+j\))
     | (?P<number>-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|Infinity|NaN)(?![A-Za-z_]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
@@ -189,6 +190,10 @@ class Scanner:
             raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, found {word!r}")
         self.expect("}")
         return Phase(stage, kind)
+
+    def count(self) -> int | None:
+        """`#12`, or nothing: the number of a call's autograd node."""
+        return int(self.take("count")[1:]) if self.kind() == "count" else None
 
     def micro(self) -> int:
         """`micro 4`, or nothing: one micro-batch."""

@@ -1,0 +1,101 @@
+"""The whole pipeline: the text of a graph says all that it goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from compiler import micro_models as micro
+from mixtures import Model as Mixtures
+from mixtures import word_batch
+from models import (
+    GPT,
+    MLP,
+    ResNet,
+    classification_loss,
+    image_batch,
+    token_batch,
+    token_loss,
+    vector_batch,
+)
+from weft.capture import capture
+from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.stages import stage_placements
+from weft.ir import LogicalGraph, parse_graph
+from weft.ir.logical import Call
+from weft.program.hints import strategy_hints
+
+DATA = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
+STAGED = replace(DATA, stages=2, micro_batches=2)
+EXPERTS = weft.Strategy(
+    batch={"*": weft.split(0)},
+    parameters={"layers.*.up": weft.split(0), "layers.*.down": weft.split(0), "*": weft.broadcast},
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its loss and batch, and a strategy for two ranks."""
+
+    model: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    batch: Callable[[], Mapping[str, Any]]
+    strategy: weft.Strategy = STAGED
+
+    def captured(self) -> LogicalGraph:
+        torch.manual_seed(0)
+        model = self.model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return capture(model, self.loss, optimizer, self.batch()).graph
+
+    def compiled(self, graph: LogicalGraph) -> Compiled:
+        where = weft.placement("cpu", [0, 1])
+        options = self.strategy.options()
+        hints = strategy_hints(self.strategy, graph, stage_placements(options.stages, where))
+        return compile_graph(graph, hints, where, where.ranks, options)
+
+
+CASES = {
+    "gpt": Case(GPT, token_loss, token_batch),
+    "gpt, sharded": Case(
+        GPT, token_loss, token_batch, replace(DATA, zero=weft.Zero(3), recompute=("blocks.*",))
+    ),
+    "convolutions": Case(ResNet, classification_loss, image_batch),
+    "mixture": Case(Mixtures, token_loss, word_batch),
+    "mixture, split experts": Case(Mixtures, token_loss, word_batch, EXPERTS),
+    "recurrent": Case(micro.Recurrent, classification_loss, micro.sequences),
+    "contrastive": Case(
+        MLP, micro.contrastive, vector_batch, replace(DATA, micro_batches=2, offload=("hidden",))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_back_compiles_to_the_same(name: str) -> None:
+    case = CASES[name]
+    graph = case.captured()
+    again = parse_graph(str(graph))
+    assert again == graph
+    first, second = case.compiled(graph), case.compiled(again)
+    assert str(second.graph) == str(first.graph)
+    assert second.stages == first.stages
+    assert list(map(str, second.programs)) == list(map(str, first.programs))
+    assert str(second.plan) == str(first.plan)
+    assert second.fingerprint == first.fingerprint
+    assert parse_graph(str(first.graph)) == first.graph
+
+
+def test_numbers_of_pairs_do_not_tell_what_a_process_did_before() -> None:
+    """Ranks compare what they compiled, whatever else they have differentiated."""
+    case = CASES["recurrent"]
+    first = case.captured()
+    torch.ones(3, requires_grad=True).sin().exp().sum().backward()
+    assert case.captured() == first
+    paired = [call.autograd for call in first.of_kind(Call) if call.autograd is not None]
+    assert set(paired) == set(range(max(paired) + 1))
