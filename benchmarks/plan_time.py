@@ -38,6 +38,7 @@ HYBRID = weft.hybrid_parallel(COLUMNS, ROWS)
 # The passes that are timed, in the order of `weft.compiler.pipeline`; `deduce` is a part of `lay_out`.
 PASSES = (
     "verify",
+    "verify_local",
     "causal_masks",
     "unsorted",
     "join_products",
@@ -56,7 +57,6 @@ PASSES = (
     "lay_out",
     "lay_exchanges",
     "check_signatures",
-    "check_kept",
     "communicators",
     "rank_classes",
     "localize_all",

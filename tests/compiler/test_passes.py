@@ -68,7 +68,7 @@ from weft.compiler.time_first import time_first
 from weft.compiler.undone_views import undo_views
 from weft.compiler.unsorted import unsorted
 from weft.hardware import CostModel
-from weft.ir import LogicalGraph, parse_graph, verify
+from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
@@ -145,7 +145,7 @@ PASSES: dict[str, Row] = {
 # Functions that passes are imported beside, and why they have no row.
 NO_PASSES = {
     **dict.fromkeys(
-        ("check_kept", "check_limit", "check_signatures", "prove_live"),
+        ("check_limit", "check_signatures", "prove_live"),
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
@@ -183,12 +183,14 @@ def test_pass(golden: Callable[[str, str], None], row: str) -> None:
 
 
 def part_text(part: object) -> str:
-    """The text of a part, or of several things that are one; graphs are checked."""
+    """The text of a part, or of several things that are one; graphs and programs are checked."""
     if isinstance(part, list):
         return "".join(map(part_text, part))
     if isinstance(part, LogicalGraph):
         laid = {value.layout is not None for value in part.values.values()}
         verify(part, with_layouts=laid == {True})
+    if isinstance(part, LocalProgram):
+        assert parse_local(str(verify_local(part))) == part
     return str(part).rstrip("\n") + "\n"
 
 

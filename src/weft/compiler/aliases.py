@@ -108,6 +108,8 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
             nodes.append(_clone(output.name, copy, FORWARD))
             output = LocalOutput(copy.name, output.key)
         outputs.append(output)
+    if len(nodes) == len(program.nodes):  # nothing is copied
+        return program
     return replace(program, nodes=tuple(nodes), outputs=tuple(outputs), loop=loop)
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from weft.compiler.calls import operand_names
 from weft.compiler.deduce_boxing import Table
 from weft.compiler.deduce_hints import Hints
-from weft.compiler.kept import kept_values
 from weft.hardware import CostModel
+from weft.ir.kept import kept_values
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.layout import SBP, Broadcast, Partial, Split
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.activations import lay_activations
@@ -22,7 +22,6 @@ from weft.compiler.fold import rank_classes
 from weft.compiler.gradient_sums import lay_sums
 from weft.compiler.joined_loss import join_losses
 from weft.compiler.joined_products import join_products
-from weft.compiler.kept import check_kept
 from weft.compiler.localize import localize, localize_all
 from weft.compiler.loss_scale import scale_loss, unscale
 from weft.compiler.memory import Peak, memory
@@ -45,7 +44,7 @@ from weft.compiler.time_first import time_first
 from weft.compiler.undone_views import undo_views
 from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
-from weft.ir import LogicalGraph, Plan, verify
+from weft.ir import LogicalGraph, Plan, verify, verify_local
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
@@ -158,7 +157,7 @@ def transform(
     graph = verify(join_products(graph))
     graph = verify(scale_loss(graph))
     graph, stages = assign_stages(graph, options, placement, homes)
-    graph = verify(lay_activations(graph, options.activations, options.modules))
+    graph = verify(lay_activations(verify(graph), options.activations, options.modules))
     graph = verify(undo_views(graph))
     graph = verify(recompute(graph, options.recompute, options.modules))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
@@ -184,7 +183,7 @@ def lay(
     graph = verify(clip_norm(graph, options.clip_norm, options.metrics, stages.homes))
     graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
     graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
-    graph = check_kept(check_signatures(verify(graph, with_layouts=True)))
+    graph = check_signatures(verify(graph, with_layouts=True))
     return Laid(graph, stages, deduced, sharded.stored, (*sharded.notes, *sent.notes))
 
 
@@ -197,19 +196,27 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     classes = rank_classes(graph, groups, placement.ranks, limited) if together else {}
     every = sorted({*classes.values(), *ranks})
     local = localize_all(graph, every, groups, stages.homes)
+    for each in local.values():
+        verify_local(each)
     cut = _cut(graph, local, groups, placement, stages, options)
-    parts = [overlap(each, cut.parts) for each in local.values()]
+    programs = _after(lambda program: overlap(program, cut.parts), local.values())
     if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
-        parts = [join_losses(each) for each in parts]
-    programs = tuple(
-        offload(copy_escaping_views(each), graph, options.offload, options.modules)
-        for each in parts
-    )
+        programs = _after(join_losses, programs)
+    programs = _after(copy_escaping_views, programs)
+    modules = options.modules
+    programs = _after(lambda each: offload(each, graph, options.offload, modules), programs)
     if together:
         schedule = plan_together(programs, groups, stages, options, classes)
     else:
         schedule = plan_alone(programs, groups, stages, options)
     return Lowered(groups, programs, schedule, cut)
+
+
+def _after(
+    pass_: Callable[[LocalProgram], LocalProgram], programs: Iterable[LocalProgram]
+) -> tuple[LocalProgram, ...]:
+    """The programs of all ranks after a pass."""
+    return tuple(verify_local(pass_(program)) for program in programs)
 
 
 def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:

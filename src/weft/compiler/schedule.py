@@ -30,6 +30,7 @@ from weft.compiler.stages import Stages
 from weft.hardware import Device, usual_device
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
+from weft.ir.spec import verify_local
 from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
@@ -224,7 +225,7 @@ class _Making:
 
     def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
         """The plans before copies and orders are given, and how long their acts take."""
-        parts = [split_backward(each) if split else each for each in programs]
+        parts = [verify_local(split_backward(each)) if split else each for each in programs]
         plans = tuple(self._plan(program, rule) for program in parts)
         seconds = {
             program.rank: self.durations.of(program, plan.actors)

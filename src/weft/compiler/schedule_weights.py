@@ -28,7 +28,7 @@ def split_backward(program: LocalProgram) -> LocalProgram:
                 if needed or stages.get(name, node.phase.stage) != node.phase.stage
             )
         found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
-    return replace(program, nodes=tuple(reversed(found)))
+    return program.with_nodes(reversed(found))
 
 
 def _in_loop(program: LocalProgram, node: LocalNode) -> bool:

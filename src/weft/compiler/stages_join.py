@@ -27,6 +27,7 @@ from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_cut import StageGraph, copy_sources, cut_stages
 from weft.hardware import CostModel
+from weft.ir import verify
 from weft.ir.logical import (
     ROLES,
     Box,
@@ -88,23 +89,29 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
-        boxed = box(*split_batch_norms(*split_classes(graph, assignment)))
-        return boxed, (Deduced.of(0, assignment),)
-    graph = copy_sources(graph)
+        return _boxed(graph, assignment), (Deduced.of(0, assignment),)
+    graph = verify(copy_sources(graph))
     loop = loop_values(graph)
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
     known: dict[tuple[int, ...], Known] = {}
     for part in cut_stages(graph, stages):
+        verify(part.graph)
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
         coming = {here: there in loop for here, there in part.crossing.items()}
         shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
         assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
-        boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
-        laid.append(LaidOut(part.stage, part.crossing, boxed))
+        laid.append(LaidOut(part.stage, part.crossing, _boxed(part.graph, assignment)))
         deduced.append(Deduced.of(part.stage, assignment))
     return join_stages(graph, laid, stages), tuple(deduced)
+
+
+def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
+    """A stage with what deduction chose in its own calls and boxings."""
+    graph, assignment = split_classes(graph, assignment)
+    graph, assignment = split_batch_norms(verify(graph), assignment)
+    return verify(box(verify(graph), assignment), with_layouts=True)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class LogicalGraph:
 
     @cached_property
     def held(self) -> set[object]:
-        """The rules that were found to hold (`weft.ir.verify`): a graph never changes."""
+        """The rules that were found to hold (`weft.ir.spec`): a graph never changes."""
         return set()
 
     @cached_property

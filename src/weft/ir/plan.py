@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from operator import is_
 
 from weft.cached import cached_property
 from weft.ir.plan_nodes import (
@@ -31,7 +33,14 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.plan_printer import actor_text, input_text, local_text, order_text, register_text
+from weft.ir.plan_printer import (
+    actor_text,
+    input_text,
+    local_text,
+    order_text,
+    output_text,
+    register_text,
+)
 from weft.ir.text import argument_text, micro_text, quoted
 
 __all__ = [
@@ -80,17 +89,28 @@ class LocalProgram:
     loop: frozenset[str] = frozenset()
 
     @cached_property
+    def held(self) -> set[object]:
+        """The rules that were found to hold (`weft.ir.spec`): a program never changes."""
+        return set()
+
+    @cached_property
     def values(self) -> dict[str, LocalValue]:
         """Every local value by name."""
         found = {item.value.name: item.value for item in self.inputs}
         return found | {value.name: value for node in self.nodes for value in node.makes}
 
+    def with_nodes(self, nodes: Iterable[LocalNode]) -> LocalProgram:
+        """The program with these nodes: itself, with all that is known of it, where they are its very own."""
+        every = tuple(nodes)
+        same = len(every) == len(self.nodes) and all(map(is_, every, self.nodes))
+        return self if same else replace(self, nodes=every)
+
     def __str__(self) -> str:
-        outputs = [f"output {quoted(output.key)} %{output.name}" for output in self.outputs]
+        """One node a line; `weft.ir.parse_local` reads it back to an equal program."""
         head = f"local program of rank {self.rank}{micro_text(self.micro_batches)}"
         loop = [f"loop {' '.join(f'%{name}' for name in sorted(self.loop))}"] if self.loop else []
         lines = [head, *loop, *map(input_text, self.inputs), *map(local_text, self.nodes)]
-        return "\n".join(lines + outputs) + "\n"
+        return "\n".join([*lines, *map(output_text, self.outputs)]) + "\n"
 
 
 @dataclass(frozen=True)

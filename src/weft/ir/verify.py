@@ -1,10 +1,10 @@
-"""What is a legal logical graph: one table of rules, checked before and after every pass."""
+"""Rules of a legal logical graph; the table of them is in `weft.ir.spec`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from weft.errors import InternalError, LayoutError
+from weft.errors import LayoutError
 from weft.ir.logical import (
     VARIABLE_ROLES,
     Box,
@@ -19,39 +19,13 @@ from weft.ir.logical import (
     node_uses,
     refs,
 )
-from weft.ir.printer import node_text
 from weft.units import ITEM_SIZE
 
-# A rule yields (node, what is wrong) for each place where it does not hold.
+# (node, what is wrong)
 Finding = tuple[Node, str]
-Rule = Callable[[LogicalGraph], Iterator[Finding]]
 
 # Inputs first, then what computes, then updates, then outputs.
 _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
-
-
-def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
-    """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
-
-    Args:
-        graph: what to check.
-        with_layouts: also require a layout on every value, and equal layouts where the graph says
-            so.
-
-    Raises:
-        InternalError: naming the rule and the node, since only a pass of weft can have made the
-            graph.
-    """
-    for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
-        if rule in graph.held:
-            continue
-        for node, problem in rule(graph):
-            line = node_text(node, graph.placements)
-            raise InternalError(
-                f"graph {graph.name!r} breaks the rule {rule.__name__}: {problem} in\n  {line}"
-            )
-        graph.held.add(rule)
-    return graph
 
 
 def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
@@ -188,17 +162,3 @@ def updates_in_place(graph: LogicalGraph) -> Iterator[Finding]:
 
 def _made(graph: LogicalGraph) -> Iterator[tuple[Node, Value]]:
     return ((node, value) for node in graph.nodes for value in node_outputs(node))
-
-
-RULES: tuple[Rule, ...] = (
-    kinds_in_order,
-    values_assigned_once,
-    values_made_before_use,
-    dtypes_known,
-    keys_unique,
-    updates_write_variables,
-    shares_fit,
-    boxing_keeps_the_tensor,
-    varying_arguments_complete,
-)
-LAYOUT_RULES: tuple[Rule, ...] = (layouts_given, updates_in_place)
