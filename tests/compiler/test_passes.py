@@ -90,7 +90,7 @@ PASSES: dict[str, Row] = {
     "join_products": join_products,
     "scale_loss": scale_loss,
     "assign_stages": lambda graph: staged(graph, STAGED),
-    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", "S(1)")]),
+    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", (S1,))]),
     "undo_views": undo_views,
     "recompute": lambda graph: recompute(graph, ["blocks.*"]),
     "lay_sums": lambda graph: lay_sums(graph, Precision(), 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from weft.errors import UserError
 from weft.ir.logical import (
     Box,
     Call,
+    Hint,
     Input,
     Location,
     LogicalGraph,
@@ -18,6 +20,7 @@ from weft.ir.logical import (
     Update,
     Value,
 )
+from weft.ir.nodes import HINT, TAKE
 from weft.ir.parser import parse_graph
 from weft.layout import Broadcast, Layout, Partial, Shares, Split, placement
 from weft.ops.call import Token
@@ -43,6 +46,17 @@ def example_graph() -> LogicalGraph:
                 (product, None),
                 Location("train.py", 12, "blocks.0.fc", backward=True),
                 autograd=7,
+            ),
+            Call(
+                HINT, (Ref("mm"),), (), (replace(product, name="h"),), hint=Hint((Split(0), None))
+            ),
+            Call(
+                TAKE,
+                (Ref("w"),),
+                (),
+                (replace(weight, name="t"),),
+                autograd=3,
+                hint=Hint((Split(-1),), stored=1),
             ),
             Box(Ref("mm"), boxed, "loss"),
             Call(
@@ -70,6 +84,12 @@ def test_a_line_shows_shape_dtype_sbp_placement_and_place() -> None:
         "%mm, _ = call aten.mm.default(%x, %w, out_dtype=!dtype:float32) : "
         'float32[8, 10] @0(S(0), P(sum)), _ #7 at "train.py":12 in "blocks.0.fc" backward'
     )
+
+
+def test_a_hint_says_where_and_whose() -> None:
+    lines = str(example_graph()).splitlines()
+    assert lines[5].endswith(" @0(S(0), P(sum)) hint(S(0), *)")
+    assert lines[6].endswith(" @0(B, S(0)) hint(S(-1)) stored 1 #3")
 
 
 @pytest.mark.parametrize(

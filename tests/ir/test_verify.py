@@ -37,6 +37,7 @@ BROKEN = {
     "varying_arguments_complete": HEAD.replace('"g"', '"g" micro 3')
     + PARAMETER
     + "%s = call aten.select.int(%w, 0, vary(0, 1)) : float32[] @0(B)\n",
+    "hints_given": HEAD + PARAMETER + "%h = call weft.hint(%w) : float32[4] @0(B)\n",
     "kept_values_stay": HEAD
     + "%l, %t = call weft.ctc_loss(%w) : float32[] @0(B), float32[4] @0(B)\n".replace("%w", "1")
     + "%b = box %t : float32[4] @0(S(0))\n",

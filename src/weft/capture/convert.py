@@ -19,6 +19,7 @@ from weft.ir.arguments import changed
 from weft.ir.logical import (
     ROLES,
     Call,
+    Hint,
     Input,
     LogicalGraph,
     Node,
@@ -30,7 +31,8 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.nodes import MASTER
+from weft.ir.nodes import HINT, MASTER
+from weft.layout import parse_sbp
 from weft.ops.call import Token
 
 aten = torch.ops.aten
@@ -186,6 +188,7 @@ class _Reader:
             Phase(0, "backward" if in_backward(node) else "forward"),
             autograd_of(node),
         )
+        call = _with_hint(call) if call.op == HINT else call
         self.calls.append(call)
         refs = tuple(value and Ref(value.name) for value in call.outputs)
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
@@ -395,6 +398,12 @@ def _salted(calls: Sequence[Call]) -> list[Call]:
             count += 1
         salted.append(call)
     return salted
+
+
+def _with_hint(call: Call) -> Call:
+    """A user's hint, whose SBPs come as text (`weft.capture.hint`)."""
+    source, text = call.args
+    return replace(call, args=(source,), hint=Hint(tuple(map(parse_sbp, str(text).split(",")))))
 
 
 def _paired(calls: Sequence[Call]) -> list[Call]:

@@ -15,13 +15,14 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from weft.compiler.box import renamed
-from weft.compiler.gathers import HINT
 from weft.compiler.products_first import ADD
 from weft.errors import StrategyError
-from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
+from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
+from weft.ir.nodes import HINT
+from weft.layout import SBP
 
-# Patterns of module paths, and the SBPs of what they return, as texts of hints.
-Layouts: TypeAlias = Sequence[tuple[str, str]]
+# Patterns of module paths, and the SBPs of what they return: one for all axes, or one for each.
+Layouts: TypeAlias = Sequence[tuple[str, tuple[SBP, ...]]]
 
 
 def lay_activations(
@@ -49,8 +50,8 @@ def lay_activations(
         names = {old: new for old, (new, path) in hinted.items() if not _inside(node, path)}
         nodes.append(renamed(node, names))
         if isinstance(node, Call) and node.phase.kind == "forward":
-            for name, path, text in _returned(graph, node, layouts):
-                hint = _hint(node, graph.values[name], text)
+            for name, path, sbps in _returned(graph, node, layouts):
+                hint = _hint(node, graph.values[name], Hint(sbps))
                 nodes.append(hint)
                 hinted[name] = node_outputs(hint)[0].name, path
     return _on_sums(replace(graph, nodes=tuple(nodes)))
@@ -70,7 +71,7 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
             continue
         raw = {name: node_uses(hints[name])[0] for name in terms}
         made = node.makes[0]
-        hint = _hint(node, made, str(hints[terms[0]].args[1]))
+        hint = _hint(node, made, hints[terms[0]].hint)
         for name in terms:
             del nodes[name]
         nodes[made.name] = renamed(node, raw)
@@ -85,24 +86,26 @@ def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str])
     if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
         return ()
     known = [hints[name] for name in node.operands if name in alone]
-    texts = {(hint.args[1:], hint.makes[0].shape) for hint in known}
-    same = len(known) == 2 and texts == {(known[0].args[1:], node.makes[0].shape)}
+    asked = {(hint.hint, hint.makes[0].shape) for hint in known}
+    same = len(known) == 2 and asked == {(known[0].hint, node.makes[0].shape)}
     return node.operands if same else ()
 
 
-def _hint(maker: Call, value: Value, text: str) -> Call:
-    laid = replace(value, name=f"{value.name}.laid")
-    return Call(HINT, (Ref(value.name), text), (), (laid,), maker.location, maker.phase)
+def _hint(maker: Call, value: Value, hint: Hint | None) -> Call:
+    laid, args = replace(value, name=f"{value.name}.laid"), (Ref(value.name),)
+    return Call(HINT, args, (), (laid,), maker.location, maker.phase, hint=hint)
 
 
-def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tuple[str, str, str]]:
-    """What a call makes that a module returns: name, outermost such module, and the text for it."""
+def _returned(
+    graph: LogicalGraph, node: Call, layouts: Layouts
+) -> Iterator[tuple[str, str, tuple[SBP, ...]]]:
+    """What a call makes that a module returns: name, outermost such module, and how it is to lie."""
     for value in node_outputs(node):
         for path in _around(node):
-            text = next((text for pattern, text in layouts if fnmatchcase(path, pattern)), None)
-            if text is not None and _leaves(graph, value, path):
+            sbps = next((sbps for pattern, sbps in layouts if fnmatchcase(path, pattern)), None)
+            if sbps is not None and _leaves(graph, value, path):
                 if value.shape or not _returns_tensors(graph, path):
-                    yield value.name, path, text
+                    yield value.name, path, sbps
                 break
 
 

@@ -122,7 +122,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 def is_ours(node: Call) -> bool:
     """Whether a call is no hint of the user's, which ends what the strategy means."""
-    return node.op != "weft.hint" or len(node.args) > 2
+    return node.hint is None or node.hint.stored is not None
 
 
 def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:

@@ -10,14 +10,14 @@ with their storage changed: no price of theirs can move an activation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weft.compiler.calls import operand_names
 from weft.compiler.deduce_hints import Hints
 from weft.compiler.deduce_intent import gradients, measures, passed_on
-from weft.compiler.gathers import HINT, TAKE
+from weft.ir.arguments import changed
 from weft.ir.logical import Call, Input, LogicalGraph, Node
-from weft.ir.nodes import node_outputs
+from weft.ir.nodes import TAKE, node_outputs
 from weft.layout import Broadcast
 
 
@@ -33,27 +33,16 @@ def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
         )
         for key, sbps in hints.inputs.items()
     }
-    nodes = (_as_whole(node) if is_storage(node) else node for node in graph.nodes)
-    return graph.with_nodes(nodes), Hints(inputs, hints.stored)
-
-
-def is_storage(node: Node) -> bool:
-    """Whether a call says how a parameter or its gradient is stored, or that it is whole from there on."""
-    return isinstance(node, Call) and node.op in (HINT, TAKE) and len(node.args) > 2
+    return graph.with_nodes(map(_as_whole, graph.nodes)), Hints(inputs, hints.stored)
 
 
 def _as_whole(node: Node) -> Node:
-    assert isinstance(node, Call)
-    source, text, axis, *rest = node.args
-    instead = "B" if node.op == TAKE or _sbp_text(text, axis) == "B" else "*"
-    parts = str(text).split(",")
-    parts[axis if len(parts) > 1 else 0] = instead  # type: ignore[index]
-    return replace(node, args=(source, ",".join(parts), axis, *rest))
-
-
-def _sbp_text(text: object, axis: object) -> str:
-    parts = str(text).split(",")
-    return parts[int(str(axis)) if len(parts) > 1 else 0].strip()
+    """Where a call says how something is stored: what it says where nothing is stored in shards."""
+    hint = node.hint if isinstance(node, Call) else None
+    if not isinstance(node, Call) or hint is None or hint.stored is None:
+        return node
+    whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
+    return changed(node, hint=hint.with_axis(hint.stored, whole))
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,9 @@ def _shards(graph: LogicalGraph, parameters: Mapping[str, str]) -> Iterator[str]
 
 
 def _makes_whole(node: Call) -> bool:
-    return node.op == HINT and is_storage(node) and _sbp_text(*node.args[1:3]) == "B"
+    hint = node.hint
+    stored = None if hint is None or node.op == TAKE else hint.stored
+    return hint is not None and stored is not None and hint.at(stored) == Broadcast()
 
 
 def _passed_on(graph: LogicalGraph, found: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from weft.compiler.precision import Precision
 from weft.errors import StrategyError
 from weft.hardware import CostModel, Device
-from weft.layout import Placement
+from weft.layout import SBP, Placement
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Metric: TypeAlias = Literal["grad_norm"]
@@ -80,7 +80,7 @@ class Options:
         precision: of work, exchanges and sums; None leaves the model's own.
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
-        activations: patterns of modules, and the SBPs of what they return, as texts of hints.
+        activations: patterns of modules, and the SBPs of what they return, one for all axes or for each.
         modules: paths of all modules of the model: patterns may also name one that has no op.
         device: what computes and what connects the ranks; None takes the usual figures of the type.
         metrics: names of what is measured in each step beside what the loss function returns
@@ -101,7 +101,7 @@ class Options:
     clip_norm: float | None = None
     metrics: tuple[Metric, ...] = ()
     memory_limit: int | None = None
-    activations: tuple[tuple[str, str], ...] = ()
+    activations: tuple[tuple[str, tuple[SBP, ...]], ...] = ()
     modules: tuple[str, ...] = ()
     device: Device | None = None
     expert_capacity: float | None = None

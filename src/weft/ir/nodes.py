@@ -15,7 +15,7 @@ from weft.ir.arguments import Ref as Ref
 from weft.ir.arguments import Varying as Varying
 from weft.ir.arguments import refs as refs
 from weft.ir.arguments import varyings as varyings
-from weft.layout import Layout, Shares
+from weft.layout import SBP, Layout, Shares
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
@@ -84,6 +84,37 @@ class Phase:
 
 FORWARD = Phase(0, "forward")
 
+# Ops that pass their operand on as it is, in the layout that a `Hint` says; a take makes a value of its
+# own of a parameter that several groups of calls gather for themselves.
+HINT, TAKE = "weft.hint", "weft.take"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """How the result of a call is to lie, whatever that costs.
+
+    Attributes:
+        sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
+        stored: where the compiler says how a parameter or its gradient is stored, or that it is
+            whole from there on, the axis that this is about; None where the user says how a value lies.
+    """
+
+    sbps: tuple[SBP | None, ...]
+    stored: int | None = None
+
+    def __str__(self) -> str:
+        """`S(0), *`, as messages and the text of graphs show it."""
+        return ", ".join("*" if sbp is None else str(sbp) for sbp in self.sbps)
+
+    def at(self, axis: int) -> SBP | None:
+        """What it says of one axis."""
+        return self.sbps[axis if len(self.sbps) > 1 else 0]
+
+    def with_axis(self, axis: int, sbp: SBP | None) -> Hint:
+        """Another hint, which says `sbp` of one axis."""
+        place = axis if len(self.sbps) > 1 else 0
+        return Hint((*self.sbps[:place], sbp, *self.sbps[place + 1 :]), self.stored)
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -119,6 +150,7 @@ class Call(Arguments):
         phase: the stage that runs it, and whether it is forward or backward.
         autograd: number of the autograd node that a forward call made, and in whose backward a
             backward call ran, so that the two belong together; None where a call has no other half.
+        hint: of `HINT` and `TAKE`, how the result is to lie.
     """
 
     op: str
@@ -128,6 +160,7 @@ class Call(Arguments):
     location: Location | None = None
     phase: Phase = FORWARD
     autograd: int | None = None
+    hint: Hint | None = None
 
     @cached_property
     def makes(self) -> tuple[Value, ...]:

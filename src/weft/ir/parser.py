@@ -6,6 +6,7 @@ from weft.ir.logical import (
     ROLES,
     Box,
     Call,
+    Hint,
     Input,
     Location,
     LogicalGraph,
@@ -84,8 +85,15 @@ def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]
         if name is None:
             scanner.expect("_")
         outputs.append(None if name is None else _value(scanner, name, placements))
-    phase, autograd = scanner.phase(), scanner.count()
-    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd)
+    hint, phase, autograd = _hint(scanner), scanner.phase(), scanner.count()
+    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd, hint)
+
+
+def _hint(scanner: Scanner) -> Hint | None:
+    if not scanner.accept("hint"):
+        return None
+    sbps = scanner.free_sbps()
+    return Hint(sbps, scanner.integer() if scanner.accept("stored") else None)
 
 
 def _location(scanner: Scanner) -> Location | None:

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     | (?P<complex>\([-+.\deEjinfa]+j\))
     | (?P<number>-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|Infinity|NaN)(?![A-Za-z_]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-    | (?P<sign>->|[()\[\]{},:=])
+    | (?P<sign>->|[()\[\]{},:=*])
     )""",
     re.VERBOSE,
 )
@@ -162,6 +162,11 @@ class Scanner:
             raise self.error(f"placement @{index} is not declared")
         self.expect("(")
         return Layout(placements[index], self._items(")", self._sbp))
+
+    def free_sbps(self) -> tuple[SBP | None, ...]:
+        """`(S(0), *)`, where a star leaves an axis free."""
+        self.expect("(")
+        return self._items(")", lambda: None if self.accept("*") else self._sbp())
 
     def _sbp(self) -> SBP:
         word = self.take("word")

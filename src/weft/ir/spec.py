@@ -17,6 +17,7 @@ from weft.ir.printer import node_text
 from weft.ir.verify import (
     boxing_keeps_the_tensor,
     dtypes_known,
+    hints_given,
     keys_unique,
     kinds_in_order,
     layouts_given,
@@ -56,6 +57,7 @@ GRAPH_RULES: tuple[GraphRule, ...] = (
     shares_fit,
     boxing_keeps_the_tensor,
     varying_arguments_complete,
+    hints_given,
     kept_values_stay,
 )
 # A logical graph whose layouts are chosen, besides.

@@ -19,6 +19,7 @@ from weft.ir.logical import (
     node_uses,
     refs,
 )
+from weft.ir.nodes import HINT, TAKE
 from weft.units import ITEM_SIZE
 
 # (node, what is wrong)
@@ -138,6 +139,13 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
                 )
             if any(refs(varying.values)):
                 yield node, f"{varying} holds values of the graph"
+
+
+def hints_given(graph: LogicalGraph) -> Iterator[Finding]:
+    """Hints and takes say how their result is to lie, other calls do not."""
+    for node in graph.of_kind(Call):
+        if (node.hint is not None) != (node.op in (HINT, TAKE)):
+            yield node, "it says how its result is to lie" if node.hint else "it has no hint"
 
 
 def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from weft.compiler.precision import Half, Precision, precision_of
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
 from weft.program.strategy_checks import checked
-from weft.program.strategy_text import LAYOUTS, SBPs, hint_text, parsed, plain
+from weft.program.strategy_text import LAYOUTS, SBPs, parsed, plain, sbps_of
 
 FORMAT = 1
 
@@ -72,7 +72,7 @@ class Strategy:
     def options(self) -> Options:
         """What the compiler's passes need to know of it."""
         names = (each.name for each in fields(self) if each.name not in LAYOUTS)
-        laid = tuple((pattern, hint_text(sbp)) for pattern, sbp in self.activations.items())
+        laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in self.activations.items())
         told = {name: getattr(self, name) for name in names}
         return Options(
             **{**told, "precision": precision_of(self.precision)},

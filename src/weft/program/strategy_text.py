@@ -16,9 +16,9 @@ SBPs: TypeAlias = SBP | tuple[SBP, ...]
 LAYOUTS = ("batch", "parameters", "activations")
 
 
-def hint_text(sbp: SBPs) -> str:
-    """SBPs as `weft.hint` writes them into a graph: one for all axes, or one for each."""
-    return ",".join(map(str, sbp)) if isinstance(sbp, tuple) else str(sbp)
+def sbps_of(sbp: SBPs) -> tuple[SBP, ...]:
+    """One SBP for all axes, or one for each."""
+    return sbp if isinstance(sbp, tuple) else (sbp,)
 
 
 def plain(name: str, value: Any) -> Any:
