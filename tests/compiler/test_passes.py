@@ -149,7 +149,7 @@ NO_PASSES = {
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "device_of", "loop_values", "memory", "moments_of", "rank_classes"),
+        ("communicators", "device_of", "memory", "moments_of", "rank_classes"),
         "tell something of a program",
     ),
     **dict.fromkeys(

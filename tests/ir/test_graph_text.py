@@ -39,6 +39,8 @@ def example_graph() -> LogicalGraph:
         (
             Input(weight, "parameter", "blocks.0.fc.weight", Shares(0, (16, 4), 2)),
             Input(x, "batch", "[0].x"),
+            Input(replace(x, name="cut"), "batch", "cut", cut=True, sent="each"),
+            Input(replace(x, name="sent"), "batch", "sent", sent="once"),
             Call(
                 "aten.mm.default",
                 (Ref("x"), Ref("w")),
@@ -80,16 +82,17 @@ def test_text_parses_back_to_an_equal_graph() -> None:
 def test_a_line_shows_shape_dtype_sbp_placement_and_place() -> None:
     lines = str(example_graph()).splitlines()
     assert lines[1] == "placement @0 = cpu [[0, 1], [2, 3]]"
-    assert lines[4] == (
+    assert lines[6] == (
         "%mm, _ = call aten.mm.default(%x, %w, out_dtype=!dtype:float32) : "
         'float32[8, 10] @0(S(0), P(sum)), _ #7 at "train.py":12 in "blocks.0.fc" backward'
     )
 
 
-def test_a_hint_says_where_and_whose() -> None:
+def test_inputs_and_hints_say_what_they_are() -> None:
     lines = str(example_graph()).splitlines()
-    assert lines[5].endswith(" @0(S(0), P(sum)) hint(S(0), *)")
-    assert lines[6].endswith(" @0(B, S(0)) hint(S(-1)) stored 1 #3")
+    assert lines[4].startswith('%cut = batch "cut" cut sent each : float32[8, 20]')
+    assert lines[7].endswith(" @0(S(0), P(sum)) hint(S(0), *)")
+    assert lines[8].endswith(" @0(B, S(0)) hint(S(-1)) stored 1 #3")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ def test_a_hint_says_where_and_whose() -> None:
         ("%a = parameter", "expected a string"),
         ('%a = gradient "x" : float32[2]', "expected call, box or one of parameter"),
         ('%a = batch "x" : float32[2] @0(B)', "placement @0 is not declared"),
+        ('%a = batch "x" sent twice : float32[2]', "expected one of once, each, found 'twice'"),
         ('%a = batch "x" : float32[2.5]', "whole numbers"),
         ("%a = call aten.neg.default(%x", "expected"),
         ("update 3", "expected a string"),

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from weft.compiler.aliases import VIEW_OPS
 from weft.compiler.box import renamed
 from weft.compiler.calls import operand_names
-from weft.compiler.loops import loop_values, runs_in_loop
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
@@ -35,6 +34,7 @@ from weft.ir.logical import (
     Value,
     Varying,
     node_uses,
+    runs_in_loop,
 )
 from weft.ir.nodes import HINT, TAKE
 
@@ -122,7 +122,7 @@ class _Rewriter:
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)
-        self.loop = loop_values(self.graph)
+        self.loop = self.graph.loop
 
     def nodes(self) -> list[Node]:
         """Inputs, what is gathered before the micro-batches, and the rest."""

@@ -14,7 +14,7 @@ from weft.boxing import steps
 from weft.compiler.box_steps import step_node
 from weft.compiler.calls import made_of, named_arguments, op_call, operand_names
 from weft.compiler.halo import Halo, halos
-from weft.compiler.loops import joined, loop_values
+from weft.compiler.loops import joined
 from weft.compiler.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
@@ -64,7 +64,7 @@ def localize_all(
     shared = _Shared(
         graph,
         {c.ranks: c.id for c in communicators},
-        loop_values(graph),
+        graph.loop,
         node_phases(graph, homes or {}),
         [_place_of(graph, node) for node in graph.nodes],
     )

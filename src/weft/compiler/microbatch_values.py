@@ -8,7 +8,6 @@ from math import prod
 
 from weft.compiler.box import renamed
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.loops import SELECT
 from weft.compiler.microbatch_calls import micro_call
 from weft.compiler.microbatch_facts import Facts
 from weft.compiler.microbatch_forms import Form, Own, Source, Strided, even_signatures
@@ -21,6 +20,9 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.call import tensor_spec
 from weft.ops.rule import rule_of
+
+# What makes of a leaf that is cut the part of one micro-batch.
+SELECT = "aten.select.int"
 
 
 @dataclass

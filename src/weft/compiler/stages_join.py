@@ -22,7 +22,6 @@ from weft.compiler.box import box, describe
 from weft.compiler.class_split import split_classes
 from weft.compiler.deduce import Hints, deduce
 from weft.compiler.deduce_known import Known
-from weft.compiler.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_cut import StageGraph, copy_sources, cut_stages
@@ -91,7 +90,6 @@ def lay_out(
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
         return _boxed(graph, assignment), (Deduced.of(0, assignment),)
     graph = verify(copy_sources(graph))
-    loop = loop_values(graph)
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
     known: dict[tuple[int, ...], Known] = {}
@@ -99,9 +97,8 @@ def lay_out(
         verify(part.graph)
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
-        coming = {here: there in loop for here, there in part.crossing.items()}
         shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
-        assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
+        assignment = deduce(part.graph, own, placement, cost_model, shared)
         laid.append(LaidOut(part.stage, part.crossing, _boxed(part.graph, assignment)))
         deduced.append(Deduced.of(part.stage, assignment))
     return join_stages(graph, laid, stages), tuple(deduced)

@@ -19,6 +19,7 @@ from weft.layout import SBP, Layout, Shares
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
+Sent: TypeAlias = Literal["once", "each"]
 # Roles whose values live on from one step to the next.
 VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
 # Ops that make one value of all micro-batches of a step.
@@ -123,12 +124,18 @@ class Input:
     `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
         "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
         users know; the value is in that order too.
+
+    A leaf of the batch that is `cut` has the micro-batches first: [micro-batches, part of the batch, ...].
+        In the graph of one stage, `sent` says that another stage makes the value, once a step or for
+        each micro-batch.
     """
 
     value: Value
     role: Role
     key: str
     shares: Shares | None = None
+    cut: bool = False
+    sent: Sent | None = None
 
     @property
     def makes(self) -> tuple[Value, ...]:

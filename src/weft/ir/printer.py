@@ -14,7 +14,8 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
     match node:
         case Input(value=value, role=role, key=key):
             order = f" {node.shares}" if node.shares else ""
-            return f"%{value.name} = {role} {quoted(key)}{order} : {_type_text(value, placements)}"
+            how = (" cut" if node.cut else "") + (f" sent {node.sent}" if node.sent else "")
+            return f"%{value.name} = {role} {quoted(key)}{order}{how} : {_type_text(value, placements)}"
         case Call(op=op, args=args, kwargs=kwargs, outputs=outputs, location=location):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if v is None else _type_text(v, placements) for v in outputs)

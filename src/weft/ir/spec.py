@@ -18,6 +18,7 @@ from weft.ir.verify import (
     boxing_keeps_the_tensor,
     dtypes_known,
     hints_given,
+    inputs_come_as_said,
     keys_unique,
     kinds_in_order,
     layouts_given,
@@ -58,6 +59,7 @@ GRAPH_RULES: tuple[GraphRule, ...] = (
     boxing_keeps_the_tensor,
     varying_arguments_complete,
     hints_given,
+    inputs_come_as_said,
     kept_values_stay,
 )
 # A logical graph whose layouts are chosen, besides.

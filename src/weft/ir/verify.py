@@ -141,6 +141,15 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
                 yield node, f"{varying} holds values of the graph"
 
 
+def inputs_come_as_said(graph: LogicalGraph) -> Iterator[Finding]:
+    """A leaf that is cut has the micro-batches first; what other stages send for each is no variable."""
+    for node in graph.of_kind(Input):
+        if node.cut and (node.role, *node.value.shape[:1]) != ("batch", graph.micro_batches):
+            yield node, f"it is no leaf of the batch in {graph.micro_batches} micro-batches"
+        if node.sent == "each" and node.role in VARIABLE_ROLES:
+            yield node, "a variable comes once a step"
+
+
 def hints_given(graph: LogicalGraph) -> Iterator[Finding]:
     """Hints and takes say how their result is to lie, other calls do not."""
     for node in graph.of_kind(Call):

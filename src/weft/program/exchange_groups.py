@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.gradients import passed_to_gradients
 from weft.compiler.halo import graph_halos
-from weft.compiler.loops import loop_values
 from weft.compiler.phases import node_phases
 from weft.compiler.pipeline import Compiled
 from weft.compiler.signatures import layout_of
@@ -96,7 +95,7 @@ def _messages(compiled: Compiled) -> str:
 def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
     """All exchanges between ranks, in the order of the graph; border rows at the end."""
     graph = compiled.graph
-    loop, passed = loop_values(graph), passed_to_gradients(graph)
+    loop, passed = graph.loop, passed_to_gradients(graph)
     phases = node_phases(graph, compiled.stages.homes)
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):

@@ -8,7 +8,6 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.halo import graph_halos
-from weft.compiler.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.ir.logical import Box, LogicalGraph
 from weft.program.tables import table
@@ -25,7 +24,7 @@ def exchange_tables(graph: LogicalGraph) -> tuple[Table, ...]:
 
 def exchanged(graph: LogicalGraph) -> Counter[tuple[str, str]]:
     """Bytes that all ranks together send in a step, by kind ("all_gather", "halo") and dtype."""
-    loop, found = loop_values(graph), Counter[tuple[str, str]]()
+    loop, found = graph.loop, Counter[tuple[str, str]]()
 
     def times(name: str) -> int:
         return graph.micro_batches if name in loop else 1

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.halo import Halo, graph_halos
-from weft.compiler.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
@@ -136,7 +135,7 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
 
 
 def _boxings(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
-    loop = loop_values(graph)
+    loop = graph.loop
     boxes = [node for node in graph.of_kind(Box) if chosen(node)]
     rows = [_boxing_row(graph, node, loop) for node in boxes]
     fetched = tuple((halo, reader) for halo, reader in graph_halos(graph) if chosen(reader))

@@ -9,13 +9,12 @@ from math import prod
 from rich.table import Table
 
 from weft.boxing import steps
-from weft.compiler.loops import loop_values, runs_in_loop
 from weft.compiler.phases import node_phases
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages import Stages
 from weft.compiler.stages_even import call_cost
 from weft.hardware import CostModel
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Output
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, runs_in_loop
 from weft.program.tables import table
 from weft.units import ITEM_SIZE, bytes_text
 
@@ -50,7 +49,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
 
 def _work(graph: LogicalGraph) -> Counter[int]:
     """What the calls of each stage cost in a step, on whole tensors."""
-    loop, found = loop_values(graph), Counter[int]()
+    loop, found = graph.loop, Counter[int]()
     for call in graph.of_kind(Call):
         times = graph.micro_batches if runs_in_loop(call, loop) else 1
         found[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
@@ -59,7 +58,7 @@ def _work(graph: LogicalGraph) -> Counter[int]:
 
 def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
     """Bytes that come to each stage from other ranks in a step."""
-    loop, found = loop_values(graph), Counter[int]()
+    loop, found = graph.loop, Counter[int]()
     phases = node_phases(graph, stages.homes)
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.compiler.batch_norm import STATISTICS, takes_statistics
-from weft.compiler.loops import cut_leaves, loop_values, runs_in_loop
-from weft.ir.logical import Call, Input, LogicalGraph, Node, node_outputs, node_uses
+from weft.compiler.loops import cut_leaves
+from weft.ir.logical import Call, Input, LogicalGraph, Node, node_outputs, node_uses, runs_in_loop
 from weft.ir.nodes import OVER_STEP
 
 
@@ -15,7 +15,7 @@ def time_notes(graph: LogicalGraph) -> Iterator[str]:
     if graph.micro_batches == 1:
         return
     leaves = [node for node in graph.of_kind(Input) if node.value.name in cut_leaves(graph)]
-    loop, calls = loop_values(graph), graph.of_kind(Call)
+    loop, calls = graph.loop, graph.of_kind(Call)
     inside = sum(runs_in_loop(call, loop) for call in calls)
     names = ", ".join(node.key for node in leaves) or "nothing of the batch is cut"
     samples = leaves[0].value.shape[1] if leaves else 0
@@ -30,7 +30,7 @@ def exceptions(graph: LogicalGraph) -> Iterator[str]:
     """What is not as in a step of the whole batch."""
     if graph.micro_batches == 1:
         return
-    loop, calls = loop_values(graph), graph.of_kind(Call)
+    loop, calls = graph.loop, graph.of_kind(Call)
     modules = _normalized(calls, loop)
     if modules:
         yield (
@@ -55,7 +55,7 @@ def _normalized(calls: list[Call], loop: frozenset[str]) -> tuple[str, ...]:
 
 def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
     """The calls that make one value of all micro-batches for which a node of the loop waits."""
-    loop = loop_values(graph)
+    loop = graph.loop
     causes: dict[str, frozenset[int]] = {}
     found: set[int] = set()
     for number, node in enumerate(graph.nodes):
