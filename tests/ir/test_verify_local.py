@@ -10,6 +10,7 @@ from weft.ir.spec import LOCAL_RULES
 
 HEAD = "local program of rank 1 micro 2\n"
 LOOP = "loop %part %h %s\n"
+FORM = "form %s of %h\n"
 INPUTS = (
     'input %w = parameter "fc.weight" : float32[4]\ninput %m = state "fc.weight.momentum" : float32[4]\n'
     'input %x = batch "x" : float32[2, 4]\n'
@@ -24,7 +25,7 @@ SUM = "%s = all_reduce %h : float32[4] -> float32[4] (comm=0, reduction=sum, byt
 BACKWARD = '%g, _ = call weft.accumulate(%s, "sum") : float32[4], _ {0 backward}\n'
 UPDATE = 'update "SGD" group 0 "fc.weight" %w from %g states %m\n'
 OUTPUT = 'output "loss" %g\n'
-LEGAL = HEAD + LOOP + INPUTS + FORWARD + SUM + BACKWARD + UPDATE + OUTPUT
+LEGAL = HEAD + LOOP + FORM + INPUTS + FORWARD + SUM + BACKWARD + UPDATE + OUTPUT
 
 BROKEN = {
     "local_values_assigned_once": LEGAL.replace(SUM, SUM + SUM),
@@ -34,6 +35,7 @@ BROKEN = {
     "exchanges_take_what_is_there": LEGAL.replace("%h : float32[4] ->", "%h : float32[5] ->"),
     "local_updates_write_variables": LEGAL.replace("states %m", "states %x"),
     "local_arguments_complete": LEGAL.replace("vary(0, 1)", "vary(0, 1, 2)"),
+    "forms_are_made": LEGAL.replace(FORM, FORM + "form %h of %s\n"),
     "loop_complete": LEGAL.replace(LOOP, "loop %part %h\n"),
 }
 
@@ -42,6 +44,7 @@ def test_text_parses_back_to_an_equal_program() -> None:
     program = parse_local(LEGAL)
     assert (program.rank, program.micro_batches, len(program.nodes)) == (1, 2, 5)
     assert program.loop == {"part", "h", "s"}
+    assert program.origins == {"s": "h"}
     assert str(program) == LEGAL.replace("%part %h %s", "%h %part %s")
     assert parse_local(str(program)) == program
 
@@ -86,6 +89,7 @@ def test_every_rule_has_a_case() -> None:
         (LOOP, "loop %part %h %s %g\n", "%g is in the loop"),
         (LOOP, "loop %part %h %s %nowhere\n", "%nowhere breaks|nowhere made"),
         (OUTPUT, 'output "loss" %nowhere\n', "%nowhere is not made"),
+        (FORM, "form %nowhere of %h\n", "%nowhere is nowhere made"),
         (OUTPUT, OUTPUT + OUTPUT, "the key 'loss' stands twice"),
         (UPDATE, UPDATE + UPDATE, "%m, %w is updated twice"),
         ("float32[4], _ {0", "float32[5], _ {0", "source and target differ in shape"),

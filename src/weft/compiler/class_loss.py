@@ -34,7 +34,7 @@ class ClassLosses:
     """What becomes of the cross-entropies of a graph that are split by classes.
 
     Attributes:
-        statistics: the results of log-softmaxes of which only `<name>.lse` is needed.
+        statistics: the results of log-softmaxes of which only `row_sums` is needed.
         instead: for the number of a node what takes its place; None where nothing does.
     """
 
@@ -53,6 +53,11 @@ def class_losses(graph: LogicalGraph, assignment: Assignment) -> ClassLosses:
                 found.statistics.add(_name(node))
                 found.instead.update(instead)
     return found
+
+
+def row_sums(name: str) -> Ref:
+    """The logarithms of the rows' sums of exponentials, [n, 1], of the log-softmax whose result is `name`."""
+    return Ref(f"{name}.lse")
 
 
 def over_classes(layout: Layout) -> Layout:
@@ -100,7 +105,7 @@ class _Reads:
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]
-        lse = Ref(f"{name}.lse")
+        lse = row_sums(name)
         match reader.op, reader.args:
             case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
                 op == _LOSS and y.name == name and kind in (_NONE, _SUM)
@@ -126,7 +131,7 @@ class _Reads:
         """One call in place of the two backwards."""
         if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
             return
-        layout, lse = self.expected[name], Ref(f"{name}.lse")
+        layout, lse = self.expected[name], row_sums(name)
         match loss.args, softmax.args:
             case (
                 (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.batch_norm import split_signatures, statistics_cost
-from weft.compiler.class_loss import BACKWARD, FORWARD, class_losses
+from weft.compiler.class_loss import BACKWARD, FORWARD, class_losses, row_sums
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
@@ -22,6 +22,8 @@ from weft.ops import OpCall, Signature, signatures_with_windows
 from weft.ops.arguments import argument, normal_dim
 from weft.units import ITEM_SIZE, Bytes
 
+# The part that others read too (`row_sums`).
+_SUMS = "sums"
 # Where the dimension stands in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
@@ -128,7 +130,7 @@ class _Parts:
         yield from self._forward() if self.node.op == FORWARD else self._backward()
 
     def statistics(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
-        """The logarithm of each row's sum of exponentials, called `lse`."""
+        """The logarithm of each row's sum of exponentials."""
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
         x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
         yield self._reduce("aten.amax.default", x, "max", "max", here), (here,)
@@ -137,12 +139,12 @@ class _Parts:
         yield self._call("weft.sum_exp", args, "sum", made, row=True), (here, row)
         yield self._call("aten.log.default", (total,), "log", row, row=True), (row,)
         terms = (self._ref("log"), top)
-        yield self._call("aten.add.Tensor", terms, "lse", row, row=True), (row, row)
+        yield self._call("aten.add.Tensor", terms, _SUMS, row, row=True), (row, row)
 
     def _forward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
         yield from self.statistics()
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
-        arguments = (self.node.args[0], self._ref("lse"))
+        arguments = (self.node.args[0], self._ref(_SUMS))
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
     def _backward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
@@ -160,7 +162,7 @@ class _Parts:
         yield self._call("aten.sub.Tensor", difference, "", of_gradient), (of_gradient, of_gradient)
 
     def _ref(self, part: str) -> Ref:
-        return Ref(f"{self.result.name}.{part}")
+        return row_sums(self.result.name) if part == _SUMS else Ref(f"{self.result.name}.{part}")
 
     def _over_classes(self, layout: Layout, sbp: SBP) -> Layout:
         """`layout`, with `sbp` on the axes that split the classes."""

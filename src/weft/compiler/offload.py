@@ -54,8 +54,11 @@ def offload(
     }
     looped = first.keys() & program.loop
     new = {f"{name}.{end}" for name in looped for end in ("host", "back")}
+    copies = {f"{name}.{end}": name for name in first for end in ("host", "back")}
     device = Token("device", graph.placements[0].device_type)
-    return replace(program, nodes=tuple(_nodes(program, first, device)), loop=program.loop | new)
+    nodes = tuple(_nodes(program, first, device))
+    origins = {**program.origins, **copies}
+    return replace(program, nodes=nodes, loop=program.loop | new, origins=origins)
 
 
 def _modules(graph: LogicalGraph) -> dict[str, str]:

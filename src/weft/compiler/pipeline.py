@@ -228,7 +228,7 @@ def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Optio
     # Under a limit every rank looks at all that it knows, so that all give up alike.
     looked_at = plan.ranks if options.memory_limit is None else schedule.plans
     peaks = tuple(memory(each, schedule.moments(each.rank)) for each in looked_at)
-    held = check_limit(peaks, graph, options)
+    held = check_limit(peaks, graph, lowered.programs, options)
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
         graph,

@@ -22,12 +22,17 @@ def parse_local(text: str) -> LocalProgram:
     rank, micro_batches = head.integer(), head.micro()
     head.end()
     loop: frozenset[str] = frozenset()
+    origins: dict[str, str] = {}
     inputs: list[LocalInput] = []
     nodes: list[LocalNode] = []
     outputs: list[LocalOutput] = []
     for scanner in lines:
         if scanner.accept("loop"):
             loop |= _loop(scanner)
+        elif scanner.accept("form"):
+            name = scanner.name()
+            scanner.expect("of")
+            origins[name] = scanner.name()
         elif scanner.accept("input"):
             inputs.append(input_of(scanner))
         elif scanner.accept("output"):
@@ -36,7 +41,8 @@ def parse_local(text: str) -> LocalProgram:
         else:
             nodes.append(local_node(scanner))
         scanner.end()
-    return LocalProgram(rank, tuple(inputs), tuple(nodes), tuple(outputs), micro_batches, loop)
+    parts = tuple(inputs), tuple(nodes), tuple(outputs)
+    return LocalProgram(rank, *parts, micro_batches, loop, origins)
 
 
 def _scanners(text: str) -> Iterator[Scanner]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import is_
 
 from weft.cached import cached_property
@@ -78,7 +78,10 @@ __all__ = [
 class LocalProgram:
     """One rank's view of the step, in the order it may run on one thread.
 
-    `loop` names the values that are made once for each of the `micro_batches`.
+    Attributes:
+        loop: the values that are made once for each of the `micro_batches`.
+        origins: of values that are another form of one, such as its parts, its copies and what stands
+            between two steps of boxing, that one; the others are called as in the logical graph.
     """
 
     rank: int
@@ -87,6 +90,7 @@ class LocalProgram:
     outputs: tuple[LocalOutput, ...]
     micro_batches: int = 1
     loop: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def held(self) -> set[object]:
@@ -109,7 +113,8 @@ class LocalProgram:
         """One node a line; `weft.ir.parse_local` reads it back to an equal program."""
         head = f"local program of rank {self.rank}{micro_text(self.micro_batches)}"
         loop = [f"loop {' '.join(f'%{name}' for name in sorted(self.loop))}"] if self.loop else []
-        lines = [head, *loop, *map(input_text, self.inputs), *map(local_text, self.nodes)]
+        forms = [f"form %{name} of %{self.origins[name]}" for name in sorted(self.origins)]
+        lines = [head, *loop, *forms, *map(input_text, self.inputs), *map(local_text, self.nodes)]
         return "\n".join([*lines, *map(output_text, self.outputs)]) + "\n"
 
 

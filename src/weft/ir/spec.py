@@ -32,6 +32,7 @@ from weft.ir.verify import (
 from weft.ir.verify_local import (
     LocalFinding,
     exchanges_take_what_is_there,
+    forms_are_made,
     local_arguments_complete,
     local_dtypes_known,
     local_keys_unique,
@@ -74,6 +75,7 @@ LOCAL_RULES: tuple[LocalRule, ...] = (
     local_updates_write_variables,
     local_arguments_complete,
     loop_complete,
+    forms_are_made,
 )
 
 

@@ -115,6 +115,19 @@ def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
             yield output_text(output), f"%{output.name} is in the loop"
 
 
+def forms_are_made(program: LocalProgram) -> Iterator[LocalFinding]:
+    """What is another form of a value is there, and is no form of itself."""
+    for name in program.origins:
+        seen, origin = {name}, program.origins[name]
+        while origin in program.origins and origin not in seen:
+            seen.add(origin)
+            origin = program.origins[origin]
+        if origin in seen:
+            yield f"form %{name} of %{program.origins[name]}", f"%{name} is a form of itself"
+        if name not in program.values:
+            yield f"form %{name} of %{program.origins[name]}", f"%{name} is nowhere made"
+
+
 def local_arguments_complete(program: LocalProgram) -> Iterator[LocalFinding]:
     """An argument that varies has a value for each micro-batch."""
     if program.micro_batches < 1:
