@@ -16,7 +16,6 @@ from weft.ir.logical import (
     Update,
     Value,
     node_outputs,
-    node_uses,
     refs,
 )
 from weft.ir.nodes import HINT, TAKE
@@ -40,6 +39,8 @@ def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
 
 def values_assigned_once(graph: LogicalGraph) -> Iterator[Finding]:
     """No two nodes make a value of the same name."""
+    if sum([len(node.makes) for node in graph.nodes]) == len(graph.values):
+        return
     seen: set[str] = set()
     for node in graph.nodes:
         for value in node_outputs(node):
@@ -52,15 +53,19 @@ def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
     """A node reads only values that an earlier node made."""
     seen: set[str] = set()
     for node in graph.nodes:
-        for name in node_uses(node):
-            if name not in seen:
-                yield node, f"%{name} is not made before"
-        for value in node_outputs(node):
-            seen.add(value.name)
+        if not seen.issuperset(node.uses):
+            for name in node.uses:
+                if name not in seen:
+                    yield node, f"%{name} is not made before"
+        seen.update([value.name for value in node.makes])
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
     """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
+    # Of equal ones, such as those of repeated layers, one.
+    kinds = {(value.dtype, value.shape) for value in graph.values.values()}
+    if all(dtype in ITEM_SIZE and min(shape, default=0) >= 0 for dtype, shape in kinds):
+        return
     for node, value in _made(graph):
         if value.dtype not in ITEM_SIZE:
             yield node, f"dtype {value.dtype!r} is unknown"
@@ -93,11 +98,12 @@ def _leaf_ranks(node: Input | Output) -> tuple[int, ...]:
 
 def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:
     """An update's target and states are variables, each written once; its source has the target's shape."""
+    inputs = (node for node in graph.of_kind(Input) if node.role in VARIABLE_ROLES)
+    variables = {node.value.name for node in inputs}
     written: set[str] = set()
     for node in graph.of_kind(Update):
         for ref in (node.target, *node.states):
-            made_by = graph.producers[ref.name]
-            if not isinstance(made_by, Input) or made_by.role not in VARIABLE_ROLES:
+            if ref.name not in variables:
                 yield node, f"%{ref.name} is no variable"
             if ref.name in written:
                 yield node, f"%{ref.name} is updated twice"
