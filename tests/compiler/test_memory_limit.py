@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.memory import Held, Memory, Peak
-from weft.compiler.memory_limit import check_limit
+from weft.compiler.memory.limit import check_limit
+from weft.compiler.memory.walk import Held, Memory, Peak
 from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import parse_graph, parse_local

@@ -26,13 +26,15 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler import pipeline, schedule, stages_join
+from weft.compiler import pipeline
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import stage_placements
+from weft.compiler.schedule import schedule
+from weft.compiler.stages import join as stages_join
+from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local
 from weft.ir.logical import Call, Input
-from weft.program.hints import strategy_hints
+from weft.program.strategy.hints import strategy_hints
 
 DATA = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
 STAGED = replace(DATA, stages=2, micro_batches=2)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.deduce_hints import is_hint
+from weft.compiler.hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Value
 from weft.layout import Broadcast, Layout, Split
