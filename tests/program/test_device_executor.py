@@ -15,11 +15,12 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.needs import needs_in_step
 from weft.errors import InternalError, RankFailure
-from weft.program import build
-from weft.runtime import cuda_streams, device_executor
+from weft.runtime import cuda_streams
+from weft.runtime.backend import BACKENDS, Backend
 from weft.runtime.cuda_streams import CudaStreams
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.launches import Launch, launches
+from weft.runtime.streams import Inline, MakeStreams
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
 
@@ -110,16 +111,21 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: callers.setdefault(device, FakeStream())
     )
-    monkeypatch.setattr(device_executor, "_inline", Watched)
+    on_cpu(monkeypatch, Watched)
     Watched.every = []
     FakeStream.count = 0
     yield
     FakeEvent.done = staticmethod(lambda event: True)
 
 
+def on_cpu(monkeypatch: pytest.MonkeyPatch, streams: MakeStreams) -> None:
+    """Ranks on a CPU run on these streams."""
+    monkeypatch.setitem(BACKENDS, "cpu", Backend(streams))
+
+
 @pytest.fixture(autouse=True)
 def on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "has_streams", lambda device: True)
+    on_cpu(monkeypatch, Inline)
 
 
 def compiled(model: torch.nn.Module, strategy: weft.Strategy) -> weft.Program:

@@ -45,6 +45,7 @@ from weft.compiler.time_first import time_first
 from weft.compiler.undone_views import undo_views
 from weft.compiler.unsorted import unsorted
 from weft.compiler.zero import shard_variables
+from weft.hardware import is_launched
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
@@ -199,7 +200,7 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     local = localize_all(graph, every, groups, stages.homes)
     cut = _cut(graph, local, groups, placement, stages, options)
     parts = [overlap(each, cut.parts) for each in local.values()]
-    if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
+    if not is_launched(placement.device_type):  # else a few rows at a time are too many launches
         parts = [join_losses(each) for each in parts]
     programs = tuple(
         offload(copy_escaping_views(each), graph, options.offload, options.modules)

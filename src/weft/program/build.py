@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,13 +36,15 @@ from weft.program.shards import (
     shares_of,
     without_shards,
 )
+from weft.runtime.backend import backend_of
 from weft.runtime.channel import Channel
-from weft.runtime.cuda_graphs import CudaTape, graph_mode
+from weft.runtime.cuda_graphs import graph_mode
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.executor import Executor
 from weft.runtime.kernel_choice import Kernels
 from weft.runtime.replay import Replayer, obstacle
 from weft.runtime.state import Variables
+from weft.runtime.streams import MakeStreams
 from weft.runtime.world import World
 
 
@@ -162,9 +163,12 @@ def _executor(
         key: local_part(constants[key], layout, plan.rank).to(device)
         for key, layout in layouts.items()
     }
-    make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+    backend = backend_of(device)
+    make: Callable[..., Executor | DeviceExecutor] = Executor
+    if backend.streams is not None:
+        make = _on_streams(setting, compiled, plan, device, backend.streams)
     # What is compiled and measured on the way runs on the current device.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with backend.current(device):
         return make(
             plan,
             channels,
@@ -177,17 +181,16 @@ def _executor(
         )
 
 
-def has_streams(device: torch.device) -> bool:
-    """Whether work on a device is put on streams and goes on by itself."""
-    return device.type == "cuda"
-
-
 def _on_streams(
-    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+    setting: Setting,
+    compiled: Compiled,
+    plan: RankPlan,
+    device: torch.device,
+    make_streams: MakeStreams,
 ) -> Callable[..., DeviceExecutor]:
     """An executor that runs the acts of a step as they were rehearsed."""
     replayer = make_replayer(setting, compiled, plan, device)
-    make = partial(DeviceExecutor, replayer=replayer)
+    make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
         return make
@@ -199,11 +202,12 @@ def make_replayer(
 ) -> Replayer | None:
     """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
-    if device.type != "cuda" or len(setting.world.ranks) > 1:
+    make_tape = backend_of(device).tape
+    if make_tape is None or len(setting.world.ranks) > 1:
         return None
     (program,) = (each for each in compiled.programs if each.rank == plan.rank)
     chosen = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
-    return Replayer(plan, chosen, CudaTape(device), device, setting.seed)
+    return Replayer(plan, chosen, make_tape(device), device, setting.seed)
 
 
 def evaluation(
