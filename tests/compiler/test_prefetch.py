@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from local_programs import all_reduce, call, gather, program
-from weft.actors.ensemble import perform
+from weft.actors.simulate import simulate
 from weft.compiler.bucket import bucket
 from weft.compiler.credit import credit
 from weft.compiler.liveness import prove_live
@@ -45,7 +45,7 @@ def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
 def most_ahead(plan: RankPlan) -> int:
     """The most gathers that have begun before their reader ends, when readers take long."""
     seconds = [0.1 if isinstance(actor, Communicate) else 1.0 for actor in plan.actors]
-    acts = perform([plan], {0: seconds}).timelines[0]
+    acts = simulate([plan], {0: seconds}).timelines[0]
     begun = [act.start for act in acts if isinstance(plan.actors[act.actor], Communicate)]
     ended = [act.end for act in acts if "w" in str(plan.actors[act.actor].consumes)]
     return max(

@@ -1,7 +1,7 @@
 """Plans of all ranks together: priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.ensemble`), which found
+(`fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.simulate`), which found
 the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.actors.ensemble import Rehearsal, Timed, perform
+from weft.actors.simulate import Simulation, Timed, simulate
 from weft.compiler.bucket import bucket
 from weft.compiler.credit import credit
 from weft.compiler.durations import Durations
@@ -51,7 +51,7 @@ class Scheduled:
 
     name: str
     plans: tuple[RankPlan, ...]
-    rehearsal: Rehearsal | None = None
+    rehearsal: Simulation | None = None
     classes: Mapping[int, int] = field(default_factory=dict)
 
     def timeline(self, rank: int) -> tuple[Timed, ...]:
@@ -147,7 +147,7 @@ class Draft:
     split: bool
     rule: Preset
     plans: tuple[RankPlan, ...]
-    rehearsal: Rehearsal
+    rehearsal: Simulation
 
     def peaks(self) -> dict[int, int]:
         """The most bytes that each rank holds."""
@@ -170,7 +170,7 @@ class _Kind:
     def draft(self, copies: Mapping[Slot, int]) -> Draft:
         """With copies, rehearsed."""
         plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
-        rehearsal = perform(plans, self.web.seconds)
+        rehearsal = simulate(plans, self.web.seconds)
         return Draft(self.web, self.split, self.rule, plans, rehearsal)
 
     def preset(self) -> Draft:
@@ -251,7 +251,7 @@ class _Making:
         ready = {
             p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
         }
-        rehearsal = perform(tuple(ready.values()), draft.web.seconds, fixed=True)
+        rehearsal = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:
                 own = self._plan(split_backward(program) if draft.split else program, draft.rule)

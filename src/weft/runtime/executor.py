@@ -23,7 +23,8 @@ from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
 from weft.runtime.channel import Channel
 from weft.runtime.kernel_choice import Kernels
 from weft.runtime.lone_acts import LoneActs
-from weft.runtime.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.queue_work import ActError
+from weft.runtime.queues import Control, Ended, Queue, Stop
 from weft.runtime.rank_executor import RankExecutor
 from weft.runtime.silence import silence_text
 from weft.runtime.state import Variables
@@ -81,7 +82,7 @@ class Executor(RankExecutor):
         self._compute = self._queues[COMPUTE]
         others = [queue for name, queue in self._queues.items() if name != COMPUTE]
         self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
-        self.recorder = Recorder(queue.spans for queue in self._queues.values())
+        self.recorder = Recorder(queue.work.spans for queue in self._queues.values())
         for channel in channels.values():
             channel.watch(self._fail)
             channel.spins = False

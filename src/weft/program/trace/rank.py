@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from weft.actors.ensemble import Timed
+from weft.actors.simulate import Timed
 from weft.compiler.memory import levels
 from weft.compiler.memory_order import moments_of
 from weft.ir.plan import Collective, Communicate, Communicator, RankPlan, Transfer

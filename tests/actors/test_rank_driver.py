@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.actors import Act, Begin, EndStep, Finished, Send, machines, rehearse
+from plan_runs import react, run_plan
+from weft.actors import Act, Begin, EndStep, Finished, Send, machines
 from weft.errors import InternalError
 from weft.ir.plan import Collective, Communicate, Compute, Fetch, LocalValue, RankPlan, Register
 
@@ -71,13 +72,13 @@ def is_live(plan):
 @given(plans(cyclic=True))
 def test_a_plan_runs_to_its_end_iff_it_is_live(plan):
     if is_live(plan):
-        acts = rehearse(plan, steps=3)
+        acts = run_plan(plan, steps=3)
         assert Counter(acts) == {
             Act(actor.id, step): 1 for actor in plan.actors for step in range(3)
         }
     else:
         with pytest.raises(InternalError, match="stuck"):
-            rehearse(plan, steps=3)
+            run_plan(plan, steps=3)
 
 
 def run_randomly(plan, steps, seed):
@@ -96,7 +97,7 @@ def run_randomly(plan, steps, seed):
         event = mail[source, target].popleft()
         if isinstance(event, Finished):
             log.append(("finish", event.actor, event.step))
-        for action in every[target].handle(event):
+        for action in react(every[target], event):
             if isinstance(action, Act):
                 log.append(("start", action.actor, action.step))
                 mail[target, target].append(Finished(*action))
@@ -148,7 +149,7 @@ def test_any_timing_keeps_credits_and_order(plan, seed):
 def test_a_stuck_plan_says_what_each_actor_waits_for():
     plan = build(["compute", "host"], [(0, (1,), 1, False), (1, (0,), 1, False)])
     with pytest.raises(InternalError) as caught:
-        rehearse(plan)
+        run_plan(plan)
     assert str(caught.value) == (
         "the plan is stuck:\n"
         "  rank 0: Compute 0 on compute waits in step 0 for r1 from Compute 1 on host\n"
@@ -174,9 +175,9 @@ def test_a_stuck_communication_is_named():
     with pytest.raises(
         InternalError, match=r"rank 3: Communicate 0 on comm:0 \(all_reduce of g\) waits"
     ):
-        rehearse(plan)
+        run_plan(plan)
 
 
 def test_the_rehearsal_is_the_same_every_time():
     plan = build(list(QUEUES) * 2, [(id, tuple(range(id + 1, 8)), 2, False) for id in range(7)])
-    assert rehearse(plan, 4) == rehearse(plan, 4)
+    assert run_plan(plan, 4) == run_plan(plan, 4)
