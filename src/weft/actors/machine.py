@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from weft.actors.invariants import QueueState, check, events_between_checks
 from weft.actors.messages import (
     Act,
     Action,
@@ -80,6 +81,9 @@ class QueueMachine:
             Released: self._acknowledge,
             Finished: self._finish,
         }
+        # While debugging: events until the next check, and between two of them. Otherwise 0.
+        self._unchecked = 0
+        self._between = events_between_checks(self.state())
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event and say what is to be done now, in this order. It starts nothing.
@@ -90,6 +94,8 @@ class QueueMachine:
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)
+        if self._between:
+            self._check()
         return actions
 
     def start(self) -> Act | None:
@@ -124,6 +130,8 @@ class QueueMachine:
         actions: list[Action] = []
         self._running = None
         self._finished(act.actor, act.step, act.micro, actions)
+        if self._between:
+            self._check()
         return actions
 
     @property
@@ -152,6 +160,36 @@ class QueueMachine:
         return QueueStatistics(
             self.queue, self._begun, self.started, self._running, waiting, self._turn()
         )
+
+    def state(self) -> QueueState:
+        """All of the machine's state, for those that check it."""
+        return QueueState(
+            self.queue,
+            self._tasks,
+            self._ports,
+            self._turns,
+            self.in_order,
+            self._begun,
+            self.started,
+            self._running,
+            self._ready,
+            self._left,
+        )
+
+    def check_invariants(self) -> None:
+        """Check what always holds between two events (`weft.actors.invariants`).
+
+        Raises:
+            InternalError: when something does not: a fault of this machine, not of its user.
+        """
+        check(self.state())
+
+    def _check(self) -> None:
+        """While debugging, check after every event, or after every few."""
+        self._unchecked -= 1
+        if self._unchecked <= 0:
+            self._unchecked = self._between
+            self.check_invariants()
 
     def _turn(self) -> int | None:
         if self._running is not None:
@@ -224,6 +262,8 @@ class QueueMachine:
         if not waits:
             self._may_act(task)
         self._running = act = Act(task.id, step, micro)
+        if self._between:
+            self._check()
         return act
 
     def _start_part(self, task: Task, step: int, micro: int) -> int:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import final
 
 from weft.actors.driver import Driver, Executor
+from weft.actors.invariants import check_rank, is_debugging
 from weft.actors.machine import QueueMachine
 from weft.actors.messages import Begin, Ready, Released
 from weft.actors.statistics import QueueStatistics, waiting_text
@@ -43,6 +44,7 @@ class RankDriver:
 
     def __init__(self, plan: RankPlan, executor: Executor) -> None:
         self._plan = plan
+        self._debugging = is_debugging()
         self._mail: deque[tuple[str, Ready | Released]] = deque()
         self._drivers = {
             queue: Driver(machine, executor, self) for queue, machine in machines(plan).items()
@@ -92,3 +94,5 @@ class RankDriver:
         while self._mail:
             queue, event = self._mail.popleft()
             self._drivers[queue].receive(event)
+        if self._debugging:
+            check_rank({name: driver.machine.state() for name, driver in self._drivers.items()})

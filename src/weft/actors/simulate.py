@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from weft.actors.deadlock import Meeting, deadlock_text
 from weft.actors.driver import Driver
+from weft.actors.invariants import check_rank, is_debugging
 from weft.actors.machine import QueueMachine
 from weft.actors.messages import Act, Begin, Event, Ready, Released
 from weft.actors.rank_driver import queues_of
@@ -199,6 +200,10 @@ class _World:
             raise InternalError(
                 deadlock_text(self.plans, machines, members, self.places, self.gathered)
             )
+        if is_debugging():
+            for plan in self.plans:
+                own = (lane for lane in self.lanes if lane.rank == plan.rank)
+                check_rank({lane.queue: lane.driver.machine.state() for lane in own})
 
     def _settle(self) -> None:
         """Deliver everything that is on its way, then begin the communications that all take part in."""
