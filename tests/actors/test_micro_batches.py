@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_runs import react, run_plan
+from plan_runs import Acts, react, run_plan, sequential
+from strategies import MICRO_BATCHES, law, looped_plans, over_step
 from weft.actors import (
     Act,
     Begin,
@@ -24,20 +24,18 @@ from weft.actors import (
     blame,
     machines,
 )
-from weft.actors.simulate import simulate
 from weft.errors import InternalError
 from weft.ir.plan import (
     Compute,
     Feed,
     Fetch,
-    LocalCall,
     LocalValue,
     Order,
     RankPlan,
     Register,
 )
 
-M = 3
+M = MICRO_BATCHES
 
 
 def value(name):
@@ -46,11 +44,6 @@ def value(name):
 
 def control(name):
     return LocalValue(name, (0,), "bool")
-
-
-def over_step(*names):
-    """Calls that make values over a step, so that a plan is legal."""
-    return tuple(LocalCall("weft.accumulate", (1,), (), (value(name),)) for name in names)
 
 
 def loop(id, reads, writes, queue="compute", priority=0, once=()):
@@ -296,101 +289,6 @@ def test_the_blame_is_with_who_runs_and_with_whose_turn_it_is():
     assert blame(stuck, [machine.statistics() for machine in every.values()]) == (0, 1)
 
 
-QUEUES = ("compute", "host", "comm:0", "comm:1")
-
-
-@st.composite
-def pipelines(draw, enough=False):
-    """Random actors, some in the loop; edges lead to higher ids, or back from the version before (full)."""
-    count = draw(st.integers(2, 7))
-    loops = [draw(st.booleans()) for _ in range(count)]
-    names, registers = [], []
-    for index in range(draw(st.integers(1, 9))):
-        producer = draw(st.integers(0, count - 1))
-        full = draw(st.booleans())
-        others = [id for id in range(count) if id != producer and (full or id > producer)]
-        consumers = draw(st.sets(st.sampled_from(others), max_size=3)) if others else set()
-        looped = loops[producer] and all(loops[id] for id in consumers)
-        rate = M if looped and draw(st.booleans()) and not (full and enough) else 1
-        credits = M if enough else draw(st.integers(1, M))
-        names.append(f"r{index}")
-        consumed = tuple(sorted(consumers))
-        registers.append(once(names[-1], producer, consumed, credits, full=full, rate=rate))
-    actors = []
-    for id in range(count):
-        reads = tuple(r.value.name for r in registers if id in r.consumers)
-        writes = tuple(r.value.name for r in registers if id == r.producer)
-        sums = tuple(r.value.name for r in registers if id == r.producer and r.rate == 1)
-        acts = M if loops[id] else 1
-        nodes = over_step(*sums) if loops[id] else ()
-        queue, priority = draw(st.sampled_from(QUEUES)), draw(st.integers(0, 2))
-        actors.append(Compute(id, nodes, reads, writes, queue, acts, priority))
-    return ordered(RankPlan(0, (), tuple(actors), tuple(registers), M))
-
-
-def ordered(plan):
-    """The plan with orders for its communicators, as a simulation finds them; None if it is stuck."""
-    try:
-        found = simulate([plan], {0: [1.0] * len(plan.actors)})
-    except InternalError:
-        return None
-    return replace(plan, orders=found.orders[0])
-
-
-def sequential(plan):
-    """What each act computes, told from what it reads: found from the acts that make it, in no order at all."""
-    registers = {register.value.name: register for register in plan.registers}
-
-    @cache
-    def content(name, version):
-        register = registers[name]
-        if version < register.full:
-            return (name, "start")
-        per = plan.actors[register.producer].acts // register.rate
-        first = (version - register.full) * per
-        return tuple(act(register.producer, index) for index in range(first, first + per))
-
-    @cache
-    def act(id, index):
-        actor = plan.actors[id]
-        reads = [(name, registers[name].rate) for name in actor.consumes]
-        return hash(
-            (id, index, *(content(name, index * rate // actor.acts) for name, rate in reads))
-        )
-
-    return act
-
-
-class Acts:
-    """What the acts of a plan compute from the versions of registers that are there."""
-
-    def __init__(self, plan):
-        self.plan = plan
-        self.registers = {register.value.name: register for register in plan.registers}
-        self.contents = {(n, 0): (n, "start") for n, r in self.registers.items() if r.full}
-        # What each act computed; for each register, parts of the version that is being made.
-        self.done, self.parts = {}, {}
-
-    def start(self, act):
-        index, actor = self.index(act), self.plan.actors[act.actor]
-        rates = [(name, self.registers[name].rate) for name in actor.consumes]
-        reads = [self.contents[name, index * rate // actor.acts] for name, rate in rates]
-        self.done[actor.id, index] = hash((actor.id, index, *reads))
-
-    def finish(self, act):
-        index, actor = self.index(act), self.plan.actors[act.actor]
-        for name in actor.produces:
-            register = self.registers[name]
-            made = self.parts.setdefault(name, [])
-            made.append(self.done[actor.id, index])
-            if len(made) == actor.acts // register.rate:
-                version = index * register.rate // actor.acts + register.full
-                self.contents[name, version] = tuple(self.parts.pop(name))
-
-    def index(self, act):
-        return act.step * self.plan.actors[act.actor].acts + act.micro
-
-
 def run_randomly(plan, steps, seed):
     """Run with messages and ends of acts in random order; checks credits, and returns what each act computed."""
     chance = random.Random(seed)
@@ -433,10 +331,8 @@ def check_credits(plan, done):
         assert made - read <= register.credits
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(pipelines(), st.integers(0, 99))
+@law(150)
+@given(looped_plans(), st.integers(0, 99))
 def test_any_timing_computes_what_the_sequential_order_does(plan, seed):
     if plan is None:
         return
@@ -447,10 +343,8 @@ def test_any_timing_computes_what_the_sequential_order_does(plan, seed):
     assert len(run_plan(plan, 2)) == len(done)
 
 
-@settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(pipelines(enough=True))
+@law(100)
+@given(looped_plans(enough=True))
 def test_a_credit_for_each_micro_batch_is_always_enough(plan):
     assert plan is not None
     run_plan(plan, 3)
