@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plan_runs import Acts, sequential
 from strategies import durations, law, looped_plans, pipeline_plans
 from weft.actors import Act, RankDriver
-from weft.actors.needs import needs_in_step
+from weft.actors.dependencies import dependencies_in_step
 from weft.actors.simulate import Simulation, Timed, simulate
 from weft.ir.plan import Communicate, Hold, RankPlan
 
@@ -53,13 +53,13 @@ def test_no_act_starts_before_the_end_of_what_it_needs(
     assume(plan is not None)
     found = simulate([plan], {0: data.draw(durations(plan))}, fixed=True)
     timed = {(each.actor, each.micro): each for each in found.timelines[0]}
-    for act, needs in needs_in_step(plan).items():
+    for act, needs in dependencies_in_step(plan).items():
         assert all(timed[need].end <= timed[act].start for need in needs)
 
 
 def critical_path(plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[float]]) -> float:
     """Seconds of the longest chain of acts that need each other; communications begin on all ranks at once."""
-    needs = {plan.rank: needs_in_step(plan) for plan in plans}
+    needs = {plan.rank: dependencies_in_step(plan) for plan in plans}
     meetings: dict[tuple[int, int], list[tuple[int, int]]] = {}
     by_place: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for plan in plans:

@@ -21,8 +21,8 @@ from weft.actors import (
     Ready,
     Released,
     Send,
-    blame,
     machines,
+    root_cause,
 )
 from weft.errors import InternalError
 from weft.ir.plan import (
@@ -263,7 +263,7 @@ def test_a_barrier_in_the_loop_needs_a_credit_for_each_micro_batch():
         run_plan(plan(M - 1), 1)
     machine = QueueMachine(plan(M - 1), "compute")
     acts_of(machine, Begin(0))
-    assert blame(plan(M - 1), [machine.statistics()]) == (0, 1)
+    assert root_cause(plan(M - 1), [machine.statistics()]) == (0, 1)
 
 
 def test_the_blame_is_with_who_runs_and_with_whose_turn_it_is():
@@ -275,8 +275,8 @@ def test_the_blame_is_with_who_runs_and_with_whose_turn_it_is():
     every = machines(plan)
     for machine in every.values():
         react(machine, Begin(0))
-    assert blame(plan, [machine.statistics() for machine in every.values()]) == (0,)
-    assert blame(plan, []) == ()
+    assert root_cause(plan, [machine.statistics() for machine in every.values()]) == (0,)
+    assert root_cause(plan, []) == ()
     stuck = replace(plan, registers=(replace(plan.registers[0], consumers=(1, 2)),), actors=(
         plan.actors[0], loop(1, ("a",), (), "comm:0"), plan.actors[2]))  # fmt: skip
     stuck = replace(
@@ -286,7 +286,7 @@ def test_the_blame_is_with_who_runs_and_with_whose_turn_it_is():
     for machine in every.values():
         react(machine, Begin(0))
     # 1 waits for what 0 makes, and 0 for the turn that 1 has.
-    assert blame(stuck, [machine.statistics() for machine in every.values()]) == (0, 1)
+    assert root_cause(stuck, [machine.statistics() for machine in every.values()]) == (0, 1)
 
 
 def run_randomly(plan, steps, seed):

@@ -13,7 +13,7 @@ from torch import Tensor
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.actors.needs import needs_in_step
+from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
 from weft.runtime import cuda_streams
 from weft.runtime.backend import BACKENDS, Backend
@@ -178,7 +178,7 @@ def test_every_act_comes_after_what_it_needs(name: str) -> None:
         found = [executor._launches for executor in executors(program)]
     checked = 0
     for plan, acts, streams in zip(plans, found, Watched.every, strict=True):
-        needs = needs_in_step(plan)
+        needs = dependencies_in_step(plan)
         place = {(launch.actor, launch.micro): launch.place for launch in acts}
         for step in range(3):
             before, ends = streams.before[step], streams.ends[step]

@@ -188,7 +188,7 @@ def _on_streams(
     device: torch.device,
     make_streams: MakeStreams,
 ) -> Callable[..., DeviceExecutor]:
-    """An executor that runs the acts of a step as they were rehearsed."""
+    """An executor that runs the acts of a step in the order in which they were simulated."""
     replayer = make_replayer(setting, compiled, plan, device)
     make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal

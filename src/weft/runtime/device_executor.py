@@ -38,7 +38,7 @@ class DeviceExecutor(RankExecutor):
         seed: of the random ops.
         timeout: seconds without the end of any act after which a step gives up.
         kernels: how segments run.
-        order: (actor, micro-batch) of all acts of a step, as rehearsed; by default that of the plan.
+        order: (actor, micro-batch) of all acts of a step, as simulated; by default that of the plan.
         replayer: what replays segments as CUDA graphs, if any.
     """
 

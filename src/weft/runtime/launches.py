@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.actors import Act, RankDriver
-from weft.actors.needs import needs_in_step
+from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
 from weft.runtime.work import Work
@@ -101,7 +101,7 @@ class _Recorder:
     waited: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.needs = needs_in_step(self.plan)
+        self.dependencies = dependencies_in_step(self.plan)
         self.producers = {r.value.name: r.producer for r in self.plan.registers}
         # The last place at which each version is read.
         self.last: dict[Key, int] = {}
@@ -123,7 +123,7 @@ class _Recorder:
         work = self.works[actor]
         reads = tuple(self._read(actor, micro, name) for name in work.reads)
         writes = tuple(self._written(actor, micro, name) for name in work.writes)
-        waits = self._waits(place, queue, self.needs[actor, micro])
+        waits = self._waits(place, queue, self.dependencies[actor, micro])
         return Launch(place, actor, micro, queue, reads, writes, waits)
 
     def _key(self, actor: int, micro: int, name: str) -> Key:
