@@ -15,12 +15,12 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
-from weft.runtime import cuda_streams
 from weft.runtime.backend import BACKENDS, Backend
-from weft.runtime.cuda_streams import CudaStreams
-from weft.runtime.device_executor import DeviceExecutor
-from weft.runtime.launches import Launch, launches
-from weft.runtime.streams import Inline, MakeStreams
+from weft.runtime.cuda import cuda_streams
+from weft.runtime.cuda.cuda_streams import CudaStreams
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.cuda.launches import Launch, launches
+from weft.runtime.cuda.streams import Inline, MakeStreams
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
 

@@ -15,9 +15,9 @@ from strategies import law, looped_plans
 from weft.actors import Act
 from weft.actors.simulate import simulate
 from weft.ir.plan import Actor, RankPlan
-from weft.runtime import rank_executor
-from weft.runtime.executor import Executor
-from weft.runtime.work import Rank, Work
+from weft.runtime.executor import rank_executor
+from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.work import Rank, Work
 
 pytestmark = pytest.mark.timeout(60)
 

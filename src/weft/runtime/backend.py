@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.runtime.cuda_graphs import CudaTape
-from weft.runtime.cuda_streams import CudaStreams
-from weft.runtime.replay import Tape
-from weft.runtime.streams import MakeStreams
+from weft.runtime.cuda.cuda_streams import CudaStreams
+from weft.runtime.cuda.graphs import CudaTape
+from weft.runtime.cuda.replay import Tape
+from weft.runtime.cuda.streams import MakeStreams
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,189 @@
+"""One queue at run time: the driver of its state machine, its mailbox and its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from threading import Lock
+from typing import NamedTuple, TypeAlias, final
+
+from weft.actors import Act, Driver, Event, QueueMachine, Ready, Released
+from weft.ir.plan import COMPUTE
+from weft.runtime.executor.work import Work
+from weft.runtime.queue_work import QueueWork
+
+
+class Ended(NamedTuple):
+    """To the compute queue: `queue` has done all its work of a step."""
+
+    queue: str
+    step: int
+
+
+class Stop(NamedTuple):
+    """To a queue: start no further act; the rank has failed or closes."""
+
+
+Control: TypeAlias = "Ended | Stop"
+Mailbox: TypeAlias = "SimpleQueue[Event | Control]"
+
+
+@final
+class Queue:
+    """Runs the actors of one queue, on the one thread that calls `receive`, or `serve`.
+
+    A queue with a thread of its own is woken by its bell, and only when it has an act to run: the
+    sender handles the messages (`prepare`), and may run the act itself (`act_here`).
+
+    Args:
+        machine: decides when the actors act.
+        works: what they do, by actor id.
+        queues: all queues of the rank by name; this one adds itself.
+        on_end: called with a step when all actors of this queue have acted for it.
+        on_control: called with what arrives and is no event.
+    """
+
+    def __init__(
+        self,
+        machine: QueueMachine,
+        works: Mapping[int, Work],
+        queues: dict[str, Queue],
+        on_end: Callable[[int], None],
+        on_control: Callable[[Control], None],
+    ) -> None:
+        self.name = machine.queue
+        self.machine = machine
+        self.work = QueueWork(machine, works)
+        self.driver = Driver(machine, self.work, self)
+        self.mailbox: Mailbox = SimpleQueue()
+        # An entry wakes the thread that serves this queue. The compute queue's thread waits for its
+        # mailbox instead.
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        # Held by whoever handles messages and runs acts, where several threads may.
+        self.lock = Lock()
+        # An act that another thread has started for the one that serves; under the lock.
+        self.left: Act | None = None
+        # Queues to which this one has sent messages that nobody was told to handle yet.
+        self.told: list[Queue] = []
+        self._queues = queues
+        self._on_end = on_end
+        self._on_control = on_control
+        queues[self.name] = self
+
+    def receive(self, message: Event | Control) -> None:
+        """Handle a message and run all acts that follow from it.
+
+        Raises:
+            ActError: when an actor raises.
+        """
+        self._handle(message)
+        self._go_on(self.driver.next())
+
+    def serve(self) -> None:
+        """Wait for the bell, then run what was left and handle all messages.
+
+        Raises:
+            ActError: when an actor raises.
+        """
+        self.bell.get()
+        with self.lock:
+            act, self.left = self.left, None
+            self._go_on(act)
+            while not self.mailbox.empty():
+                self.receive(self.mailbox.get())
+            self.call()
+
+    def post(self, message: Event | Control) -> None:
+        """Send a message from outside of the rank's queues."""
+        self.mailbox.put(message)
+        self.bell.put(None)
+
+    def call(self) -> None:
+        """Have handled what this queue has sent: wake the threads that have to act."""
+        while self.told:
+            queue = self.told.pop()
+            if queue.prepare():
+                queue.bell.put(None)
+
+    def prepare(self) -> bool:
+        """Handle messages on a thread of another queue, up to one that starts an act.
+
+        Returns:
+            Whether the thread of this queue has something to do.
+        """
+        if not self.lock.acquire(blocking=False):
+            return True
+        try:
+            self._catch_up()
+            return not self.rests
+        finally:
+            self.lock.release()
+
+    @property
+    def rests(self) -> bool:
+        """Whether there is nothing to handle and nothing to run; asked by who holds the lock."""
+        return self.left is None and self.mailbox.empty()
+
+    def act_here(self) -> None:
+        """Run the act that is left, on a thread of another queue that holds the lock.
+
+        Raises:
+            ActError: when the actor raises.
+        """
+        act, self.left = self.left, None
+        if act is not None:
+            self.driver.run(act)
+            while self._handle_next():
+                pass
+            self.left = self.driver.next()
+        self.call()
+        if not self.rests:
+            self.bell.put(None)
+
+    def send(self, queue: str, event: Ready | Released) -> None:
+        """Hand an event to another queue, with the tensor that it may read now."""
+        target = self._queues[queue]
+        if type(event) is Ready:
+            self.work.hand_on(event.register, event.version, target.work)
+        target.mailbox.put(event)
+        if target.name != COMPUTE:
+            self.told.append(target)
+
+    def end_step(self, step: int) -> None:
+        """All actors of this queue have acted for a step."""
+        self._on_end(step)
+
+    def _catch_up(self) -> None:
+        """Handle messages up to one that starts an act, in place of the thread of this queue."""
+        while self.left is None and self._handle_next():
+            self.left = self.driver.next()
+        self.call()
+
+    def _go_on(self, act: Act | None) -> None:
+        """Run an act that was started, and all that follow from it."""
+        driver, mailbox = self.driver, self.mailbox
+        while act is not None:
+            if self.told:
+                self.call()
+            driver.run(act)
+            # What arrived meanwhile counts when the next actor is chosen.
+            while not mailbox.empty():
+                self._handle(mailbox.get())
+            act = driver.next()
+
+    def _handle_next(self) -> bool:
+        """Handle a message in place of the thread of this queue; False if there is none for others."""
+        if self.mailbox.empty():
+            return False
+        message = self.mailbox.get()
+        if isinstance(message, Stop):  # it ends the other thread, not this one
+            self.mailbox.put(message)
+            return False
+        self._handle(message)
+        return True
+
+    def _handle(self, message: Event | Control) -> None:
+        if isinstance(message, (Ended, Stop)):
+            self._on_control(message)
+        else:
+            self.driver.receive(message)
