@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from weft.ir.logical import Location
 _WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
+_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 # The frame that calls the user's function: frames around it are not the model's.
 _TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
@@ -45,6 +47,31 @@ def in_library(file: str) -> bool:
 def installed(file: str) -> bool:
     """Whether a source file belongs to a package that pip installed, whoever wrote it."""
     return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
+
+
+@cache
+def standard(file: str) -> bool:
+    """Whether a source file belongs to Python's own library."""
+    return file.startswith((*_STANDARD, "<frozen ")) and not installed(file)
+
+
+@cache
+def users_file(file: str) -> bool:
+    """Whether a source file is the user's own: neither torch's nor weft's, nor installed, nor Python's own library."""
+    return not (in_library(file) or installed(file) or standard(file))
+
+
+@cache
+def users_module(name: str) -> bool:
+    """Whether the user's own code has made a module of Python, by its name."""
+    if name == "__main__":
+        return True
+    own = sys.modules.get(name)
+    file = getattr(own, "__file__", None)
+    if file is None:
+        # What has no file is built in, or was made by the user (a notebook, `types.ModuleType`).
+        return name.partition(".")[0] not in sys.stdlib_module_names
+    return users_file(file)
 
 
 class LinesNoted(TorchFunctionMode):

@@ -157,7 +157,7 @@ def trace_step(
         step.gradients,
         constants,
         step.recurrent,
-        step.watch.settled(),
+        step.watch.settled(constants),
         found,
     )
 
