@@ -121,7 +121,9 @@ class Gradients:
 
     def standing(self) -> bool:
         """Whether there are gradients in `parameter.grad`; some microseconds."""
-        return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
+        # Otherwise torch asks the class of each global tensor how it gives its gradient.
+        with torch._C.DisableTorchFunction():
+            return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
 
     def check_update(self, compiled: Compiled) -> None:
         """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
