@@ -1,14 +1,13 @@
-"""What methods, other modules, defaults, classes, the environment and arrays hold that a step reads, and that changes."""
+"""What objects, other modules, defaults, classes, the environment and arrays hold, and a step reads."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,10 +94,6 @@ class Schedule(Base):
     @classmethod
     def of_class(cls) -> float:
         return cls.power
-
-    @cached_property
-    def kept(self) -> float:
-        return FACTOR * self.value
 
 
 class Deep:
@@ -212,9 +207,7 @@ def test_what_the_step_does_not_read_of_an_object_may_change(
 
 
 @pytest.mark.parametrize("where", ["attribute", "closure", "default", "bound"])
-@pytest.mark.parametrize(
-    "change", [lambda c: setattr(c, "rate", 3.0), lambda c: c.sizes.append(7)]
-)
+@pytest.mark.parametrize("change", [lambda c: setattr(c, "rate", 3.0), lambda c: c.sizes.append(7)])
 def test_settings_with_a_property(
     where: str, change: Callable[[Config], Any], planned: Callable[[], list[str]]
 ) -> None:
@@ -259,7 +252,7 @@ class Held:
 held = Held()
 def scaled(x): return x * SCALE
 """
-    exec(text, vars(module))  # noqa: S102
+    exec(text, vars(module))
     return module
 
 
@@ -268,7 +261,10 @@ OF_MODULES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "item": (lambda x: settings.TABLE["a"], lambda: settings.TABLE.update(a=3.0)),
     "global-of-function": (lambda x: settings.scaled(1.0), lambda: setattr(settings, "SCALE", 3.0)),
     "function": (lambda x: settings.scaled(1.0), lambda: setattr(settings, "scaled", thrice)),
-    "module-of-module": (lambda x: settings.inner.OTHER, lambda: setattr(settings.inner, "OTHER", 3.0)),
+    "module-of-module": (
+        lambda x: settings.inner.OTHER,
+        lambda: setattr(settings.inner, "OTHER", 3.0),
+    ),
     "class": (lambda x: settings.Constants.RATE, lambda: setattr(settings.Constants, "RATE", 3.0)),
     "object": (lambda x: settings.held.get(), lambda: setattr(settings.held, "value", 3.0)),
     "made-in-the-step": (lambda x: settings.Held().get() * Maker().by(), lambda: factor(3.0)),
@@ -472,3 +468,42 @@ def test_what_a_step_writes_in_objects_and_does_not_read(
     for _ in range(3):
         both.step()
     assert not planned()
+
+
+class Counting(nn.Linear):
+    """Counts its calls, by several ways to begin."""
+
+    begun: Any = None
+
+    def __init__(self, how: str) -> None:
+        super().__init__(8, 8)
+        self.how, self.holder = how, types.SimpleNamespace(made=Slotted())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "getattr":
+            self.count = getattr(self, "count", 0) + 1
+        elif self.how == "hasattr":
+            if not hasattr(self, "count"):
+                self.count = 0
+            self.count += 1
+        elif self.how == "none":
+            self.begun = (self.begun or 0) + 1
+        else:
+            self.size = getattr(self, "size", 0) or x.shape[-1]
+        return super().forward(x) * (getattr(self, "count", 1) + (self.begun or 0))
+
+
+@pytest.mark.parametrize("how", ["getattr", "hasattr", "none"])
+def test_a_number_that_a_step_counts_up_from_nothing_is_refused(how: str) -> None:
+    model = Counting(how)
+    with pytest.raises(CaptureError, match="the step changes (count|begun) from 1 to 2, and reads"):
+        compiled(model)
+    assert {"count", "begun"}.isdisjoint(vars(model))
+
+
+def test_a_number_that_a_step_makes_once(planned: Callable[[], list[str]]) -> None:
+    both = Both(Counting("size"))
+    both.step()
+    both.step()
+    assert not planned()
+    assert "size" not in vars(both.model)

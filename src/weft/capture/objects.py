@@ -92,7 +92,7 @@ class Objects:
             self._reading = False
             for cls, own in reversed(self._own.items()):
                 if own is None:
-                    del cls.__getattribute__  # type: ignore[misc]
+                    del cls.__getattribute__
                 else:
                     cls.__getattribute__ = own  # type: ignore[method-assign]
             self._own.clear()

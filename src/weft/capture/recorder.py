@@ -57,6 +57,10 @@ _PARTS = ("modules", "parameters", "buffers")
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
 
 
+class Counted(CaptureError):
+    """A step changes a number that it has read."""
+
+
 class Recorder:
     """Collects what the trace of one step reads."""
 
@@ -142,7 +146,7 @@ class Recorder:
             plain = isinstance(now, PLAIN) and isinstance(before, PLAIN)
             if entry.key in read and plain and before is not None and not entry.holds():
                 then = replace(entry, value=before).then
-                raise CaptureError(
+                raise Counted(
                     f"the step changes {entry.text} from {then} to {entry.now}, and reads it: captured once, it "
                     "would read the same value for ever. Keep it in a tensor (register_buffer, and write it in "
                     "place), or outside of the step and pass it in the batch"
@@ -161,6 +165,16 @@ class Recorder:
             kept = entry.value is MISSING or isinstance(entry.value, torch.Tensor | None)
             if kept and isinstance(now, torch.Tensor) and now is not entry.value:
                 found.append((entry.text, now))
+        return found
+
+    def made(self) -> list[Entry]:
+        """Numbers that the step made where it had read none, as they are after it."""
+        found = []
+        for entry in self._read:
+            now = entry.space.get(entry.name, MISSING)
+            nothing = entry.value is None or entry.value is MISSING
+            if nothing and isinstance(now, int | float):
+                found.append(replace(entry, value=now))
         return found
 
     def _text(self, module: nn.Module, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,13 +39,13 @@ from weft.capture.locations import (
 )
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
-from weft.capture.recorder import Recorder
+from weft.capture.recorder import Counted, Recorder
 from weft.capture.recurrent import LayersKept
 from weft.capture.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.retrace import Skeleton, skeleton
 from weft.capture.rewrites import Rewritten
 from weft.capture.tree import unflatten
-from weft.capture.watch import Watch
+from weft.capture.watch import MISSING, Entry, Watch
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -137,6 +137,8 @@ def trace_step(
     if module is None:
         with _running(step):
             module = _trace(step, inputs, mode, table)
+    if step.made:
+        _check_made(step.made, begin, mode, table)
     found = Skeletons(skeleton(module.graph))
     take_caches(module.graph, step.caches)
     copies = noted_copies(module.graph)
@@ -177,6 +179,32 @@ def _running(step: _Step) -> Iterator[None]:
         if not step.training:
             step.model.eval()
         yield
+
+
+def _check_made(
+    made: Sequence[Entry], begin: Callable[[], Any], mode: FakeMode, table: Any
+) -> None:
+    """Check that the step leaves numbers alone which it has made itself: run once more with them, it may not count up.
+
+    Raises:
+        CaptureError: naming a number that changes.
+    """
+    before = [(each.space, each.name, each.space.get(each.name, MISSING)) for each in made]
+    for each in made:
+        each.space[each.name] = each.value
+    try:
+        step, inputs = begin()
+        with _running(step):
+            _trace(step, inputs, mode, table)
+    except Counted:
+        raise
+    except WeftError:
+        pass  # without what it has made else, such as a cache
+    finally:
+        for space, name, value in before:
+            space.pop(name, None)
+            if value is not MISSING:
+                space[name] = value
 
 
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
@@ -226,6 +254,7 @@ class _Step:
         self.hooks = gradient_hooks(variables.parameters)
         self.recorder = Recorder(model, loss_fn)
         self.watch = Watch()
+        self.made: list[Entry] = []
         self.caches: tuple[str, ...] = ()
         self.casts = casts
         self.apart = apart
@@ -248,6 +277,7 @@ class _Step:
             self.output_keys = tuple(tensors)
             gradients = [] if loss is None else self._gradients(loss, parameters)
             self.watch, caches = self.recorder.watch(), self.recorder.caches()
+            self.made = self.recorder.made()
         self.caches = tuple(text for text, _ in caches)
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 

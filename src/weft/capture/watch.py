@@ -96,7 +96,9 @@ class Watch:
             constants: read live; arrays of which they are the memory need not be compared.
         """
         live = {each.data_ptr() for each in constants}
-        kept = (e for e in self.entries if not isinstance(e.space, Content) or e.space.at not in live)
+        kept = (
+            e for e in self.entries if not isinstance(e.space, Content) or e.space.at not in live
+        )
         return Watch(tuple(entry for entry in kept if entry.holds()))
 
     def changed(self) -> Entry | None:
