@@ -27,6 +27,8 @@ from weft.capture.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Content, En
 _DEEP = 3
 # What torch calls of a class of the user's by itself.
 _CALLED = ("forward", "backward", "setup_context", "jvp", "vjp", "vmap")
+# Objects of these, and of classes derived from them, count for themselves, and other threads use them too.
+_SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "logging")
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types in CPython
 
 
@@ -158,7 +160,7 @@ class Objects:
             self.found(cls, name)
             self._notes.of_class(cls, name)
         made = not issubclass(cls, nn.Module)
-        self._functions(cls, lambda name: name in _CALLED or made and name.startswith("__"))
+        self._functions(cls, lambda name: name in _CALLED or (made and name.startswith("__")))
 
     def _functions(self, cls: type, wanted: Callable[[str], bool]) -> None:
         """Functions of a class that are called without being looked up."""
@@ -210,7 +212,7 @@ class Objects:
 
         def reading(owner: Any, name: str) -> Any:
             known = self._known.get(id(owner))
-            if known is None or name.startswith("__") and name != "__dict__":
+            if known is None or (name.startswith("__") and name != "__dict__"):
                 return original(owner, name)
             if name not in known.before and known.users:
                 self.found(cls, name)
@@ -245,10 +247,12 @@ class Objects:
 
 def _noted(cls: type) -> bool:
     """Whether reading attributes of a class's instances can be noted, and what is read is worth it."""
+    packages = {each.__module__.partition(".")[0] for each in cls.__mro__[:-1]}
     first = cls.__module__.partition(".")[0]
     plain = issubclass(cls, (*PLAIN, *FUNCTIONS, type, types.ModuleType, nn.Module, torch.Tensor))
     changeable = cls.__flags__ & _HEAP and not cls.__flags__ & _IMMUTABLE
-    return bool(changeable) and not plain and first not in ("torch", "weft", "numpy")
+    ours = first not in ("torch", "weft", "numpy") and packages.isdisjoint(_SHARED)
+    return bool(changeable) and not plain and ours
 
 
 def _held(owner: Any) -> Iterator[tuple[str, Any]]:

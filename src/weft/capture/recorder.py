@@ -70,8 +70,9 @@ class Recorder:
         self._before = {id(module): dict(vars(module)) for _, module in modules}
         self._objects = Objects(self)
         self._visited: set[int] = set()
-        # Modules that are none of the model's, kept alive.
-        self._others: list[nn.Module] = []
+        # Modules that are none of the model's, kept alive; of those in `_unread` nothing was read yet.
+        self._others: dict[int, nn.Module] = {}
+        self._unread: set[int] = set()
         self._spaces: dict[type, Mapping[str, Any]] = {}
         self._seen: set[tuple[int, Any]] = set()
         self._entries: list[Entry] = []
@@ -103,8 +104,8 @@ class Recorder:
         def reading(module: nn.Module, name: str) -> Any:
             own = name in _INTERNAL or name.startswith("__")
             before = None if own else self._before.get(id(module))
-            if before is not None and name not in before:
-                self._objects.found(type(module), name)
+            if before is not None:
+                self._begin(module, name, before)
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:
@@ -190,6 +191,14 @@ class Recorder:
                 if value is None:
                     self.add(Entry(part, name, None, self._text(module, name)))
 
+    def _begin(self, module: nn.Module, name: str, before: Mapping[str, Any]) -> None:
+        """An attribute is to be read of a module: what comes before that."""
+        if id(module) in self._unread:
+            self._unread.discard(id(module))
+            self._parts(module, self._paths[id(module)])
+        if name not in before:
+            self._objects.found(type(module), name)
+
     def _attribute(self, module: nn.Module, name: str, value: Any, text: str) -> None:
         """An attribute that was read."""
         users = is_users(type(module).forward)
@@ -205,7 +214,7 @@ class Recorder:
         parts = [part for part in _parts_of(module) if name in part]
         if not parts:
             self.inherited(module, vars(module), name, self._paths[id(module)])
-        for part in parts if module in self._others else ():
+        for part in parts if id(module) in self._others else ():
             self.add(Entry(part, name, part[name], self._text(module, name)))
 
     def inherited(self, owner: Any, own: dict[str, Any], name: str, text: str) -> None:
@@ -297,8 +306,11 @@ class Recorder:
             self._outside(value, text)
         elif isinstance(value, np.ndarray):
             self._objects.array(value, text)
-        elif self._objects.see(value, text) and not isinstance(value, _CONTAINERS):
-            return
+        elif not self._objects.see(value, text) or isinstance(value, _CONTAINERS):
+            self._holding(value, text, depth)
+
+    def _holding(self, value: Any, text: str, depth: int) -> None:
+        """Watch what a container holds, or an object of which is not noted what is read."""
         if isinstance(value, dict | list | deque | set):
             self._size(value, f"items of {text}")
         if isinstance(value, dict):
@@ -320,10 +332,10 @@ class Recorder:
         """Watch a module that is none of the model's, as those are."""
         for path, each in module.named_modules():
             if id(each) not in self._before:
-                self._others.append(each)
-                self._paths[id(each)] = where = f"{text}.{path}" if path else text
+                self._others[id(each)] = each
+                self._unread.add(id(each))
+                self._paths[id(each)] = f"{text}.{path}" if path else text
                 self._before[id(each)] = dict(vars(each))
-                self._parts(each, where)
 
     def _instance(self, value: Any, own: dict[str, Any], text: str) -> None:
         """Watch what the user's functions name of the class of an object, and that it has what it has not."""
