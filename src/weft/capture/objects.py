@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.capture.locations import users_module
-from weft.capture.reached import names_in, texts_in
-from weft.capture.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Content, Entry, is_plain
+from weft.capture.python.reached import names_in, texts_in
+from weft.capture.python.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Content, Entry, is_plain
+from weft.capture.tracing.locations import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
 _DEEP = 3
