@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler import pipeline, stages_join
+from weft.compiler import pipeline
 from weft.compiler.alike import match
-from weft.compiler.deduce import Hints
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.local.overlap_worth import Cut
 from weft.compiler.options import Options
-from weft.compiler.overlap_worth import Cut
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.stages import join as stages_join
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Call
 from weft.layout import SBP, Broadcast, Placement, Split, placement

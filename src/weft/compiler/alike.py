@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from weft.compiler.deduce_hints import is_hint
+from weft.compiler.hints import is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.ir.nodes import node_outputs, node_uses
 

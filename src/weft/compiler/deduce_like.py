@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from weft.compiler.alike import Match, match
 from weft.compiler.assignment import Assignment
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.class_split import legal_signatures
-from weft.compiler.deduce_hints import Hints, Thin, enough_elements, is_hint
-from weft.compiler.deduce_options import PerAxis, all_have_elements
-from weft.compiler.deduce_thin import ThinSplits, thin_splits
+from weft.compiler.families.class_split import legal_signatures
+from weft.compiler.hints import Hints, Thin, enough_elements, is_hint
+from weft.compiler.layouts.options import PerAxis, all_have_elements
+from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import RuleError
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ir.nodes import node_uses
@@ -29,7 +29,7 @@ _NONE: Thin = frozenset()
 
 @dataclass(frozen=True)
 class Solved:
-    """A deduction: what `weft.compiler.deduce.deduce` was given, and what it found."""
+    """A deduction: what `weft.compiler.layouts.deduce.deduce` was given, and what it found."""
 
     graph: LogicalGraph
     hints: Hints

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.capture.precision import Casts
-from weft.compiler.precision import Precision
+from weft.compiler.training.precision import Precision
 from weft.errors import VerificationError
 from weft.program.everyone import everyone
 from weft.program.verification.compare import (
