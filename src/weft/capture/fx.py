@@ -6,6 +6,8 @@
   (`node.meta["custom"]`), and `node.meta["seq_nr"]`, the number of the autograd node that a forward
   op made.
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
+- `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
+  trace knows.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
@@ -22,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx.traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.decompositions import Decompositions
@@ -62,6 +64,16 @@ def fake_tensor(
 def is_fake(value: Any) -> bool:
     """Whether a value is a tensor without data."""
     return isinstance(value, FakeTensor)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
+    if not is_fake(tensor):
+        return True
+    mode = get_proxy_mode()
+    if mode is None:  # a light trace, which leaves what has a value to `make_fx`
+        return tensor.constant is not None  # type: ignore[attr-defined]
+    return get_proxy_slot(tensor, mode.tracer, None, lambda x: x.constant) is not None
 
 
 def trace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -22,6 +23,7 @@ _VALUE_WORDS = (
     "DynamicOutputShapeException",
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
+    "LaterNumber",
 )
 # Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
 _NO_MEMORY = "its data is not allocated yet"
@@ -36,7 +38,7 @@ _RANDOM_BACKWARD = (
 )
 _ONCE = (
     "but the graph is captured once, before any values exist; keep values in tensors (torch.where, masks of fixed "
-    "shape), and use no .item(), bool(tensor), nonzero() or sizes that depend on data"
+    "shape), and use no bool(tensor), nonzero() or sizes that depend on data; .item() may only be returned"
 )
 _VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
 READS = "reads the values in a tensor, " + _ONCE
@@ -77,6 +79,12 @@ def refuse(error: Exception) -> CaptureError:
         reason = f"running the loss function on tensors without data failed with {text}"
     advice = _advice(frames)
     return CaptureError(_where(frames) + reason + (f"; here: {advice}" if advice else ""))
+
+
+def refuse_reading(op: str) -> CaptureError:
+    """The error for code that uses a value which there is not yet, at the line that runs."""
+    frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
+    return CaptureError(_where(frames) + _VALUE.format(what=op))
 
 
 def _advice(frames: _Frames) -> str | None:
