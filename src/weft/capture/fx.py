@@ -5,7 +5,8 @@
 - `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes
   (`node.meta["custom"]`), and `node.meta["seq_nr"]`, the number of the autograd node that a forward
   op made.
-- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
+- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
+  `torch.autograd._get_sequence_nr`: the next one.
 - `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
   trace knows.
 - `TorchDispatchMode`: sees every op below autograd.
@@ -303,6 +304,16 @@ def sequence_of(node: torch.fx.Node) -> int | None:
 def backward_sequence_of(node: torch.fx.Node) -> int | None:
     """Number of the autograd node in whose backward this op ran; None outside of one."""
     return notes_of(node).get(_SEQUENCE)
+
+
+def running_sequence() -> int | None:
+    """Number of the autograd node whose backward runs, or has raised."""
+    return notes_now().get(_SEQUENCE)
+
+
+def nodes_so_far() -> int:
+    """The number that the next autograd node gets."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def mark_backward(loss: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from weft.capture.fx import Refusal, written_copy
-from weft.capture.locations import in_library, installed, location_of
+from weft.capture.locations import TRACE_FILE, in_library, installed, location_of
 from weft.errors import CaptureError
 from weft.ir.logical import Location
 
@@ -65,11 +65,19 @@ _KNOWN = (
 _Frames: TypeAlias = Sequence[tuple[FrameType, int]]
 
 
-def refuse(error: Exception) -> CaptureError:
-    """The error to raise in place of one that stopped the trace."""
+def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> CaptureError:
+    """The error to raise in place of one that stopped the trace.
+
+    Args:
+        error: of the trace.
+        backward_of: file and line of what it is the backward of.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
+    where = _where(frames)
+    if not where and backward_of is not None:
+        where = source_line(*backward_of) + "in its backward, "
     if isinstance(error, Refusal):
-        return CaptureError(_where(frames) + str(error))
+        return CaptureError(where + str(error))
     text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
     if _NO_MEMORY in text:
         reason = _VALUE.format(what="a function of torch reads its memory")
@@ -78,7 +86,7 @@ def refuse(error: Exception) -> CaptureError:
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
     advice = _advice(frames)
-    return CaptureError(_where(frames) + reason + (f"; here: {advice}" if advice else ""))
+    return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
 
 
 def refuse_reading(op: str) -> CaptureError:
@@ -167,6 +175,9 @@ def source_line(file: str, line: int) -> str:
 def _where(frames: _Frames) -> str:
     """The user's line; where a library of others stopped, its line too."""
     lines = [(f.f_code.co_filename, line) for f, line in frames]
+    # In a trace, the frames around what it calls are not the user's.
+    calls = [i for i, (file, _) in enumerate(lines) if file == TRACE_FILE]
+    lines = lines[calls[-1] + 1 :] if calls else lines
     found = [place for place in lines if not in_library(place[0])]
     own = [place for place in found if not installed(place[0])]
     places = dict.fromkeys([*own[-1:], *found[-1:]])
