@@ -15,7 +15,8 @@ from torch.autograd.profiler import record_function
 def labels_ignored() -> Iterator[None]:
     """While this lasts, `torch.profiler.record_function` does nothing in this thread."""
     own = threading.get_ident()
-    enter, leave = record_function.__enter__, record_function.__exit__
+    enter: Any = record_function.__enter__
+    leave: Any = record_function.__exit__
 
     def entered(label: record_function) -> Any:
         return label if threading.get_ident() == own else enter(label)
