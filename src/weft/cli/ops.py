@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.errors import RuleError, UserError
 from weft.ops import TensorSpec, factors_of, registered_ops, runs_whole, signatures
-from weft.runtime.check_rules import call_like
+from weft.runtime.call_like import call_like
 
 
 def list_ops() -> Iterator[str]:

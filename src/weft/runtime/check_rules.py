@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UserError, WeftError
+from weft.errors import WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.localize import localize
@@ -77,20 +77,6 @@ class Report:
 def torch_call(op: str, *args: Any, **kwargs: Any) -> TorchCall:
     """`TorchCall` written like the call itself: `torch_call("aten.mm.default", x, w)`."""
     return TorchCall(op, args, tuple(kwargs.items()))
-
-
-def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
-    """A call of `op` on small random tensors: `TensorSpec`s among the arguments stand for them.
-
-    Raises:
-        UserError: when torch has no such op, or it does not take these arguments.
-    """
-    generator = torch.Generator().manual_seed(0)
-    args = [_random(x, generator) if isinstance(x, TensorSpec) else x for x in arguments]
-    try:
-        return describe(torch_call(op, *args))[0]
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
-        raise UserError(f"{op} does not run on these arguments: {error}") from None
 
 
 def check_call(

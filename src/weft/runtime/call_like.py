@@ -1,0 +1,40 @@
+"""A call of an op that has not been captured: on tensors of given shapes, as `weft ops` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import UserError, WeftError
+from weft.ops.call import OpCall, Operand, TensorSpec
+from weft.runtime.kernels import local_function
+from weft.runtime.torch_ops import dtype_name
+
+
+def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
+    """A call of `op`, with the results that it gives on zeros in place of each `TensorSpec`.
+
+    Raises:
+        UserError: when torch has no such op, or it does not take these arguments.
+    """
+    specs = [one for one in arguments if isinstance(one, TensorSpec)]
+    tensors = [torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in specs]
+    given, numbers = iter(tensors), iter(range(len(specs)))
+    values = [next(given) if isinstance(one, TensorSpec) else one for one in arguments]
+    try:
+        found = local_function(op)(*values)
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
+        raise UserError(f"{op} does not run on these arguments: {error}") from None
+    results = found if isinstance(found, (tuple, list)) else (found,)
+    args = tuple(
+        Operand(next(numbers)) if isinstance(one, TensorSpec) else one for one in arguments
+    )
+    return OpCall(op, args, (), tuple(specs), tuple(map(_spec, results)))
+
+
+def _spec(result: Any) -> TensorSpec | None:
+    if not isinstance(result, torch.Tensor):
+        return None
+    return TensorSpec(tuple(result.shape), dtype_name(result.dtype))
