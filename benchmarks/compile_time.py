@@ -24,8 +24,8 @@ import torch
 import weft
 from benchmarks.measure import save
 from examples.gpt_model import GPT, Batch, loss_fn
-from weft.runtime import parts
-from weft.runtime.kernel_choice import Choice, Kernels, choose
+from weft.runtime.compiled import parts
+from weft.runtime.compiled.choice import Choice, Kernels, choose
 
 STRATEGIES = {
     "data_parallel": weft.data_parallel(),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.measure import Step, compare, interleave, save
 from examples.gpt_model import GPT, Batch, loss_fn
 from weft.capture import capture
-from weft.compiler.deduce import Hints
+from weft.compiler.layouts.deduce import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.ir.plan import (
     COMPUTE,
@@ -36,10 +36,10 @@ from weft.ir.plan import (
     Register,
 )
 from weft.layout import placement
-from weft.runtime.executor import Executor
-from weft.runtime.kernels import build_kernel
-from weft.runtime.optimizer import group_updates
-from weft.runtime.state import Variables
+from weft.runtime.executor.optimizer import group_updates
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
 

@@ -20,12 +20,13 @@ import transformers
 
 import weft
 from benchmarks.measure import save
-from weft.compiler import pipeline, stages_join
+from weft.compiler import pipeline
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import stage_placements
+from weft.compiler.stages import join as stages_join
+from weft.compiler.stages.stages import stage_placements
 from weft.layout import Placement
-from weft.program.collector import uncollected
-from weft.program.hints import split_parameters, strategy_hints
+from weft.program.planning.progress import uncollected
+from weft.program.strategy.hints import split_parameters, strategy_hints
 
 LAYER = "model.layers.*."
 COLUMNS = [

@@ -29,8 +29,8 @@ from benchmarks.plan_time import timed
 from examples.gpt_model import GPT
 from examples.gpt_model import loss_fn as gpt_loss
 from examples.models.huggingface import FAMILIES
-from weft.capture.trace import _Step
-from weft.program.variants import Variant
+from weft.capture.tracing.trace import _Step
+from weft.program.planning.variants import Variant
 
 LENGTH, WIDTH, VOCABULARY = 64, 128, 256
 # What is timed: the part, where the function is looked up, and its name there.
@@ -38,11 +38,11 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("forward", _Step, "_forward"),
     ("backward", _Step, "_gradients"),
     ("optimizer", import_module("weft.capture.capture"), "update_rules"),
-    ("capture", import_module("weft.program.step"), "capture"),
-    ("deduction", import_module("weft.compiler.stages_join"), "deduce"),
+    ("capture", import_module("weft.program.planning.step"), "capture"),
+    ("deduction", import_module("weft.compiler.stages.join"), "deduce"),
     ("plan", import_module("weft.compiler.pipeline"), "lower"),
     ("passes", import_module("weft.program.compile"), "compile_graph"),
-    ("start", import_module("weft.program.variants"), "build"),
+    ("start", import_module("weft.program.planning.variants"), "build"),
     ("step", Variant, "step"),
 )
 # Of a part, what is timed as others already.

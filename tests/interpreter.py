@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.loops import at_micro_batch, loop_values
+from weft.compiler.microbatch.loops import at_micro_batch, loop_values
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
 from weft.ops.call import Token, map_argument
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform
 from weft.runtime.torch_ops import torch_op, torch_value
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.compiler.schedule_presets import Preset, early_actors, with_priorities
-from weft.compiler.schedule_web import Web
+from weft.compiler.schedule.actor_graph import Web
+from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
     Actor,

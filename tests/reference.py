@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from tools.oracles import recurrent as check_recurrent
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input, Output, Ref, Update
 from weft.ops import Token
-from weft.runtime import check_recurrent
 
 Key = tuple[str, str]  # (role, key)
 

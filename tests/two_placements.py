@@ -7,19 +7,19 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from weft.compiler.bucket import bucket
-from weft.compiler.communicators import communicators
-from weft.compiler.credit import credit
-from weft.compiler.localize import localize
-from weft.compiler.segment import segment
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
 from weft.ir.parser import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.ir.verify_plan import verify_communicators
-from weft.runtime.executor import Executor
-from weft.runtime.state import Variables
-from weft.runtime.world import World
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.world.world import World
 
 # Rank 1 stands in both placements, rank 3 only in the second one, rank 0 only in the first.
 TEXT = """graph "two placements"

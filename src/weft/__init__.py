@@ -23,7 +23,7 @@ from weft.program import expert_parallel as expert_parallel
 from weft.program import hybrid_parallel as hybrid_parallel
 from weft.program import release as release
 from weft.program import tensor_parallel as tensor_parallel
-from weft.runtime.world import local_world as local_world
+from weft.runtime.world.world import local_world as local_world
 from weft.tensor import GlobalTensor as GlobalTensor
 from weft.tensor import arange as arange
 from weft.tensor import check_every_op as check_every_op

@@ -20,7 +20,7 @@ from boxing_runs import (
 )
 from boxing_values import recorded_cases
 from two_placements import check_two_placements
-from weft.runtime.distributed import DistributedWorld
+from weft.runtime.world.distributed import DistributedWorld
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 import models
 import reference
-import weft.capture.random as random
+import weft.capture.ops.random as random
 from weft.capture import capture, hint
 from weft.errors import LayoutError
 from weft.ir import parse_graph

@@ -14,7 +14,7 @@ import weft
 from single_device import assert_same_training, compiled, plain_training
 from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.samples import Case, cases, full_name, opinfos
-from weft.capture import fallback
+from weft.capture.ops import fallback
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.capture import fx
+from weft.capture.tracing import fx
 
 
 def traced(function: object, *inputs: torch.Tensor) -> torch.fx.GraphModule:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from weft.capture import Captured, capture, retrace, trace
+from weft.capture import Captured, capture
+from weft.capture.tracing import retrace, trace
 from weft.errors import CaptureError
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]

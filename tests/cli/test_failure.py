@@ -10,7 +10,7 @@ import pytest
 
 from weft.cli.failure import NOTES, Note, describe, format_error, read_notes, write_note
 from weft.errors import RankFailure
-from weft.runtime.launch import Exit
+from weft.runtime.world.launch import Exit
 
 
 def note(rank: int, nanoseconds: int, echo: bool = False) -> Note:

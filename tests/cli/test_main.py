@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from weft.cli import main
-from weft.runtime.launch import Fleet
+from weft.runtime.world.launch import Fleet
 
 
 @pytest.fixture

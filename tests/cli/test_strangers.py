@@ -32,7 +32,7 @@ RANK = """
 import json, os, sys
 import torch
 import torch.distributed as dist
-from weft.runtime.distributed import current_world
+from weft.runtime.world.distributed import current_world
 
 dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
 dist.barrier()

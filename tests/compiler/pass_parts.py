@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.box import box, describe
-from weft.compiler.bucket import Bucket, Schedule, bucket
-from weft.compiler.communicators import communicators
-from weft.compiler.credit import credit
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize
+from weft.compiler.layouts.box import box, describe
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize
 from weft.compiler.options import Options, Zero
-from weft.compiler.prefetch import prefetch
-from weft.compiler.schedule_copies import of_preset
-from weft.compiler.schedule_presets import Preset, early_actors, with_priorities
-from weft.compiler.schedule_web import Web, with_copies
-from weft.compiler.segment import segment
-from weft.compiler.stages import Stages
-from weft.compiler.stages_assign import assign_stages
-from weft.compiler.zero import shard_variables
+from weft.compiler.schedule.actor_graph import Web, with_copies
+from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
+from weft.compiler.schedule.credits import credit, of_preset
+from weft.compiler.schedule.prefetch import prefetch
+from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
+from weft.compiler.schedule.segment import segment
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.stages import Stages
+from weft.compiler.training.zero import shard_variables
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input, Node, node_outputs
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register

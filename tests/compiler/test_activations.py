@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.activations import lay_activations
+from weft.compiler.training.activations import lay_activations
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import node_uses

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.aliases import VIEW_OPS
+from weft.compiler.local.aliases import VIEW_OPS
 from weft.errors import InternalError
 from weft.ops import registered_ops
 from weft.runtime.torch_ops import torch_op

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import weft
 from single_device import assert_same_training, compiled, plain_training
 from weft.boxing import steps
-from weft.compiler.apart import keep_apart
-from weft.compiler.merged import Merged, merged_by
+from weft.compiler.graph.apart import Merged, keep_apart, merged_by
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, LogicalGraph
 

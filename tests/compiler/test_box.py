@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.box import box
 from weft.compiler.calls import local_op_call
-from weft.compiler.communicators import communicators
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize, localize_all
+from weft.compiler.layouts.box import box
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph

@@ -16,7 +16,7 @@ from local_programs import (
     update,
     value,
 )
-from weft.compiler.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
+from weft.compiler.schedule.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
 from weft.ir.plan import Collective, LocalInput, LocalOutput, LocalProgram
 
 LARGE = 2**20

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from interpreter import run
 from weft.capture import capture
-from weft.compiler.causal_masks import causal_masks
-from weft.compiler.known_calls import known_values
-from weft.compiler.known_values import Along, Known
+from weft.compiler.graph.causal_masks import causal_masks
+from weft.compiler.graph.known_calls import known_values
+from weft.compiler.graph.known_values import Along, Known
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call, node_outputs
 

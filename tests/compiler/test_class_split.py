@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import weft
 from weft.ir.logical import Box
-from weft.runtime import class_ops
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.kernels import loss_ops as class_ops
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 
 CLASSES = 301
 

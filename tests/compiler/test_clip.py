@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.clip import clip_norm
+from weft.compiler.training.clip import clip_norm
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update, node_uses
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from local_programs import all_reduce, call, program, training_step, update, value
-from weft.compiler.bucket import bucket
-from weft.compiler.credit import credit
-from weft.compiler.liveness import prove_live
-from weft.compiler.segment import segment
+from weft.compiler.schedule.actor_graph import prove_live
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.segment import segment
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Communicator, Compute, RankPlan, Register
 

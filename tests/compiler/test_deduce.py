@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from weft.boxing import COLLECTIVES, steps
-from weft.compiler import deduce_descent
 from weft.compiler.assignment import Assignment
-from weft.compiler.box import renamed
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.deduce_boxing import BoxingCosts
-from weft.compiler.deduce_intent import uses
-from weft.compiler.deduce_known import Known
-from weft.compiler.deduce_options import WorkOptions
-from weft.compiler.deduce_problem import Work
+from weft.compiler.layouts import descent as deduce_descent
+from weft.compiler.layouts.box import renamed
+from weft.compiler.layouts.boxing_costs import BoxingCosts
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.intent import uses
+from weft.compiler.layouts.known import Known
+from weft.compiler.layouts.options import WorkOptions
+from weft.compiler.layouts.problem import Work
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph

@@ -15,12 +15,12 @@ from mixtures import CHOSEN, Model
 from models import token_loss
 from weft.boxing import steps
 from weft.capture import capture
+from weft.compiler.experts.unsorted import unsorted
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import stage_placements
-from weft.compiler.unsorted import unsorted
+from weft.compiler.stages.stages import stage_placements
 from weft.ir import parse_graph
 from weft.ir.logical import Box, Call, LogicalGraph
-from weft.program.hints import strategy_hints
+from weft.program.strategy.hints import strategy_hints
 from weft.units import ITEM_SIZE
 
 pytestmark = pytest.mark.timeout(60)

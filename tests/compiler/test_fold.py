@@ -15,12 +15,12 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.capture import Captured, capture
 from weft.compiler import pipeline
-from weft.compiler.fold_plan import like
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import stage_placements
+from weft.compiler.schedule.fold import like
+from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir.plan import Communicator
-from weft.program.hints import strategy_hints
+from weft.program.strategy.hints import strategy_hints
 
 S, B = weft.split, weft.broadcast
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 import weft
 from local_programs import program, value
 from single_device import assert_same_training, compiled, plain_training
-from weft.compiler import joined_loss
-from weft.compiler.joined_loss import join_losses
+from weft.compiler.families import joined_loss
+from weft.compiler.families.joined_loss import join_losses
 from weft.ir.logical import Phase, Ref
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import weft
 from single_device import assert_same_training, compiled, plain_training
-from weft.compiler.joined_products import join_products
+from weft.compiler.graph.joined_products import join_products
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, LogicalGraph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.loops import at_micro_batch, cut_leaves, joined, loop_values
+from weft.compiler.microbatch.loops import at_micro_batch, cut_leaves, joined, loop_values
 from weft.ir.logical import Varying
 from weft.ir.parser import parse_graph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.loss_scale import SCALE, TRACKER, scale_loss, unscale
+from weft.compiler.training.loss_scale import SCALE, TRACKER, scale_loss, unscale
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update, node_uses
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler import memory_exchange
-from weft.compiler.memory import Memory, levels, memory
-from weft.compiler.memory_exchange import exchange_bytes
-from weft.compiler.memory_order import Moment
-from weft.compiler.overwritten import overwritten
+from weft.compiler.local.overwritten import overwritten
+from weft.compiler.memory import exchange as memory_exchange
+from weft.compiler.memory.exchange import exchange_bytes
+from weft.compiler.memory.order import Moment
+from weft.compiler.memory.walk import Memory, levels, memory
 from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,

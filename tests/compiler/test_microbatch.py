@@ -25,13 +25,13 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler.loops import cut_leaves, loop_values
-from weft.compiler.microbatch import split_time
+from weft.compiler.microbatch.loops import cut_leaves, loop_values
+from weft.compiler.microbatch.split import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.ir.nodes import Phase
-from weft.program.time_notes import barriers
+from weft.program.explain.schedule import barriers
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

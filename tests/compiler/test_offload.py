@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.deduce import Hints
-from weft.compiler.localize import localize
-from weft.compiler.offload import offload
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.local.localize import localize
+from weft.compiler.local.offload import offload
 from weft.compiler.pipeline import compile_graph
 from weft.errors import StrategyError
 from weft.ir import parse_graph

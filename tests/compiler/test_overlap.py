@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.box import box
-from weft.compiler.communicators import communicators
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize
+from weft.compiler.layouts.box import box
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize
+from weft.compiler.local.overlap import batch_leaves, overlap
+from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.options import Options
-from weft.compiler.overlap import batch_leaves, overlap
-from weft.compiler.overlap_worth import Cut, best_cut, may_cut
 from weft.hardware import Device, usual_device
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.overwritten import overwritten
+from weft.compiler.local.overwritten import overwritten
 from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from local_programs import all_reduce, call, program, update, value
-from weft.compiler.bucket import bucket
-from weft.compiler.credit import credit
-from weft.compiler.schedule_weights import split_backward
-from weft.compiler.segment import segment
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.presets import split_backward
+from weft.compiler.schedule.segment import segment
 from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import (
     Actor,

@@ -35,38 +35,39 @@ from compiler.pass_parts import (
     staged,
     with_copies_of_1f1b,
 )
-from weft.compiler import pipeline, schedule, stages_join
-from weft.compiler.activations import lay_activations
-from weft.compiler.aliases import copy_escaping_views
-from weft.compiler.apart import keep_apart
-from weft.compiler.batch_norm import split_batch_norms
-from weft.compiler.causal_masks import causal_masks
-from weft.compiler.class_split import split_classes
-from weft.compiler.clip import clip_norm
-from weft.compiler.credit import credit
-from weft.compiler.deduce import Hints
-from weft.compiler.dispatch import dispatch_rows
-from weft.compiler.exchange_dtypes import lay_exchanges
-from weft.compiler.gradient_sums import lay_sums
-from weft.compiler.joined_loss import join_losses
-from weft.compiler.joined_products import join_products
-from weft.compiler.loss_scale import scale_loss, unscale
-from weft.compiler.microbatch import split_time
-from weft.compiler.offload import offload
+from weft.compiler import pipeline
+from weft.compiler.experts.dispatch import dispatch_rows
+from weft.compiler.experts.unsorted import unsorted
+from weft.compiler.families.batch_norm import split_batch_norms
+from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.joined_loss import join_losses
+from weft.compiler.graph.apart import keep_apart
+from weft.compiler.graph.causal_masks import causal_masks
+from weft.compiler.graph.joined_products import join_products
+from weft.compiler.graph.products_first import products_first
+from weft.compiler.graph.rewriting import undo_views
+from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.local.aliases import copy_escaping_views
+from weft.compiler.local.offload import offload
+from weft.compiler.local.overlap import overlap
+from weft.compiler.microbatch.split import split_time
+from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options, Stage
-from weft.compiler.overlap import overlap
-from weft.compiler.precision import Precision
-from weft.compiler.prefetch import gathers_first
-from weft.compiler.products_first import products_first
-from weft.compiler.recompute import recompute
-from weft.compiler.schedule_weights import split_backward
-from weft.compiler.shares import store_in_shares
-from weft.compiler.stages import Stages
-from weft.compiler.stages_cut import copy_sources, cut_stages
-from weft.compiler.stages_join import lay_out
-from weft.compiler.time_first import time_first
-from weft.compiler.undone_views import undo_views
-from weft.compiler.unsorted import unsorted
+from weft.compiler.schedule import schedule
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.prefetch import gathers_first
+from weft.compiler.schedule.presets import split_backward
+from weft.compiler.stages import join as stages_join
+from weft.compiler.stages.cut import copy_sources, cut_stages
+from weft.compiler.stages.join import lay_out
+from weft.compiler.stages.stages import Stages
+from weft.compiler.training.activations import lay_activations
+from weft.compiler.training.clip import clip_norm
+from weft.compiler.training.exchange_dtypes import lay_exchanges
+from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.precision import Precision, lay_sums
+from weft.compiler.training.recompute import recompute
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.layout import Broadcast, Split, placement

@@ -8,12 +8,12 @@ import pytest
 
 from local_programs import all_reduce, call, gather, program
 from weft.actors.ensemble import perform
-from weft.compiler.bucket import bucket
-from weft.compiler.credit import credit
-from weft.compiler.liveness import prove_live
 from weft.compiler.options import Zero
-from weft.compiler.prefetch import AHEAD, gathers_first, prefetch
-from weft.compiler.segment import segment
+from weft.compiler.schedule.actor_graph import prove_live
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.prefetch import AHEAD, gathers_first, prefetch
+from weft.compiler.schedule.segment import segment
 from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
 from weft.ir.plan import LocalValue as Value
 

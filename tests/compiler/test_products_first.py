@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from weft.capture import capture
-from weft.compiler.products_first import products_first
+from weft.compiler.graph.products_first import products_first
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, LogicalGraph, Ref
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.recompute import recompute
+from weft.compiler.training.recompute import recompute
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, LogicalGraph, node_uses

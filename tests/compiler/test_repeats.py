@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from weft.compiler.repeats import part_of, repeats
+from weft.compiler.schedule.repeats import part_of, repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
 

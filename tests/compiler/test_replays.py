@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.replays import FEWEST_LAUNCHES, GraphMode, Replays, replays, segment_launches
+from weft.compiler.schedule.replays import (
+    FEWEST_LAUNCHES,
+    GraphMode,
+    Replays,
+    replays,
+    segment_launches,
+)
 from weft.hardware import usual_device
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -18,7 +24,7 @@ from weft.ir.plan import (
     LocalValue,
     RankPlan,
 )
-from weft.runtime.replay import obstacle
+from weft.runtime.cuda.replay import obstacle
 
 
 def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:

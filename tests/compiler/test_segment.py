@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from local_programs import all_reduce, call, program, training_step, update
-from weft.compiler.bucket import bucket
-from weft.compiler.segment import segment
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.segment import segment
 from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, LocalProgram
 
 GROUP = Communicator(0, (0, 1))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from interpreter import run
-from weft.compiler.deduce import Hints
-from weft.compiler.shares import store_in_shares
-from weft.compiler.stages import Stages
+from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.stages.stages import Stages
 from weft.errors import LayoutError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Input

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weft.compiler.dominated import Table, without_dominated
-from weft.compiler.solver import minimize
+from weft.compiler.layouts.dominated import Table, without_dominated
+from weft.compiler.layouts.solver import minimize
 
 Problem = tuple[list[Table], dict[tuple[int, int], Table]]
 

@@ -14,14 +14,13 @@ import weft
 from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.capture import capture
 from weft.compiler.calls import op_call
-from weft.compiler.deduce import Hints
+from weft.compiler.layouts.deduce import Hints
 from weft.compiler.options import Options, Stage
-from weft.compiler.phases import node_phases
-from weft.compiler.stages import Stages, stage_placements
-from weft.compiler.stages_assign import assign_stages
-from weft.compiler.stages_cut import copy_sources, cut_stages
-from weft.compiler.stages_join import lay_out
-from weft.compiler.stages_patterns import covers
+from weft.compiler.schedule.phases import node_phases
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.cut import copy_sources, cut_stages
+from weft.compiler.stages.join import lay_out
+from weft.compiler.stages.stages import Stages, covers, stage_placements
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.deduce import Hints
-from weft.compiler.stages import Stages
-from weft.compiler.time_first import time_first
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.microbatch.time_first import time_first
+from weft.compiler.stages.stages import Stages
 from weft.ir import parse_graph, verify
 from weft.layout import SBP, Placement, broadcast, split
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.capture import capture
-from weft.compiler.unsorted import unsorted
+from weft.compiler.experts.unsorted import unsorted
 from weft.ir import verify
 from weft.ir.logical import Call
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.deduce import Hints
-from weft.compiler.gathers import block_of
+from weft.compiler.layouts.deduce import Hints
 from weft.compiler.options import Options, Zero
 from weft.compiler.pipeline import compile_graph
-from weft.compiler.stages import Stages
-from weft.compiler.zero import Sharded, shard_variables
+from weft.compiler.stages.stages import Stages
+from weft.compiler.training.gathers import block_of
+from weft.compiler.training.zero import Sharded, shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref

@@ -18,7 +18,7 @@ from weft.layout import (
     placement,
     reductions_of,
 )
-from weft.runtime.channel import reduce_in_order
+from weft.runtime.channels.channel import reduce_in_order
 from weft.units import ITEM_SIZE
 
 # torch cannot compare complex32.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.runtime.check_rules import TorchCall, torch_call
+from tools.oracles.rules import TorchCall, torch_call
 
 GENERATOR = torch.Generator().manual_seed(7)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, f
-from weft.runtime.check_experts import routes
-from weft.runtime.check_rules import TorchCall, torch_call
+from tools.oracles.experts import routes
+from tools.oracles.rules import TorchCall, torch_call
 
 
 def ids(*shape: int, experts: int) -> torch.Tensor:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, f, i
-from weft.runtime.check_attention import attention_rows
-from weft.runtime.check_recurrent import lstm
-from weft.runtime.check_rules import TorchCall, torch_call
-from weft.runtime.loss_ops import ctc_loss
-from weft.runtime.norm_ops import batch_moments, batch_norm_sums, batch_statistics
+from tools.oracles.attention import attention_rows
+from tools.oracles.recurrent import lstm
+from tools.oracles.rules import TorchCall, torch_call
+from weft.runtime.kernels.loss_ops import ctc_loss
+from weft.runtime.kernels.norm_ops import batch_moments, batch_norm_sums, batch_statistics
 
 A = torch.ops.aten
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import aten, b, f, i
+from tools.oracles.rules import TorchCall, torch_call
 from weft.ops.rules.special import BINARY, UNARY
-from weft.runtime.check_rules import TorchCall, torch_call
 
 
 def linear_algebra() -> Iterator[TorchCall]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import f
-from weft.runtime.check_rules import TorchCall, torch_call
+from tools.oracles.rules import TorchCall, torch_call
 
 
 def of_gradients() -> Iterator[TorchCall]:

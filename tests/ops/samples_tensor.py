@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, b, f, i
-from weft.runtime.check_rules import TorchCall, torch_call
+from tools.oracles.rules import TorchCall, torch_call
 
 A = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ops.draw import f
-from weft.runtime.check_rules import TorchCall, torch_call
+from tools.oracles.rules import TorchCall, torch_call
 
 
 def of_one_micro_batch() -> Iterator[TorchCall]:

@@ -9,9 +9,9 @@ import torch
 
 from ops.draw import GENERATOR, aten, f, i
 from ops.rule_samples import FAMILIES
+from tools.oracles.rules import UNINITIALIZED, TorchCall, describe, run_call
 from weft.ops.any_order import rows_of
 from weft.ops.call import OpCall
-from weft.runtime.check_rules import UNINITIALIZED, TorchCall, describe, run_call
 
 
 def _choices(call: OpCall) -> Iterator[tuple[int, int, int]]:

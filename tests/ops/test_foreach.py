@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import weft
 from weft.boxing import steps
 from weft.ir.logical import Box
-from weft.tensor import boxing, recipe
+from weft.tensor import boxing
+from weft.tensor.dispatch import recipe
 from weft.units import ITEM_SIZE
 
 S, B = weft.split, weft.broadcast

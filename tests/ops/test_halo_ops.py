@@ -7,12 +7,12 @@ from itertools import product
 import pytest
 import torch
 
+from tools.oracles.rules import describe, torch_call
 from weft.layout import Partial, Split, shard_range
 from weft.ops import OpCall, localize, signatures, windows
 from weft.ops.windows import Frame, window_signatures
-from weft.runtime.check_rules import describe, torch_call
+from weft.runtime.kernels.window_ops import WINDOW_OPS
 from weft.runtime.torch_ops import to_torch
-from weft.runtime.window_ops import WINDOW_OPS
 
 GENERATOR = torch.Generator().manual_seed(0)
 

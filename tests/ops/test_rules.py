@@ -10,8 +10,8 @@ import torch
 from ops.draw import GENERATOR, aten, b, f, i
 from ops.rule_samples import FAMILIES, NOT_RUN
 from ops.samples_tensor import pointwise_backward, products, views
+from tools.oracles.rules import TorchCall, check_call, describe, draw_shards
 from weft.ops import localize, registered_ops, signatures
-from weft.runtime.check_rules import TorchCall, check_call, describe, draw_shards
 from weft.runtime.torch_ops import to_torch
 
 Family = Callable[[], Iterator[TorchCall]]

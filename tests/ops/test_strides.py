@@ -9,9 +9,9 @@ import torch
 
 from ops.draw import GENERATOR, aten, f, i
 from ops.rule_samples import FAMILIES
-from weft.runtime.check_rules import TorchCall, describe
-from weft.runtime.check_strides import call_problems
-from weft.runtime.dense_operands import dense_op
+from tools.oracles.rules import TorchCall, describe
+from tools.oracles.strides import call_problems
+from weft.runtime.kernels.dense_operands import dense_op
 from weft.runtime.torch_ops import torch_op
 
 
@@ -62,7 +62,7 @@ def test_no_kernel_that_runs_whole_trusts_strides() -> None:
 def test_a_kernel_that_trusts_strides_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = aten("native_group_norm", f(2, 4, 6), f(4), f(4), 2, 4, 6, 2, 1e-5)
     assert problems(sample) == []
-    monkeypatch.setattr("weft.runtime.check_strides.local_function", torch_op)
+    monkeypatch.setattr("tools.oracles.strides.local_function", torch_op)
     assert "operands (1,) sliced: result 0 differs" in " ".join(problems(sample))
 
 
@@ -70,7 +70,7 @@ def test_what_lies_well_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [f(6, 4), f(6, 4), [4], f(6, 1), f(6, 1), f(4), f(4), [True] * 3]
     seen: list[object] = []
     monkeypatch.setattr(
-        "weft.runtime.dense_operands.torch_op", lambda _: lambda *args: seen.extend(args)
+        "weft.runtime.kernels.dense_operands.torch_op", lambda _: lambda *args: seen.extend(args)
     )
     dense_op("aten.native_layer_norm_backward.default")(*given)
     assert all(one is other for one, other in zip(seen, given, strict=True))

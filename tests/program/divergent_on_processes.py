@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import weft
 from program.live_models import eager_step
 from weft.errors import RankFailure
-from weft.runtime.distributed import current_world
+from weft.runtime.world.distributed import current_world
 
 # Seconds after which a case is ended.
 LIMIT = 100
@@ -488,7 +488,7 @@ def started_alone(rank: int) -> float:
     def start() -> None:
         with pytest.MonkeyPatch.context() as patch:
             if rank:
-                patch.setattr("weft.program.build._executor", fail)
+                patch.setattr("weft.program.planning.build._executor", fail)
             compiled(mlp(), pairs())
 
     return going_on(start)

@@ -12,7 +12,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.errors import RankFailure
-from weft.runtime import optimizer as updates
+from weft.runtime.executor import optimizer as updates
 
 STRATEGIES = {
     "data": weft.data_parallel(),

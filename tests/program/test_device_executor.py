@@ -15,11 +15,11 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.needs import needs_in_step
 from weft.errors import InternalError, RankFailure
-from weft.program import build
-from weft.runtime import cuda_streams, device_executor
-from weft.runtime.cuda_streams import CudaStreams
-from weft.runtime.device_executor import DeviceExecutor
-from weft.runtime.launches import Launch, launches
+from weft.program.planning import build
+from weft.runtime.cuda import cuda_streams, device_executor
+from weft.runtime.cuda.cuda_streams import CudaStreams
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.cuda.launches import Launch, launches
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import weft
 from single_device import assert_same_training, compiled, plain_training
+from tools.oracles.rules import describe, run_call, torch_call
 from weft.ops import localize, signatures
-from weft.runtime.check_rules import describe, run_call, torch_call
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
 

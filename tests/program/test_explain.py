@@ -14,8 +14,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
 from weft.errors import UserError
-from weft.program.exchange_groups import exchanges
-from weft.program.exchange_table import exchanged
+from weft.program.explain.exchanges import exchanged, exchanges
 
 pytestmark = pytest.mark.timeout(120)
 

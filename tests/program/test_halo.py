@@ -13,12 +13,12 @@ from torch import nn
 
 import weft
 from models import ResNet, classification_loss
-from weft.compiler.halo import graph_halos
+from weft.compiler.local.halo import graph_halos
 from weft.ir.logical import Call
 from weft.ir.plan import Communicate, Transfer
 from weft.layout import Split, region_size
 from weft.ops.windows import whole_frame
-from weft.runtime.window_ops import convolution_backward
+from weft.runtime.kernels.window_ops import convolution_backward
 
 S, B = weft.split, weft.broadcast
 STEPS = 3

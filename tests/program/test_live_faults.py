@@ -17,7 +17,7 @@ from torch import nn
 import weft
 from single_device import whole
 from weft.errors import RankFailure, UserError
-from weft.runtime import optimizer as updates
+from weft.runtime.executor import optimizer as updates
 
 RANKS = pytest.mark.parametrize("ranks", [1, 2])
 Batch = dict[str, torch.Tensor]

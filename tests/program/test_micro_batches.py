@@ -109,7 +109,7 @@ def test_gradients_are_reduced_within_the_last_micro_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket for each gradient: the loop is cut behind each of them, and gives the same."""
-    monkeypatch.setattr("weft.compiler.schedule.bucket_bytes", lambda *_: 1)
+    monkeypatch.setattr("weft.compiler.schedule.schedule.bucket_bytes", lambda *_: 1)
     test_equals_the_whole_batch(name)
 
 

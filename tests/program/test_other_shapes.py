@@ -13,13 +13,14 @@ from torch import nn
 
 import weft
 from single_device import adamw, plain_training, whole
-from weft.capture import capture, trace
-from weft.compiler.deduce import Hints
+from weft.capture import capture
+from weft.capture.tracing import trace
+from weft.compiler.layouts.deduce import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.errors import BatchError, UserError
-from weft.program import variants
-from weft.program.build import with_lying
-from weft.program.variants import lying_in
+from weft.program.planning import variants
+from weft.program.planning.build import with_lying
+from weft.program.planning.variants import lying_in
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 STRATEGIES = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import weft
-from weft.program.progress import progress
+from weft.program.planning.progress import progress
 
 
 def test_phases_are_logged_and_nothing_is_printed(

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import weft
 from single_device import assert_same_state, assert_same_training, compiled, plain_training
-from weft.compiler.kept import check_kept
+from weft.compiler.signatures import check_kept
 from weft.errors import InternalError
 from weft.ir import parse_graph
 from weft.ir.logical import Call

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.compiler.replays import replays
+from weft.compiler.schedule.replays import replays
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate, RankPlan
-from weft.program import build
-from weft.runtime.replay import Replayer, Tape, obstacle
+from weft.program.planning import build
+from weft.runtime.cuda.replay import Replayer, Tape, obstacle
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
 

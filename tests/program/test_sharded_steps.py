@@ -15,7 +15,7 @@ from torch import nn
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
-from weft.compiler.loops import loop_values
+from weft.compiler.microbatch.loops import loop_values
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
 

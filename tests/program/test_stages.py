@@ -30,7 +30,7 @@ from program.staged_models import (
     steps,
 )
 from single_device import whole
-from weft.compiler.loops import loop_values
+from weft.compiler.microbatch.loops import loop_values
 from weft.errors import StrategyError
 from weft.ir import parse_graph
 from weft.ir.logical import Box

@@ -8,11 +8,11 @@ import pytest
 
 from weft.actors.needs import ActKey, Need, Needs, needs_in_step
 from weft.ir.plan import Compute, Feed, Hold, LocalValue, RankPlan, Register
-from weft.program.trace.clocks import ahead
 from weft.program.trace.events import trace_events
-from weft.program.trace.meetings import with_late_ranks
+from weft.program.trace.gather import ahead
 from weft.program.trace.parts import parts
 from weft.program.trace.rows import Arrow, Kind, Level, RankTrace, Slice, Step
+from weft.program.trace.waits import with_late_ranks
 
 MS = 1_000_000
 QUEUES = (("compute", ()), ("comm:0", (0, 1)))

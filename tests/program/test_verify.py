@@ -25,7 +25,7 @@ import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.errors import BatchError, UserError, VerificationError
 from weft.program.verification.compare import Rounding, compare
-from weft.runtime import optimizer as updates
+from weft.runtime.executor import optimizer as updates
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -416,7 +416,7 @@ def test_a_wrong_rule() -> None:
 
 
 def test_a_hook_that_capture_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.capture.trace.gradient_hooks", lambda p: dict.fromkeys(p, ()))
+    monkeypatch.setattr("weft.capture.tracing.trace.gradient_hooks", lambda p: dict.fromkeys(p, ()))
     model = gpt()
     model.blocks[0].up.bias.register_hook(lambda gradient: gradient * 1.001)
     with compiled(model) as program:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import weft
 from models import GPT, token_batch, token_loss
 from weft.errors import RankFailure
-from weft.runtime import distributed
+from weft.runtime.world import distributed
 
 folder = Path(sys.argv[1])
 world = distributed.DistributedWorld("cpu", timeout=5)

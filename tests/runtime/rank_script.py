@@ -37,10 +37,10 @@ from weft.ir.plan import (
     Register,
 )
 from weft.layout import shard_sizes
-from weft.runtime.collectives import run_collectives
-from weft.runtime.distributed import DistributedWorld
-from weft.runtime.executor import Executor
-from weft.runtime.state import Variables
+from weft.runtime.channels.collectives import run_collectives
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.world.distributed import DistributedWorld
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool)
 

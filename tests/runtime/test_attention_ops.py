@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.runtime import check_attention as meaning
-from weft.runtime.attention_ops import attention_rows, attention_rows_backward
+from tools.oracles import attention as meaning
+from weft.runtime.kernels.attention_ops import attention_rows, attention_rows_backward
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 5e-2}
 

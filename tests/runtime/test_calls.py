@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft.errors import RankFailure
-from weft.runtime.calls import Calls, looking
-from weft.runtime.stamps import Stamp, check_stamp
+from weft.runtime.failures.calls import Calls, looking
+from weft.runtime.failures.stamps import Stamp, check_stamp
 
 
 def calls(*texts: str) -> Calls:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tools.oracles.rules import check_call, describe, shards_of, torch_call
 from weft.errors import InternalError
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall, Operand, Signature, TensorSpec, Token
 from weft.ops import rule as declare
 from weft.ops.rule import Rule, rule_of
-from weft.runtime.check_rules import check_call, describe, shards_of, torch_call
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.torch_ops import to_torch, token, torch_op, torch_value
 
 MM = OpCall(

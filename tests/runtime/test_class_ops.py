@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from weft.runtime import class_ops
+from weft.runtime.kernels import loss_ops as class_ops
 
 SHARDS = ((0, 5), (5, 4))  # offset and number of the classes of two ranks
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 
-from weft.compiler import memory_exchange
+from weft.compiler.memory import exchange as memory_exchange
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator, LocalValue
 from weft.layout import shard_sizes
-from weft.runtime import local_channel
-from weft.runtime.channel import check_same
-from weft.runtime.collectives import run_collectives
-from weft.runtime.world import local_world
+from weft.runtime.channels import local as local_channel
+from weft.runtime.channels.channel import check_same
+from weft.runtime.channels.collectives import run_collectives
+from weft.runtime.world.world import local_world
 
 pytestmark = pytest.mark.timeout(30)
 

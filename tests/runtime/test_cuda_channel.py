@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.runtime.cuda_channel import CudaLocalChannel
-from weft.runtime.local_channel import LocalGroup
+from weft.runtime.channels.cuda import CudaLocalChannel
+from weft.runtime.channels.local import LocalGroup
 
 pytestmark = pytest.mark.timeout(30)
 

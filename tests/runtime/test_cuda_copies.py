@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime import cuda_copies
-from weft.runtime.cuda_copies import Copies, copies
+from weft.runtime.cuda import copies as cuda_copies
+from weft.runtime.cuda.copies import Copies, copies
 
 
 class Stream:

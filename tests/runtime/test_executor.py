@@ -26,11 +26,11 @@ from weft.ir.plan import (
     RankPlan,
     Register,
 )
-from weft.runtime import local_ops
-from weft.runtime.executor import Executor
-from weft.runtime.local_channel import LocalChannel
-from weft.runtime.state import Variables
-from weft.runtime.world import local_world
+from weft.runtime.channels.local import LocalChannel
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.kernels import local_ops
+from weft.runtime.world.world import local_world
 
 pytestmark = pytest.mark.timeout(30)
 

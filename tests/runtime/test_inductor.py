@@ -17,11 +17,12 @@ import weft
 from weft.errors import UserError
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalInput, LocalValue, RankPlan
-from weft.runtime import inductor, kernel_choice, parts
-from weft.runtime.kernel_choice import Choice, Code, Spec, choose
-from weft.runtime.kernel_measure import Measured
-from weft.runtime.kernels import build_kernel
-from weft.runtime.parts import Parts
+from weft.runtime.compiled import choice as kernel_choice
+from weft.runtime.compiled import inductor, parts
+from weft.runtime.compiled.choice import Choice, Code, Spec, choose
+from weft.runtime.compiled.measure import Measured
+from weft.runtime.compiled.parts import Parts
+from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

@@ -11,7 +11,7 @@ import torch
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import Token
-from weft.runtime.kernels import aliases, build_kernel
+from weft.runtime.kernels.generated import aliases, build_kernel
 
 CPU = torch.device("cpu")
 

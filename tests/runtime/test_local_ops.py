@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.layout import shard_range
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])

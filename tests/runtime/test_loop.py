@@ -39,10 +39,10 @@ from weft.ir.plan import (
     Register,
 )
 from weft.ir.verify_plan import verify_communicators
-from weft.runtime import local_ops
-from weft.runtime.executor import Executor
-from weft.runtime.state import Variables
-from weft.runtime.world import local_world
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.kernels import local_ops
+from weft.runtime.world.world import local_world
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import nll_loss
 
-from weft.runtime import class_ops
-from weft.runtime.loss_ops import cross_entropy_backward
+from weft.runtime.kernels import loss_ops as class_ops
+from weft.runtime.kernels.loss_ops import cross_entropy_backward
 
 
 @pytest.mark.parametrize("at_a_time", [1, 20, 2**17])

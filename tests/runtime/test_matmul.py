@@ -7,8 +7,8 @@ import torch
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
-from weft.runtime import matmul
-from weft.runtime.kernels import build_kernel
+from weft.runtime.kernels import matmul
+from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from torch import nn
 import weft
 from weft.hardware import linked, usual_device
 from weft.ir.plan import Communicate, Communicator
-from weft.runtime import measure_links
-from weft.runtime.measure_links import measured_links
-from weft.runtime.world import LocalWorld, local_world
+from weft.runtime.world import measure_links
+from weft.runtime.world.measure_links import measured_links
+from weft.runtime.world.world import LocalWorld, local_world
 from weft.units import Seconds
 
 pytestmark = pytest.mark.timeout(30)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from weft.ir.plan import Collective, LocalValue
-from weft.runtime import process_channel
-from weft.runtime.collectives import run_collectives
-from weft.runtime.process_channel import NcclChannel
+from weft.runtime.channels import process as process_channel
+from weft.runtime.channels.collectives import run_collectives
+from weft.runtime.channels.process import NcclChannel
 
 # In the communicator's order, which is not that of torch's group: there rank 3 is the second.
 RANKS = (3, 1)

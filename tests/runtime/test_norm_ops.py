@@ -9,7 +9,7 @@ import torch
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
-from weft.runtime.norm_ops import (
+from weft.runtime.kernels.norm_ops import (
     batch_moments,
     batch_norm,
     batch_norm_backward,

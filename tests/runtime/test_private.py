@@ -14,8 +14,9 @@ import pytest
 
 from strangers import needs_root, run_as_stranger
 from weft.errors import UserError
-from weft.runtime import cache, inductor, kernel_choice, private
-from weft.runtime.cache import cache_folder, read_code, write_text
+from weft.runtime.compiled import cache, inductor, private
+from weft.runtime.compiled import choice as kernel_choice
+from weft.runtime.compiled.cache import cache_folder, read_code, write_text
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users as of POSIX")
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tools.oracles import recurrent as check_recurrent
 from weft.ops.rules.recurrent import saved_bytes
-from weft.runtime import check_recurrent, recurrent
+from weft.runtime.kernels import recurrent
 
 TIME, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}

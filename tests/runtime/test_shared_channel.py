@@ -18,9 +18,9 @@ import torch.distributed as dist
 from strangers import needs_root, start_as_stranger
 from weft.errors import InternalError, RankFailure
 from weft.layout import REDUCTIONS
-from weft.runtime.channel import reduce_in_order
-from weft.runtime.shared_channel import SharedChannel
-from weft.runtime.shared_link import SLOT_BYTES, SLOTS, connect, host
+from weft.runtime.channels.channel import reduce_in_order
+from weft.runtime.channels.shared import SharedChannel
+from weft.runtime.channels.shared_link import SLOT_BYTES, SLOTS, connect, host
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -187,7 +187,7 @@ def test_a_stranger_is_no_peer() -> None:
 def test_a_world_of_processes_picks_its_transport(transport: str, tmp_path: Path) -> None:
     script = tmp_path / "which.py"
     script.write_text(
-        "from weft.runtime.distributed import DistributedWorld\n"
+        "from weft.runtime.world.distributed import DistributedWorld\n"
         "import torch\n"
         "world = DistributedWorld('cpu', 30)\n"
         "total = torch.ones(3)\n"

@@ -7,7 +7,7 @@ import torch
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
-from weft.runtime.kernels import build_kernel
+from weft.runtime.kernels.generated import build_kernel
 
 M, ROWS, WIDTH = 3, 5, 4
 

@@ -9,8 +9,8 @@ import torch
 
 from weft.errors import LayoutError, RankFailure, UserError
 from weft.layout import placement
-from weft.runtime.distributed import _device, current_world
-from weft.runtime.world import LocalWorld, local_world
+from weft.runtime.world.distributed import _device, current_world
+from weft.runtime.world.world import LocalWorld, local_world
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -12,9 +12,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 import weft
 from weft.errors import LayoutError, RankFailure
-from weft.runtime import distributed
-from weft.runtime.distributed import DistributedWorld
-from weft.runtime.waits import PATIENCE
+from weft.runtime.failures.waits import PATIENCE
+from weft.runtime.world import distributed
+from weft.runtime.world.distributed import DistributedWorld
 
 PAIR = weft.placement("cpu", [0, 1])
 S, B, P = weft.split, weft.broadcast, weft.partial

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import weft
-from weft.tensor import dispatch
+from weft.tensor.dispatch import dispatch
 
 S, B, P = weft.split, weft.broadcast, weft.partial
 LINE = [0, 1, 2, 3]

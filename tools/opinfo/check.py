@@ -16,20 +16,20 @@ from tools.opinfo.interpret import run_programs
 from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
 from tools.opinfo.reference import Expected, captured, constants, expected
 from tools.opinfo.samples import Case, cases, full_name
+from tools.oracles.rules import TorchCall, check_call, close, split_again
+from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
-from weft.compiler.box import box
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.class_split import split_classes
-from weft.compiler.communicators import communicators
-from weft.compiler.deduce import Hints, deduce
-from weft.compiler.localize import localize
+from weft.compiler.families.class_split import split_classes
+from weft.compiler.layouts.box import box
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize
 from weft.compiler.signatures import check_signatures
 from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
-from weft.runtime.check_rules import TorchCall, check_call, close, split_again
-from weft.runtime.check_strides import stride_problems
 from weft.runtime.torch_ops import to_torch
 
 _PLACE = re.compile(r"(^|( at)? )/\S+:\d+\b:? ?")

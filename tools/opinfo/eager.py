@@ -20,9 +20,9 @@ from tools.opinfo.check import UNINITIALIZED, reason_of
 from tools.opinfo.layouts import local_tensors, placement_of
 from tools.opinfo.reference import Backward
 from tools.opinfo.samples import Case, cases, full_name
+from tools.oracles.rules import close
 from weft.errors import InternalError, RankFailure, WeftError
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
-from weft.runtime.check_rules import close
 
 DTYPES = (
     torch.float32,

@@ -13,8 +13,8 @@ from weft.errors import InternalError
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, Transfer
 from weft.ops.call import Token
-from weft.runtime.channel import reduce_in_order
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.channels.channel import reduce_in_order
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform
 from weft.runtime.torch_ops import dtype_name, torch_op, torch_value
 

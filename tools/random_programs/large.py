@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from weft.compiler import joined_loss, memory_exchange, offload, overlap_worth, schedule
-from weft.runtime import class_ops
+from weft.compiler.families import joined_loss
+from weft.compiler.local import offload, overlap_worth
+from weft.compiler.memory import exchange as memory_exchange
+from weft.compiler.schedule import schedule
+from weft.runtime.kernels import loss_ops as class_ops
 
 BYTES = 48
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.calls import local_op_call
-from weft.compiler.loops import loop_values
+from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box

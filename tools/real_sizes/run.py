@@ -18,9 +18,9 @@ from tools.real_sizes.rows import FAMILIES, Row
 from tools.real_sizes.textbook import Figures, Grid
 from weft.capture import Captured, capture
 from weft.compiler.pipeline import compile_graph
-from weft.compiler.stages import stage_placements
+from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, Update
-from weft.program.hints import strategy_hints
+from weft.program.strategy.hints import strategy_hints
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.convert import Boundary, to_logical
-from weft.capture.optimizer import UpdateRule, groups_of, update_rules, with_states_of
-from weft.capture.optimizer_checks import check_hyperparameters
-from weft.capture.optimizers import Optimizing, optimizers_of
+from weft.capture.optimizers.checks import check_hyperparameters
+from weft.capture.optimizers.groups import Optimizing, optimizers_of
+from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.trace import (
+from weft.capture.python.watch import Watch
+from weft.capture.tracing.convert import Boundary, to_logical
+from weft.capture.tracing.trace import (
     LossFunction,
     Skeletons,
     Traced,
@@ -24,7 +25,6 @@ from weft.capture.trace import (
     read_variables,
     trace_step,
 )
-from weft.capture.watch import Watch
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role

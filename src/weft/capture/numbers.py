@@ -2,7 +2,7 @@
 
 While a step is captured there is no number yet. What `item()`, `torch.equal` and `torch.allclose` give then is a
 `LaterNumber`: it stands for a tensor of no dimensions, may be put into what the step returns, and raises whatever
-else is done with it. A truth test of it is that of the tensor, which may be a check (`weft.capture.checks`).
+else is done with it. A truth test of it is that of the tensor, which may be a check (`weft.capture.python.checks`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from weft.capture.fx import is_fake, is_known
-from weft.capture.refusals import refuse_reading
+from weft.capture.tracing.fx import is_fake, is_known
+from weft.capture.tracing.refusals import refuse_reading
 
 # What objects need to be handed on, and the truth test, which is the tensor's.
 _KEPT = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__doc__"}

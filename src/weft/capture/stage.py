@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from weft.capture.hint import capturing
-from weft.capture.locations import stage_noted
+from weft.capture.tracing.locations import stage_noted
 from weft.errors import StrategyError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from weft.errors import RankFailure
-from weft.runtime.launch import Exit
+from weft.runtime.world.launch import Exit
 
 # Folder of the notes, set by the launcher for its ranks.
 NOTES = "WEFT_FAILURE_NOTES"

@@ -11,7 +11,7 @@ from weft import __version__
 from weft.cli.ops import list_ops, show_op
 from weft.cli.run import run_script
 from weft.errors import UserError
-from weft.runtime.launch import Fleet
+from weft.runtime.world.launch import Fleet
 
 app = typer.Typer(
     help="Train one ordinary PyTorch model on many devices.",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from weft.cli.failure import NOTES, describe, read_notes
 from weft.cli.worker import LAUNCHER
-from weft.runtime.launch import Fleet, launch
+from weft.runtime.world.launch import Fleet, launch
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130

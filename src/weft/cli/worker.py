@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from weft.cli.failure import write_note
-from weft.runtime.meeting import meet_in_file
+from weft.runtime.world.meeting import meet_in_file
 
 PR_SET_PDEATHSIG = 1
 # Holds the process id of the launcher.

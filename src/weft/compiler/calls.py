@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from weft.compiler.loops import at_micro_batch
+from weft.compiler.microbatch.loops import at_micro_batch
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops import OpCall, Operand

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from weft.compiler.precision import Precision
+from weft.compiler.training.precision import Precision
 from weft.errors import StrategyError
 from weft.hardware import CostModel, Device
 from weft.layout import Placement

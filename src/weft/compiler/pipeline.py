@@ -9,42 +9,41 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.compiler.activations import lay_activations
-from weft.compiler.aliases import copy_escaping_views
-from weft.compiler.apart import keep_apart
-from weft.compiler.causal_masks import causal_masks
-from weft.compiler.clip import clip_norm
-from weft.compiler.communicators import communicators
-from weft.compiler.deduce import Hints
-from weft.compiler.dispatch import dispatch_rows
-from weft.compiler.exchange_dtypes import lay_exchanges
-from weft.compiler.fold import rank_classes
-from weft.compiler.gradient_sums import lay_sums
-from weft.compiler.joined_loss import join_losses
-from weft.compiler.joined_products import join_products
-from weft.compiler.kept import check_kept
-from weft.compiler.localize import localize, localize_all
-from weft.compiler.loss_scale import scale_loss, unscale
-from weft.compiler.memory import Peak, memory
-from weft.compiler.memory_limit import check_limit
-from weft.compiler.microbatch import split_time
-from weft.compiler.microbatch_leaves import on_cut_leaves
-from weft.compiler.offload import offload
+from weft.compiler.experts.dispatch import dispatch_rows
+from weft.compiler.experts.unsorted import unsorted
+from weft.compiler.families.joined_loss import join_losses
+from weft.compiler.graph.apart import keep_apart
+from weft.compiler.graph.causal_masks import causal_masks
+from weft.compiler.graph.joined_products import join_products
+from weft.compiler.graph.products_first import products_first
+from weft.compiler.graph.rewriting import undo_views
+from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.local.aliases import copy_escaping_views
+from weft.compiler.local.communicators import communicators
+from weft.compiler.local.localize import localize, localize_all
+from weft.compiler.local.offload import offload
+from weft.compiler.local.overlap import overlap
+from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
+from weft.compiler.memory.limit import check_limit
+from weft.compiler.memory.walk import Peak, memory
+from weft.compiler.microbatch.facts import on_cut_leaves
+from weft.compiler.microbatch.split import split_time
+from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
-from weft.compiler.overlap import overlap
-from weft.compiler.overlap_worth import Cut, best_cut, may_cut
-from weft.compiler.products_first import products_first
-from weft.compiler.recompute import recompute
-from weft.compiler.schedule import Scheduled, device_of, plan_alone, plan_together
-from weft.compiler.shares import store_in_shares
-from weft.compiler.signatures import check_signatures
-from weft.compiler.stages import Stages
-from weft.compiler.stages_assign import assign_stages
-from weft.compiler.stages_join import Deduced, GridHints, lay_out
-from weft.compiler.time_first import time_first
-from weft.compiler.undone_views import undo_views
-from weft.compiler.unsorted import unsorted
-from weft.compiler.zero import shard_variables
+from weft.compiler.schedule.fold import rank_classes
+from weft.compiler.schedule.schedule import Scheduled, device_of, plan_alone, plan_together
+from weft.compiler.signatures import check_kept, check_signatures
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.join import Deduced, GridHints, lay_out
+from weft.compiler.stages.stages import Stages
+from weft.compiler.training.activations import lay_activations
+from weft.compiler.training.clip import clip_norm
+from weft.compiler.training.exchange_dtypes import lay_exchanges
+from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.precision import lay_sums
+from weft.compiler.training.recompute import recompute
+from weft.compiler.training.zero import shard_variables
 from weft.ir import LogicalGraph, Plan, verify
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement

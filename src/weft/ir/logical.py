@@ -69,7 +69,7 @@ class LogicalGraph:
 
     Order of `nodes`: inputs, then calls and boxings in topological order, then updates, then
         outputs. With `micro_batches` > 1, values that depend on the batch are those of one
-        micro-batch (`weft.compiler.loops` tells which).
+        micro-batch (`weft.compiler.microbatch.loops` tells which).
     """
 
     name: str

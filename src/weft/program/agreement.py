@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.capture.optimizer import KeptStates
-from weft.capture.optimizer_checks import check_hyperparameters
-from weft.capture.optimizers import Optimizing, optimizers_of
+from weft.capture.optimizers.checks import check_hyperparameters
+from weft.capture.optimizers.groups import Optimizing, optimizers_of
+from weft.capture.optimizers.optimizer import KeptStates
 from weft.layout import Broadcast, Layout
-from weft.runtime.stamps import Stamp
+from weft.runtime.failures.stamps import Stamp
 from weft.tensor import GlobalTensor
 from weft.tensor.divergence import written_among
 

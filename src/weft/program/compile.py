@@ -10,32 +10,31 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from weft.capture.optimizers import Optimizing
+from weft.capture.optimizers.groups import Optimizing
 from weft.compiler.options import METRICS, Metric, Options
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
-from weft.program.buckets import Buckets
-from weft.program.build import Setting, local_ranks
-from weft.program.collector import uncollected
 from weft.program.everyone import agreed, agreed_seed, check_same_asked, told
-from weft.program.holds import lying
-from weft.program.live import take_over
-from weft.program.local_batch import LocalBatch
-from weft.program.planner import Planner
+from weft.program.feeding.buckets import Buckets
+from weft.program.feeding.local_batch import LocalBatch
+from weft.program.live.holds import lying
+from weft.program.live.live import take_over
+from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.planning.build import Setting, local_ranks
+from weft.program.planning.planner import Planner
+from weft.program.planning.progress import progress, uncollected
+from weft.program.planning.step import Step
+from weft.program.planning.variants import Planned
 from weft.program.program import Program
-from weft.program.progress import progress
-from weft.program.states import check_states
-from weft.program.step import Step
-from weft.program.strategy import Strategy, data_parallel
-from weft.program.strategy_text import plain
-from weft.program.training import training_of
-from weft.program.variables import add_loss_scale, add_masters
-from weft.program.variants import Planned
+from weft.program.strategy.strategy import Strategy, data_parallel
+from weft.program.strategy.text import plain
+from weft.program.training.states import check_states
+from weft.program.training.training import training_of
 from weft.program.verification import check_values
-from weft.runtime.allocator import give_back
-from weft.runtime.distributed import current_world
-from weft.runtime.kernel_choice import Kernels, usable_kernels
-from weft.runtime.world import World
+from weft.runtime.compiled.choice import Kernels, usable_kernels
+from weft.runtime.world.allocator import give_back
+from weft.runtime.world.distributed import current_world
+from weft.runtime.world.world import World
 from weft.tensor.mesh import mesh_of
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 from weft import errors
 from weft.errors import BatchError, RankFailure, UserError, WeftError
 from weft.ir.plan import Communicator
-from weft.runtime.channel import Channel
-from weft.runtime.world import World
+from weft.runtime.channels.channel import Channel
+from weft.runtime.world.world import World
 
 T = TypeVar("T")
 

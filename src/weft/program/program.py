@@ -14,35 +14,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers import Optimizers
+from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps
-from weft.program.build import build, evaluation, gathering
 from weft.program.everyone import agreed
-from weft.program.explain import explain
-from weft.program.explain_details import details as tables
-from weft.program.explain_details import details_of
-from weft.program.gradients import check_adding
-from weft.program.holds import hold, let_go, reads
-from weft.program.kernel_table import kernel_text
-from weft.program.memory import ProgramMemory, program_memory
-from weft.program.places import Places
-from weft.program.recovery import Failed
-from weft.program.replay_table import replay_text
-from weft.program.states import full_states
-from weft.program.step import Step
-from weft.program.strategy_words import title
+from weft.program.explain.details import details as tables
+from weft.program.explain.details import details_of
+from weft.program.explain.explain import explain
+from weft.program.explain.kernels import kernel_text, replay_text
+from weft.program.explain.memory import ProgramMemory, program_memory
+from weft.program.explain.words import title
+from weft.program.live.holds import hold, let_go, reads
+from weft.program.live.places import Places
+from weft.program.live.variables import load_whole, state_dict_names
+from weft.program.planning.build import build, evaluation, gathering
+from weft.program.planning.recovery import Failed
+from weft.program.planning.step import Step
+from weft.program.planning.variants import Planned, Variants
 from weft.program.trace import Trace, gather_trace
-from weft.program.training import Training
-from weft.program.variables import load_whole, state_dict_names
-from weft.program.variants import Planned, Variants
+from weft.program.training.gradients import check_adding
+from weft.program.training.states import full_states
+from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
-from weft.runtime.device_executor import DeviceExecutor
-from weft.runtime.executor import Executor
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.executor.threads import Executor
 from weft.tensor.divergence import forget_writes, note_write
 
 _log = logging.getLogger("weft")

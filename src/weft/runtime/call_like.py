@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import UserError, WeftError
 from weft.ops.call import OpCall, Operand, TensorSpec
-from weft.runtime.kernels import local_function
+from weft.runtime.kernels.generated import local_function
 from weft.runtime.torch_ops import dtype_name
 
 

@@ -1,13 +1,77 @@
-"""Boxing of global tensors between any two layouts, across placements too."""
+"""Boxing of global tensors between any two layouts, across placements too.
+
+From whole plain tensors to the parts of ranks, and back.
+"""
 
 from __future__ import annotations
 
-from weft.layout import Layout
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.layout import SBP, Broadcast, Layout, Split
+from weft.runtime.channels.channel import reduce_in_order
 from weft.tensor.chain import Locals, chain_between
-from weft.tensor.mesh import Mesh
-from weft.tensor.spec import Spec
+from weft.tensor.divergence import check_agreement
+from weft.tensor.mesh import Mesh, channel_between
+from weft.tensor.spec import Spec, contiguous, without_partials
 from weft.tensor.strict import check_strict
-from weft.tensor.whole import assemble, cut
+
+
+def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
+    """The parts of a whole tensor that this process's ranks hold, as copies."""
+    plain = without_partials(layout)
+    spec = contiguous(mesh, plain, tuple(whole.shape), whole.dtype)
+    parts = tuple(
+        _part(whole, plain, rank).to(mesh.device_of(rank), copy=True) for rank in mesh.ranks
+    )
+    return laid(spec, tuple(part.contiguous() for part in parts), layout)
+
+
+def laid(spec: Spec, locals_: Locals, layout: Layout) -> tuple[Spec, Locals]:
+    """Fresh local tensors brought from a layout without Partial to one that may have it; nothing is sent."""
+    chain = chain_between(spec, layout)
+    return spec.with_layout(layout), chain.run(locals_, "creation") if chain else locals_
+
+
+def assemble(spec: Spec, parts: Mapping[int, Tensor]) -> Tensor:
+    """The whole tensor, given the parts of all ranks of its placement."""
+    placement = spec.layout.placement
+    rows = [parts[rank] for rank in placement.ranks]
+    for sbp, size in zip(reversed(spec.layout.sbp), reversed(placement.shape), strict=True):
+        rows = [_join(sbp, rows[i : i + size]) for i in range(0, len(rows), size)]
+    return rows[0]
+
+
+def _join(sbp: SBP, parts: Sequence[Tensor]) -> Tensor:
+    match sbp:
+        case Broadcast():
+            return parts[0]
+        case Split(dim):
+            return torch.cat([part.to(parts[0].device) for part in parts], dim)
+        case _:
+            return reduce_in_order([part.to(parts[0].device) for part in parts], sbp.reduction)
+
+
+def _part(whole: Tensor, layout: Layout, rank: int) -> Tensor:
+    for dim, (offset, length) in enumerate(layout.local_ranges(tuple(whole.shape), rank)):
+        whole = whole.narrow(dim, offset, length)
+    return whole
+
+
+def from_first(whole: Tensor, mesh: Mesh) -> Tensor:
+    """The tensor of the placement's first rank, on all its ranks."""
+    if mesh.in_process or not mesh.ranks:
+        return whole
+    (rank,) = mesh.ranks
+    whole = whole.to(mesh.device_of(rank))
+    for axis, parts in enumerate(mesh.placement.shape):
+        if parts > 1:
+            channel = channel_between(mesh.world, mesh.placement.group(rank, axis))
+            check_agreement(channel, f"weft.tensor of {whole.dtype} {list(whole.shape)}")
+            whole = channel.broadcast(whole, 0)
+    return whole
 
 
 def box(

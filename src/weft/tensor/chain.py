@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from weft.boxing import Step, steps, transfer_ranks
-from weft.compiler.box_steps import step_node
-from weft.compiler.communicators import step_groups
+from weft.compiler.local.box_steps import step_node
+from weft.compiler.local.communicators import step_groups
 from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
 from weft.layout import Layout
-from weft.runtime.boxing import box_groups, run_steps
-from weft.runtime.channel import Channel, reduce_in_order
-from weft.runtime.collectives import part_of
-from weft.runtime.local_ops import LOCAL_OPS
+from weft.runtime.channels.boxing import box_groups, run_steps
+from weft.runtime.channels.channel import Channel, reduce_in_order
+from weft.runtime.channels.collectives import part_of
+from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
 from weft.tensor.spec import Spec

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.capture.random import normal, unit
+from weft.capture.ops.random import normal, unit
 from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Layout, Placement, Split
-from weft.runtime.distributed import current_world
-from weft.tensor.boxing import box
+from weft.runtime.world.distributed import current_world
+from weft.tensor.boxing import box, cut, from_first, laid
+from weft.tensor.dispatch.random import Drawing
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.mesh import Mesh, mesh_of
-from weft.tensor.random import Drawing
 from weft.tensor.spec import Spec, contiguous, layout_for, without_partials
-from weft.tensor.whole import cut, from_first, laid
 
 SBPs = SBP | Sequence[SBP]
 

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from weft.capture.locations import in_library
+from weft.capture.tracing.locations import in_library
 from weft.errors import RankFailure
 from weft.layout import Placement
-from weft.runtime.channel import Channel
-from weft.runtime.process_channel import ProcessChannel
-from weft.runtime.waits import Wait, circle
+from weft.runtime.channels.channel import Channel
+from weft.runtime.channels.process import ProcessChannel
+from weft.runtime.failures.waits import Wait, circle
 from weft.tensor.mesh import Mesh, channel_between
 
 _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)

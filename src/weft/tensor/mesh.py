@@ -10,9 +10,9 @@ import torch
 from weft.errors import InternalError
 from weft.ir.plan import Communicator
 from weft.layout import Placement
-from weft.runtime.channel import Channel
-from weft.runtime.distributed import current_world
-from weft.runtime.world import LocalWorld, World
+from weft.runtime.channels.channel import Channel
+from weft.runtime.world.distributed import current_world
+from weft.runtime.world.world import LocalWorld, World
 
 
 class Mesh:

@@ -18,10 +18,10 @@ from weft.errors import UserError
 from weft.layout import Broadcast, Layout, Shares, Split
 from weft.tensor.boxing import box
 from weft.tensor.chain import Locals
+from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
 from weft.tensor.mesh import Mesh
 from weft.tensor.spec import Spec
-from weft.tensor.views import InOrder, base_of, living_copies
 
 aten = torch.ops.aten
 

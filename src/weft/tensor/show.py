@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from weft.layout import Broadcast, Shares
+from weft.tensor.boxing import assemble
 from weft.tensor.shares import in_order
 from weft.tensor.spec import Spec
-from weft.tensor.whole import assemble
 
 
 def show(

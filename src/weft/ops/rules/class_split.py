@@ -1,7 +1,7 @@
 """The cross-entropy's negative log-likelihood, also split by classes: each rank picks the targets among its own.
 
 A target of another rank's classes counts as ignored; losses and weights add up over the ranks. The
-log-softmax in front is split by classes in `weft.compiler.class_split`.
+log-softmax in front is split by classes in `weft.compiler.families.class_split`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _from_first_class(scores: int) -> Adapt:
     return adapt
 
 
-# What a cross-entropy that is split by classes becomes (`weft.compiler.class_loss`).
+# What a cross-entropy that is split by classes becomes (`weft.compiler.families.class_loss`).
 rule("weft.sum_exp", _sum_exp)
 rule("weft.class_loss", _class_loss, adapt=_from_first_class(0))
 rule(

@@ -9,7 +9,7 @@ from weft.ops.rules.common import EITHER
 
 BIASED: dict[str, Any] = {"linear": ((0, 1), (0, 2)), "added": (0,)}
 
-# `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.class_loss`).
+# `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.families.class_loss`).
 rule((*aten("mm"), "weft.class_scores"), "m k+, k n -> m n", linear=EITHER)
 rule(aten("bmm"), "b m k+, b k n -> b m n", linear=EITHER)
 rule(aten("matmul"), "... m k+, ... k n -> ... m n", linear=EITHER)

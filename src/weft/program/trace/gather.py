@@ -1,21 +1,46 @@
-"""From the recorders of this process to the trace of all ranks."""
+"""From the recorders of this process to the trace of all ranks.
+
+The clocks of several hosts: by how much each is ahead of the first rank's.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
+from typing import TypeAlias
 
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
-from weft.program.trace.clocks import Visits, ahead
-from weft.program.trace.meetings import with_late_ranks
 from weft.program.trace.names import lines_of
 from weft.program.trace.rank import rank_trace
 from weft.program.trace.rows import RankTrace
 from weft.program.trace.trace import Trace
-from weft.runtime.trace import Record
-from weft.runtime.world import World
+from weft.program.trace.waits import with_late_ranks
+from weft.runtime.executor.trace import Record
+from weft.runtime.world.world import World
+
+# For each of some exchanges between all ranks: when a rank entered and left it, on its own clock,
+# in nanoseconds.
+Visits: TypeAlias = Sequence[tuple[int, int]]
+
+
+def ahead(own: Visits, first: Visits) -> int:
+    """By how many nanoseconds a clock is ahead of that of the first rank.
+
+    No rank leaves an exchange before all have entered it, which bounds the difference from both
+    sides. A difference of 0 is taken where it is possible, since processes of one host share their
+    clock; elsewhere the middle of the bounds.
+
+    Args:
+        own: the visits of a rank.
+        first: those of the first rank, to the same exchanges.
+    """
+    pairs = list(zip(own, first, strict=True))
+    least = max(entered - left for (entered, _), (_, left) in pairs)
+    most = min(left - entered for (_, left), (entered, _) in pairs)
+    return 0 if least <= 0 <= most else (least + most) // 2
+
 
 # Exchanges by which clocks are compared: the fastest of them bound the difference.
 _ROUNDS = 5

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from weft.actors.needs import ActKey, Needs
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
-from weft.runtime.trace import Record, Span
+from weft.runtime.executor.trace import Record, Span
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from weft.actors.ensemble import Timed
-from weft.compiler.memory import levels
-from weft.compiler.memory_order import moments_of
+from weft.compiler.memory.order import moments_of
+from weft.compiler.memory.walk import levels
 from weft.ir.plan import Collective, Communicate, Communicator, RankPlan, Transfer
 from weft.program.trace.names import Lines, actor_details, actor_kind, actor_name, places
 from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Level, RankTrace, Slice, Step
 from weft.program.trace.waits import Names, arrows, last_waits, wait
-from weft.runtime.trace import Record, Span
+from weft.runtime.executor.trace import Record, Span
 
 
 def rank_trace(

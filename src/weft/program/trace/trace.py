@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from weft.program.tables import table, text_of
+from weft.program.explain.tables import table, text_of
 from weft.program.trace.events import trace_events
 from weft.program.trace.parts import Parts, parts
 from weft.program.trace.rows import RankTrace

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.capture.outputs import Number
 from weft.capture.precision import Casts
-from weft.compiler.precision import Precision
+from weft.compiler.training.precision import Precision
 from weft.errors import VerificationError
 from weft.program.everyone import everyone
 from weft.program.verification.compare import (

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft.capture.lending import lent, restored, write_replaced
 from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
+from weft.capture.tracing.lending import lent, restored, write_replaced
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
-from weft.program.holds import named_variables
-from weft.program.step import Step
+from weft.program.live.holds import named_variables
+from weft.program.planning.step import Step
 from weft.program.verification.draws import drawn
 from weft.program.verification.plainly import plainly
 

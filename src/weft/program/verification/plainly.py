@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.program.laid import whole_of
-from weft.program.swap import exchange
+from weft.program.live.laid import exchange, whole_of
 from weft.tensor import GlobalTensor
 
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from weft.capture.tree import flatten, unflatten
-from weft.compiler.loss_scale import FIRST_VALUES, SCALE
+from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
-from weft.program.build import Setting
-from weft.program.holds import named_variables
-from weft.program.step import Step
-from weft.program.training import Training
-from weft.program.variants import Variants
+from weft.program.live.holds import named_variables
+from weft.program.planning.build import Setting
+from weft.program.planning.step import Step
+from weft.program.planning.variants import Variants
+from weft.program.training.training import Training
 from weft.program.verification.plainly import whole, wholes
 from weft.program.verification.snapshot import Snapshot
 from weft.tensor import GlobalTensor

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.program.training import Training
-from weft.runtime.state import Variables
+from weft.program.training.training import Training
+from weft.runtime.executor.state import Variables
 
 
 class Snapshot:

@@ -1,0 +1,1 @@
+"""Ops that capture takes apart or replaces, so that results do not depend on layouts."""

@@ -1,0 +1,349 @@
+"""Random ops written with `weft.uniform`, which draws by global position so that masks do not depend on layouts.
+
+Draws of half-precision dtypes are made in float32, so that one stream of numbers serves all of
+them. Bernoulli is `uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm
+never sees 0 because uniform is < 1; other distributions from the inverse of their distribution
+function. Samples and permutations stand in `weft.capture.ops.sampling`. An op that is given a generator
+is left as it is, and refused later: its numbers are not ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+Draw = Callable[[Sequence[int], torch.dtype, torch.device], Tensor]
+
+# Significant bits: a uniform number with more of them would round up to 1.
+_BITS = {torch.float16: 11, torch.bfloat16: 8}
+
+
+@torch.library.custom_op(
+    "weft::uniform",
+    mutates_args=(),
+    schema="(SymInt[] size, SymInt[] offset, SymInt[] length, int salt, *, ScalarType dtype, Device device) -> Tensor",
+)
+def _uniform(
+    size: Sequence[int],
+    offset: Sequence[int],
+    length: Sequence[int],
+    salt: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    return torch.rand(list(length), dtype=dtype, device=device)
+
+
+@_uniform.register_fake
+def _(
+    size: Sequence[int],
+    offset: Sequence[int],
+    length: Sequence[int],
+    salt: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty(list(length), dtype=dtype, device=device)
+
+
+def uniform(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1), shape `size`; float32 or float64. The salt is given once the graph is complete."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    whole = list(size)
+    drawn: Tensor = torch.ops.weft.uniform(
+        whole, [0] * len(whole), whole, 0, dtype=wide, device=device
+    )
+    return drawn
+
+
+def unit(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uniform numbers in [0, 1) of any floating or complex dtype, as `torch.rand` draws them."""
+    if dtype.is_complex:
+        real = dtype.to_real()
+        return torch.complex(unit(size, real, device), unit(size, real, device))
+    drawn = uniform(size, dtype, device)
+    if dtype not in _BITS:
+        return drawn.to(dtype)
+    steps = 2.0 ** _BITS[dtype]
+    return (torch.floor(drawn * steps) / steps).to(dtype)
+
+
+def normal(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Normal numbers of mean 0 and variance 1 (of a complex number: of both its parts together)."""
+    if dtype.is_complex:
+        real = dtype.to_real()
+        parts = torch.complex(normal(size, real, device), normal(size, real, device))
+        return parts * math.sqrt(0.5)
+    radius = torch.sqrt(-2 * torch.log(1 - uniform(size, dtype, device)))
+    return (radius * torch.cos(2 * math.pi * uniform(size, dtype, device))).to(dtype)
+
+
+def exponential(
+    size: Sequence[int], dtype: torch.dtype, device: torch.device, rate: float = 1.0
+) -> Tensor:
+    """Exponential numbers, never 0: users take their logarithm (Gumbel noise)."""
+    drawn = -torch.log1p(-uniform(size, dtype, device)) / rate
+    return drawn.clamp_min(torch.finfo(dtype).tiny)
+
+
+def _integers(low: int, high: int, size: Sequence[int], device: torch.device) -> Any:
+    """Whole numbers in [low, high); NotImplemented where 53 random bits would leave some of them out."""
+    if high - low > _EXACT:
+        return NotImplemented
+    drawn = uniform(size, torch.float64, device)
+    return torch.floor(drawn * (high - low)).to(torch.int64) + low
+
+
+_EXACT = 2**53  # whole numbers up to here are float64
+
+
+def _hit(like: Tensor, p: Tensor | float) -> Tensor:
+    """True where a coin with probability `p` of heads shows heads."""
+    if not isinstance(p, Tensor):
+        return uniform(like.shape, like.dtype, like.device) < p
+    wide = p if p.dtype in (torch.float32, torch.float64) else p.to(torch.float32)
+    return uniform(like.shape, wide.dtype, like.device) < wide
+
+
+def _bernoulli(self: Tensor) -> Tensor:
+    return _hit(self, self).to(self.dtype)
+
+
+def _bernoulli_p(self: Tensor, p: Tensor | float) -> Tensor:
+    return _hit(self, p).to(self.dtype)
+
+
+def _bernoulli_(self: Tensor, p: Tensor | float = 0.5) -> Tensor:
+    return self.copy_(_hit(self, p))
+
+
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False or p == 0:
+        return input, torch.ones_like(input, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    kept = _hit(input, 1 - p)
+    return input * kept * (1 / (1 - p)), kept
+
+
+def _native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad_output * mask * scale
+
+
+def _rrelu(
+    self: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    _: None = None,
+) -> Tensor:
+    """`noise` gets the slope of each element, which is what the backward reads (torch's own backward op)."""
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
+    slope = unit(self.shape, self.dtype, self.device) * (upper - lower) + lower
+    noise.copy_(torch.where(self > 0, torch.ones_like(self), slope))
+    return self * noise
+
+
+def _rrelu_(self: Tensor, noise: Tensor, *args: Any) -> Tensor:
+    return self.copy_(_rrelu(self, noise, *args))
+
+
+def _rrelu_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    noise: Tensor,
+    lower: float,
+    upper: float,
+    training: bool,
+    self_is_result: bool,
+) -> Tensor:
+    if training:
+        return grad_output * noise
+    return torch.where(self > 0, grad_output, grad_output * ((lower + upper) / 2))
+
+
+def _made(draw: Draw) -> Callable[..., Tensor]:
+    """A factory such as `torch.rand`."""
+
+    def make(
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        **_: Any,
+    ) -> Tensor:
+        return draw(size, dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
+
+    return make
+
+
+def _made_like(draw: Draw) -> Callable[..., Tensor]:
+    """A factory such as `torch.rand_like`."""
+
+    def make(
+        self: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        **_: Any,
+    ) -> Tensor:
+        return draw(self.shape, dtype or self.dtype, device or self.device)
+
+    return make
+
+
+def _randint(high: int, size: Sequence[int], **named: Any) -> Any:
+    return _randint_low(0, high, size, **named)
+
+
+def _randint_low(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Any:
+    drawn = _integers(low, high, size, torch.device(device or "cpu"))
+    return drawn if drawn is NotImplemented else drawn.to(dtype or torch.int64)
+
+
+def _randint_like(self: Tensor, high: int, **named: Any) -> Any:
+    return _randint_like_low(self, 0, high, **named)
+
+
+def _randint_like_low(
+    self: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
+) -> Any:
+    drawn = _integers(low, high, self.shape, self.device)
+    return drawn if drawn is NotImplemented else drawn.to(dtype or self.dtype)
+
+
+def _random_(self: Tensor, to: int | None = None) -> Any:
+    return _random_from_(self, 0, to)
+
+
+def _random_from_(self: Tensor, low: int, to: int | None = None) -> Any:
+    """Whole numbers in [low, to); without `to`, up to the last that the dtype holds exactly."""
+    drawn = _integers(low, _above(self.dtype) if to is None else to, self.shape, self.device)
+    return drawn if drawn is NotImplemented else self.copy_(drawn)
+
+
+def _above(dtype: torch.dtype) -> int:
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps) + 1
+    return 2 if dtype == torch.bool else int(torch.iinfo(dtype).max) + 1
+
+
+def _uniform_(self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return self.copy_(unit(self.shape, self.dtype, self.device) * (high - low) + low)
+
+
+def _normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return self.copy_(normal(self.shape, self.dtype, self.device) * std + mean)
+
+
+def _log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return self.copy_(torch.exp(normal(self.shape, self.dtype, self.device) * std + mean))
+
+
+def _exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
+    return self.copy_(exponential(self.shape, self.dtype, self.device, lambd))
+
+
+def _cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    drawn = uniform(self.shape, self.dtype, self.device)
+    return self.copy_(median + sigma * torch.tan(math.pi * (drawn - 0.5)))
+
+
+def _geometric_(self: Tensor, p: float) -> Tensor:
+    """How often a coin is thrown until the first heads: at least once."""
+    if p == 1:
+        return self.fill_(1)
+    drawn = uniform(self.shape, self.dtype, self.device)
+    return self.copy_(torch.ceil(torch.log1p(-drawn) / math.log1p(-p)).clamp_min(1))
+
+
+def _normal_numbers(mean: float, std: float, size: Sequence[int], **named: Any) -> Tensor:
+    return _made(normal)(size, **named) * std + mean
+
+
+def _normal_tensors(mean: Tensor, std: Tensor | float = 1.0) -> Tensor:
+    size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        mean.shape, std.shape if isinstance(std, Tensor) else ()
+    )
+    return normal(size, mean.dtype, mean.device) * std + mean
+
+
+def _normal_scale(mean: float, std: Tensor) -> Tensor:
+    return normal(std.shape, std.dtype, std.device) * std + mean
+
+
+def without_generator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for calls without a generator; with one, NotImplemented, which leaves the op in the graph."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        given = [*args, named.pop("generator", None)]
+        if any(isinstance(value, torch.Generator) for value in given):
+            return NotImplemented
+        return function(*(given[:-1]), **named)
+
+    return call
+
+
+def _table(named: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    return {name: without_generator(function) for name, function in named.items()}
+
+
+TABLE: dict[str, Callable[..., Any]] = _table(
+    {
+        "bernoulli.default": _bernoulli,
+        "bernoulli.p": _bernoulli_p,
+        "bernoulli.Tensor": _bernoulli_p,
+        "bernoulli_.float": _bernoulli_,
+        "bernoulli_.Tensor": _bernoulli_,
+        "native_dropout.default": _native_dropout,
+        "native_dropout_backward.default": _native_dropout_backward,
+        "rrelu_with_noise.default": _rrelu,
+        "rrelu_with_noise_.default": _rrelu_,
+        "rrelu_with_noise_backward.default": _rrelu_backward,
+        "rand.default": _made(unit),
+        "rand.generator": _made(unit),
+        "randn.default": _made(normal),
+        "randn.generator": _made(normal),
+        "rand_like.default": _made_like(unit),
+        "randn_like.default": _made_like(normal),
+        "randint.default": _randint,
+        "randint.generator": _randint,
+        "randint.low": _randint_low,
+        "randint.low_generator": _randint_low,
+        "randint_like.default": _randint_like,
+        "randint_like.low_dtype": _randint_like_low,
+        "random_.default": _random_,
+        "random_.to": _random_,
+        "random_.from": _random_from_,
+        "uniform_.default": _uniform_,
+        "normal_.default": _normal_,
+        "log_normal_.default": _log_normal_,
+        "exponential_.default": _exponential_,
+        "cauchy_.default": _cauchy_,
+        "geometric_.default": _geometric_,
+        "normal.float_float": _normal_numbers,
+        "normal.Tensor_float": _normal_tensors,
+        "normal.Tensor_Tensor": _normal_tensors,
+        "normal.float_Tensor": _normal_scale,
+    }
+)

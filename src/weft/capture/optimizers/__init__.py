@@ -1,0 +1,1 @@
+"""What an optimizer does to one parameter."""

@@ -1,0 +1,165 @@
+"""What an optimizer must not do in a compiled step: look at several parameters, call hooks, wrap another one.
+
+And what its hyperparameters must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.capture.python.hooks import named_hook
+from weft.errors import CaptureError, UserError
+
+# Rows of a probe with values; enough for any way of mixing them.
+_SIZE = 3
+
+
+def check_hyperparameters(optimizers: Optimizers) -> None:
+    """Check that what torch's optimizers take as numbers are numbers, or tensors of one element.
+
+    Raises:
+        UserError: naming the group and the entry.
+    """
+    for label, number, group in optimizers.groups():
+        optimizer, _ = optimizers.place(number)
+        usual = optimizer.defaults if type(optimizer).__module__.startswith("torch.optim") else {}
+        for key, value in usual.items():
+            if key in group and not _is_like(group[key], value):
+                takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
+                raise UserError(f"{label}: {key!r} is {group[key]!r}, and takes {takes}")
+
+
+def _is_like(value: Any, usual: Any) -> bool:
+    """Whether an option may stand where `usual` does; what is no number may be anything."""
+    if isinstance(usual, tuple | list):
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(usual)
+            and all(map(_is_like, value, usual))
+        )
+    if isinstance(usual, bool) or not isinstance(usual, Real):
+        return True
+    one = isinstance(value, torch.Tensor) and value.numel() == 1
+    return one or isinstance(value, Real)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check that a step of the optimizer is nothing but the updates of its parameters, one at a time.
+
+    Raises:
+        CaptureError: naming the hook, the optimizer inside, or that parameters depend on each other.
+    """
+    _check_hooks(optimizer)
+    _check_attributes(optimizer)
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    # Private API: where `register_step_pre_hook` and `register_step_post_hook` keep hooks.
+    for when in ("pre", "post"):
+        hooks = getattr(optimizer, f"_optimizer_step_{when}_hooks", None)
+        if hooks:
+            raise CaptureError(
+                f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_{when}_hook, which a compiled "
+                "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
+                "clip_norm= of the strategy, and changed by parameter.register_hook"
+            )
+
+
+def _check_attributes(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse wrappers, and steps over other parameters than those of the groups."""
+    for name, value in vars(optimizer).items():
+        if name in ("param_groups", "state", "defaults"):
+            continue
+        for part in _parts(value):
+            if isinstance(part, torch.optim.Optimizer | torch.nn.Parameter):
+                kind = "parameters" if isinstance(part, torch.nn.Parameter) else "another optimizer"
+                raise CaptureError(
+                    f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
+                    f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
+                    "that updates what is in its param_groups, from param.grad and self.state[param]"
+                )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        yield from value
+
+
+def check_apart(
+    optimizer: torch.optim.Optimizer, copy: Callable[..., Any], name: str, dims: int
+) -> None:
+    """Check, on small tensors with values, that the gradient of one parameter changes no other one.
+
+    Args:
+        optimizer: the user's, for the error.
+        copy: `copy(*parameters)` is a copy of it that holds only these.
+        name: of a parameter, for the error.
+        dims: how many the parameter has.
+
+    Raises:
+        CaptureError: when it does.
+    """
+    try:
+        outcomes = [_updated(copy, dims, scale) for scale in (1.0, 30.0)]
+    except Exception:
+        return  # it does not take such small tensors; the trial on the true shape says what is wrong
+    if not torch.equal(*outcomes):
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as "
+            f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
+            "clip_norm= of the strategy; otherwise expected an update that looks at one parameter at a time"
+        )
+
+
+def updates_parts_alike(copy: Callable[..., Any], dims: int) -> bool:
+    """Whether the parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+
+    What ops do not show: an update may ask for the parameter's shape.
+    """
+    values = [_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
+    try:
+        whole = _trained(copy, values)
+        for dim in range(dims):
+            cuts = [torch.split(each, [1, _SIZE - 1], dim) for each in values]
+            parts = [_trained(copy, [cut[place] for cut in cuts]) for place in (0, 1)]
+            if not torch.allclose(torch.cat(parts, dim), whole, equal_nan=True):
+                return False
+    except Exception:
+        return True  # it does not take such small tensors; the ops say what there is to know
+    return True
+
+
+def _trained(copy: Callable[..., Any], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A parameter that begins with the first values, after a step with each of the others as its gradient."""
+    parameter = torch.nn.Parameter(values[0].clone())
+    optimizer = copy(parameter)
+    with torch.random.fork_rng(devices=[]):
+        for gradient in values[1:]:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    return parameter.detach()
+
+
+def _updated(copy: Callable[..., Any], dims: int, scale: float) -> torch.Tensor:
+    """A parameter after two steps beside another one, whose gradient is scaled."""
+    own, other = (torch.nn.Parameter(_values(dims, phase)) for phase in (0.0, 1.0))
+    optimizer = copy(own, other)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for step in (2.0, 3.0):
+            own.grad, other.grad = _values(dims, step), scale * _values(dims, -step)
+            optimizer.step()
+    return own.detach()
+
+
+def _values(dims: int, phase: float) -> torch.Tensor:
+    count = _SIZE**dims
+    return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([_SIZE] * dims)

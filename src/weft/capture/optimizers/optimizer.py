@@ -1,0 +1,371 @@
+"""What an optimizer does to one parameter, found by running its own `step` on tensors without data.
+
+Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
+graph. Only three
+things are found out: which states a parameter has, which group it is in, and whether the update is
+element-wise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.capture.batch import dtype_name
+from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
+from weft.capture.optimizers.groups import Optimizers
+from weft.capture.tracing.fx import DispatchMode
+from weft.errors import CaptureError, UserError
+from weft.ir.nodes import MASTER
+
+_AGAIN = "close the program, weft.release(model, optimizer), and compile again"
+# Ops that move no value from one element to another, beside those that torch tags as pointwise.
+_ELEMENTWISE = frozenset(
+    (
+        "_to_copy",
+        "alias",
+        "clone",
+        "copy_",
+        "detach",
+        "empty",
+        "empty_like",
+        "fill_",
+        "full_like",
+        "lift_fresh",
+        "ones_like",
+        "view_as_complex",
+        "view_as_real",
+        "zero_",
+        "zeros",
+        "zeros_like",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A tensor that the optimizer keeps for a parameter, such as "exp_avg"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element.
+
+    Groups are numbered through all optimizers (`weft.capture.optimizers.groups`).
+    """
+
+    optimizer: str
+    group: int
+    states: tuple[StateSpec, ...]
+    elementwise: bool
+
+
+def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of the parameter group of each of the model's parameters that an optimizer updates.
+
+    Raises:
+        CaptureError: when an optimizer holds a tensor that is no parameter of the model, or two
+            hold the same.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    groups: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for label, number, group in optimizers.groups():
+        for position, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter))
+            if name is None:
+                raise CaptureError(
+                    f"entry {position} of {label} "
+                    f"({dtype_name(parameter.dtype)}{list(parameter.shape)}) is no parameter of the model; "
+                    "build the optimizer from model.parameters() of the same model, after any change to it"
+                )
+            if name in groups:
+                raise CaptureError(
+                    f"{name} is in {owners[name]} and in {label}; expected each parameter in one optimizer: leave it "
+                    "out of the other one's parameters"
+                )
+            groups[name], owners[name] = number, label
+    return groups
+
+
+def update_rules(
+    optimizers: Optimizers,
+    parameters: Mapping[str, torch.Tensor],
+    groups: dict[str, int],
+    masters: bool = False,
+) -> dict[str, UpdateRule]:
+    """The rule for each parameter in `groups`; equal parameters of one group are tried once.
+
+    With `masters`, a parameter of half precision is updated by way of a float32 copy, which is one
+    of its states.
+
+    Raises:
+        CaptureError: naming the optimizer, when its step cannot run on tensors without data; when
+            no parameter needs a master.
+    """
+    if masters and groups and not any(_is_half(parameters[name]) for name in groups):
+        raise CaptureError(
+            "weft.Precision(masters=True) keeps float32 copies of parameters of half precision, but the "
+            "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
+            "out: parameters that are float32 are their own masters"
+        )
+    for optimizer in optimizers.each:
+        check_optimizer(optimizer)
+    tried: dict[Any, UpdateRule] = {}
+    cut: dict[tuple[int, int], bool] = {}
+    rules = {}
+    for name, group in groups.items():
+        parameter = parameters[name]
+        optimizer, own = optimizers.place(group)
+        kind = (group, tuple(parameter.shape), parameter.dtype)
+        if kind not in tried:
+            master = masters and _is_half(parameter)
+            tried[kind] = replace(_try(optimizer, own, parameter, name, master), group=group)
+        dims = (group, parameter.dim())
+        if dims not in cut:
+            copy = partial(_copy_for, optimizer, own)
+            check_apart(optimizer, copy, name, parameter.dim())
+            cut[dims] = updates_parts_alike(copy, parameter.dim())
+        rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
+    return rules
+
+
+def with_states_of(
+    rules: Mapping[str, UpdateRule], before: Mapping[str, UpdateRule]
+) -> dict[str, UpdateRule]:
+    """The rules, with the states that earlier ones gave the same parameters: a momentum that is 0 now keeps its buffer.
+
+    Raises:
+        CaptureError: naming a parameter whose update keeps more.
+    """
+    found = dict(rules)
+    for name in rules.keys() & before.keys():
+        rule, old = rules[name], before[name]
+        more = {state.name for state in rule.states} - {state.name for state in old.states}
+        if more:
+            raise CaptureError(
+                f"the update of {name} keeps {', '.join(sorted(more))} now, and did not when the step was compiled, as "
+                f"options of its group in {rule.optimizer} were others; {_AGAIN}"
+            )
+        elementwise = rule.elementwise and old.elementwise
+        found[name] = replace(rule, states=old.states, elementwise=elementwise)
+    return found
+
+
+def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> frozenset[str]:
+    """The names of the states that a group's updates keep by these options; none where that is not to be seen."""
+    parameter = next(iter(optimizer.param_groups[group]["params"]), None)
+    if parameter is None:
+        return frozenset()
+    probe = torch.nn.Parameter(torch.empty(parameter.shape, device="meta"))
+    copy = _copy_for(optimizer, group, probe)
+    copy.param_groups[0].update(options)
+    probe.grad = torch.empty_like(probe)
+    try:
+        with _Observer():
+            copy.step()
+    except Exception:
+        return frozenset()
+    return frozenset(name for name, x in copy.state[probe].items() if isinstance(x, torch.Tensor))
+
+
+class KeptStates:
+    """Which states updates keep, by the options that the groups had when the step was compiled.
+
+    Args:
+        optimizers: the user's.
+    """
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+        self._first: dict[int, dict[str, Any]] = {}
+        self._seen: list[dict[str, Any]] = []
+        self.check()
+
+    def check(self) -> None:
+        """Raise UserError, naming the option, when an update keeps a state by now that it did not keep."""
+        groups = [
+            (label, number, {key: x for key, x in group.items() if key != "params"})
+            for label, number, group in self._optimizers.groups()
+        ]
+        flags = [{key: _flag(x) for key, x in options.items()} for *_, options in groups]
+        if flags == self._seen:
+            return
+        for label, number, options in groups:
+            self._compare(label, number, options, self._first.setdefault(number, options))
+        self._seen = flags
+
+    def _compare(
+        self, label: str, number: int, now: Mapping[str, Any], then: Mapping[str, Any]
+    ) -> None:
+        other = [key for key in now if key in then and _flag(now[key]) != _flag(then[key])]
+        place = self._optimizers.place(number)
+        for key in other:
+            plain = {each: then[each] for each in other}
+            more = states_kept(*place, {**plain, key: now[key]}) - states_kept(*place, plain)
+            if more:
+                raise UserError(
+                    f"{label}: {key!r} was {then[key]!r} when the step was compiled, and is {now[key]!r}: the update "
+                    f"keeps {', '.join(sorted(more))} then, for which the program has no place; {_AGAIN}"
+                )
+
+
+def _flag(option: Any) -> Any:
+    """What of an option decides which states there are: whether it is 0, not how large."""
+    return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
+
+
+def _try(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    parameter: torch.Tensor,
+    name: str,
+    master: bool,
+) -> UpdateRule:
+    dtype = torch.float32 if master else parameter.dtype
+    try:
+        states, mixing = _trial(optimizer, group, parameter.shape, dtype)
+        if parameter.numel() == 1 and parameter.dim():
+            # Of one element ops do not show whether they mix elements.
+            _, mixing = _trial(optimizer, group, [2] * parameter.dim(), dtype)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} failed with "
+            f"{type(error).__name__}: {error}. Its update must not branch on values of tensors, nor take a closure"
+        ) from error
+    if any(state.name == MASTER for state in states):
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
+            "for itself"
+        )
+    if master:
+        states = (*states, StateSpec(MASTER, tuple(parameter.shape), dtype_name(dtype)))
+    return UpdateRule(type(optimizer).__name__, group, states, elementwise=not mixing)
+
+
+def _trial(
+    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[StateSpec, ...], bool]:
+    """Two steps on a parameter without data: the states that it gets, and whether its elements are mixed."""
+    try:
+        return _stepped(optimizer, group, shape, dtype)
+    except TypeError:
+        if len(shape):
+            raise
+    # Masks of no dimension are read as flags where a tensor is indexed by them (`sign[sign.gt(0)] = 1`).
+    states, mixing = _stepped(optimizer, group, [1], dtype)
+    return tuple(replace(s, shape=() if s.shape == (1,) else s.shape) for s in states), mixing
+
+
+def _stepped(
+    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[StateSpec, ...], bool]:
+    probe = torch.nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
+    copy = _copy_for(optimizer, group, probe)
+    options = dict(copy.param_groups[0])
+    observer = _Observer()
+    # Twice: some states appear with the first step, some ops only with the second.
+    for _ in range(2):
+        probe.grad = torch.empty_like(probe)
+        with observer:
+            copy.step()
+    _check_options(optimizer, options, copy.param_groups[0])
+    return _states(copy, probe), bool(observer.mixing)
+
+
+def _is_half(parameter: torch.Tensor) -> bool:
+    return parameter.dtype in (torch.float16, torch.bfloat16)
+
+
+def _copy_for(optimizer: torch.optim.Optimizer, group: int, *probes: torch.nn.Parameter) -> Any:
+    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes."""
+    copy = object.__new__(type(optimizer))
+    # Schedulers put their own `step` on the instance.
+    copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    options = {**optimizer.param_groups[group], "params": list(probes)}
+    # Other implementations of the same update; they ask for devices that tensors without data are
+    # not on.
+    options.update({name: False for name in ("fused", "foreach", "capturable") if name in options})
+    copy.param_groups = [options]
+    copy.state = defaultdict(dict)
+    return copy
+
+
+def _check_options(optimizer: object, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse optimizers that keep what all parameters together say in the group, such as an estimated step size."""
+    for name in after:
+        if name not in before or not (after[name] is before[name] or after[name] == before[name]):
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
+                "parameter group; expected an update that looks at one parameter at a time"
+            )
+
+
+def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
+    found = []
+    for name, value in copy.state[probe].items():
+        if isinstance(value, torch.Tensor):
+            found.append(StateSpec(name, tuple(value.shape), dtype_name(value.dtype)))
+        elif isinstance(value, list | tuple | dict) and value:
+            raise CaptureError(
+                f"the optimizer {type(copy).__name__} cannot be captured: its state {name!r} is a "
+                f"{type(value).__name__}; expected one tensor for each state"
+            )
+    return tuple(found)
+
+
+class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which ops on more than one element mix elements.
+
+    Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
+    a whole parameter, as its norm, an op has mixed before. Where it branches on one, the other branch
+    could keep other states: that is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            if args[0].dtype == torch.bool:
+                raise TypeError("the step branches on the value of a tensor")
+            return 1.0
+        result = func(*args, **(kwargs or {}))
+        mixes = not _is_elementwise(func) and not _fills_where(func, args)
+        if mixes and any(_size(arg) > 1 for arg in args):
+            self.mixing.append(str(func))
+        return result
+
+
+def _is_elementwise(op: Any) -> bool:
+    return torch.Tag.pointwise in op.tags or op.overloadpacket.__name__ in _ELEMENTWISE
+
+
+def _fills_where(op: Any, args: Sequence[Any]) -> bool:
+    """Whether this is `x[mask] = number`, with a mask of the shape of x."""
+    if op.overloadpacket.__name__ not in ("index_put", "index_put_"):
+        return False
+    x, indices, value = args[:3]
+    if len(indices) != 1 or indices[0] is None:
+        return False
+    mask = indices[0]
+    return bool(mask.dtype == torch.bool and mask.shape == x.shape and value.numel() == 1)
+
+
+def _size(arg: Any) -> int:
+    if isinstance(arg, list | tuple):
+        return max(map(_size, arg), default=0)
+    return math.prod(arg.shape) if isinstance(arg, torch.Tensor) else 0

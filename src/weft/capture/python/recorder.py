@@ -1,0 +1,293 @@
+"""What a trace reads of Python, so that it can be compared before every step (`weft.capture.python.watch`).
+
+That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
+which modules, parameters and buffers each module has; globals and variables of closures that the user's own
+functions name; and, up to three dicts, lists or objects deep, what these functions name there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.capture.python.reached import (
+    asked_in,
+    bound_to,
+    cells_of,
+    globals_of,
+    hooks_of,
+    is_users,
+    names_in,
+    user_functions,
+)
+from weft.capture.python.watch import (
+    FUNCTIONS,
+    MISSING,
+    PLAIN,
+    Cell,
+    Entry,
+    Items,
+    Members,
+    Size,
+    Space,
+    Watch,
+)
+from weft.errors import CaptureError
+
+# Up to which size the items of a list are watched, and how many containers or objects deep.
+_MANY, _DEPTH = 200, 3
+# Attributes that every module has for itself; of them, `training` alone is the user's.
+_INTERNAL = frozenset(vars(nn.Module())) - {"training"}
+_PARTS = ("modules", "parameters", "buffers")
+# Of whose classes nothing is watched.
+_LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
+
+
+class Recorder:
+    """Collects what the trace of one step reads."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        modules = list(model.named_modules())
+        self._paths = {id(module): path for path, module in modules}
+        self._before = {id(module): dict(vars(module)) for _, module in modules}
+        self._spaces: dict[type, Mapping[str, Any]] = {}
+        self._seen: set[tuple[int, Any]] = set()
+        self._entries: list[Entry] = []
+        # Those of attributes, of which it is known that they were read.
+        self._read: list[Entry] = []
+        # What classes have for attributes that the step may set in their instances.
+        self._defaults: dict[tuple[int, Any], Any] = {}
+        functions = user_functions(function, model)
+        self._named = frozenset[str]().union(*(names_in(each.__code__) for each in functions))
+        self._asked = frozenset[str]().union(*(asked_in(each.__code__) for each in functions))
+        for path, module in modules:
+            self._parts(module, path)
+        for each in functions:
+            self._function(each)
+        for called in (function, *hooks_of(model)):
+            for owner in bound_to(called):
+                if not isinstance(owner, nn.Module):
+                    self._inside(owner, type(owner).__name__)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While this lasts, reading an attribute of a module of the model is noted.
+
+        Raises:
+            CaptureError: when Python's or numpy's random numbers were drawn.
+        """
+        states = _random_states()
+
+        def reading(module: nn.Module, name: str) -> Any:
+            own = name in _INTERNAL or name.startswith("__")
+            before = None if own else self._before.get(id(module))
+            try:
+                value = object.__getattribute__(module, name)
+            except AttributeError:
+                if before is not None and not any(name in part for part in _parts_of(module)):
+                    self._absent(module, name)
+                raise
+            if before is not None and name not in before:
+                self._inherited(module, name)
+            elif before is not None and before[name] is value:
+                self._attribute(module, name, value, self._text(module, name))
+            return value
+
+        nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+        if _random_states() != states:
+            raise CaptureError(
+                "Python's or numpy's random numbers were drawn while the step was captured, once for all steps; draw "
+                "by torch.rand and the like, or outside, and pass what was drawn in the batch"
+            )
+
+    def watch(self) -> Watch:
+        """What is to be compared before every step.
+
+        Call it before what the step wrote is put back.
+
+        Raises:
+            CaptureError: when the step changes a number, flag or text that it has read.
+        """
+        read = {entry.key for entry in self._read}
+        for entry in self._entries:
+            now = entry.space.get(entry.name, MISSING)
+            before = entry.value
+            if before is MISSING:
+                before = self._defaults.get(entry.key, MISSING)
+            plain = isinstance(now, PLAIN) and isinstance(before, PLAIN)
+            if entry.key in read and plain and before is not None and not entry.holds():
+                then = replace(entry, value=before).then
+                raise CaptureError(
+                    f"the step changes {entry.text} from {then} to {entry.now}, and reads it: captured once, it "
+                    "would read the same value for ever. Keep it in a tensor (register_buffer, and write it in "
+                    "place), or outside of the step and pass it in the batch"
+                )
+        held = [entry for entry in self._entries if entry.holds()]
+        # What the step makes where there was nothing is put back to nothing.
+        empty = [entry for entry in self._entries if entry.value is None or entry.value is MISSING]
+        made = [replace(entry, made=True) for entry in empty if not entry.holds()]
+        return Watch((*held, *made))
+
+    def caches(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that the step put in attributes where it had read none, or another one, and their names."""
+        found = []
+        for entry in self._read:
+            now = entry.space.get(entry.name, None)
+            kept = entry.value is MISSING or isinstance(entry.value, torch.Tensor | None)
+            if kept and isinstance(now, torch.Tensor) and now is not entry.value:
+                found.append((entry.text, now))
+        return found
+
+    def _text(self, module: nn.Module, name: str) -> str:
+        path = self._paths[id(module)]
+        return f"{path}.{name}" if path else name
+
+    def _parts(self, module: nn.Module, path: str) -> None:
+        """Which modules, parameters and buffers a module has."""
+        where = path or type(module).__name__
+        for kind, part in zip(_PARTS, _parts_of(module), strict=True):
+            self._size(part, f"{kind} of {where}")
+            for name, value in part.items():
+                if value is None:
+                    self._add(Entry(part, name, None, self._text(module, name)))
+
+    def _attribute(self, module: nn.Module, name: str, value: Any, text: str) -> None:
+        """An attribute that was read."""
+        users = is_users(type(module).forward)
+        if users or _alone(value):
+            entry = Entry(vars(module), name, value, text)
+            self._add(entry)
+            self._read.append(entry)
+        if users:
+            self._inside(value, text)
+
+    def _absent(self, module: nn.Module, name: str) -> None:
+        """An attribute that was looked for in a module which has none."""
+        entry = Entry(vars(module), name, MISSING, self._text(module, name))
+        self._add(entry)
+        self._read.append(entry)
+        for cls in type(module).__mro__:
+            if cls is not object:
+                self._add(Entry(self._space(cls), name, MISSING, f"{cls.__name__}.{name}"))
+
+    def _inherited(self, module: nn.Module, name: str) -> None:
+        """An attribute that was read of a module's class: that of the class, and that the module has none."""
+        value = self._of_class(type(module), name)
+        if value is MISSING or hasattr(type(value), "__set__"):
+            return
+        entry = Entry(vars(module), name, MISSING, self._text(module, name))
+        self._defaults[entry.key] = value
+        self._add(entry)
+        self._read.append(entry)
+
+    def _of_class(self, owner: type, name: str) -> Any:
+        """Watch what a class has under a name, `nn.Module` excepted, and that classes before it have nothing."""
+        spaces: list[tuple[type, Space]] = []
+        for cls in owner.__mro__:
+            if cls in (nn.Module, object):
+                break
+            spaces.append((cls, self._space(cls)))
+            if name in spaces[-1][1]:
+                for each, space in spaces:
+                    text = f"{each.__name__}.{name}"
+                    self._add(Entry(space, name, space.get(name, MISSING), text))
+                value = spaces[-1][1][name]
+                self._inside(value, text)
+                return value
+        return MISSING
+
+    def _space(self, cls: type) -> Mapping[str, Any]:
+        """The attributes of a class, each time the same object."""
+        return self._spaces.setdefault(cls, vars(cls))
+
+    def _function(self, function: types.FunctionType) -> None:
+        """What a function of the user's names."""
+        for space, name in globals_of(function):
+            self._name(space, name, f"the global {name}")
+        for name, cell in cells_of(function):
+            self._name(Cell(cell), name, f"{name} in the closure of {function.__qualname__}")
+
+    def _name(self, space: Space, name: str, text: str) -> None:
+        value = space.get(name, MISSING)
+        if value is not MISSING:
+            self._add(Entry(space, name, value, text))
+            self._inside(value, text)
+
+    def _add(self, entry: Entry) -> None:
+        if entry.key not in self._seen:
+            self._seen.add(entry.key)
+            self._entries.append(entry)
+
+    def _size(self, items: Any, text: str) -> None:
+        self._add(Entry(Size(items), len, len(items), f"the number of {text}"))
+
+    def _inside(self, value: Any, text: str, depth: int = _DEPTH) -> None:
+        """Watch what is in a container or object, of that what the user's functions name."""
+        if not depth or _alone(value):
+            return
+        if isinstance(value, dict | list | deque | set):
+            self._size(value, f"items of {text}")
+        if isinstance(value, dict):
+            self._items(value, value, text + "[{!r}]", depth)
+        elif isinstance(value, set) and len(value) <= _MANY:
+            self._add(Entry(Members(value), set, frozenset(value), text))
+        elif isinstance(value, list | deque) and len(value) <= _MANY:
+            self._items(Items(value), dict(enumerate(value)), text + "[{!r}]", depth)
+        elif isinstance(value, tuple):
+            for number, part in enumerate(value[:_MANY]):
+                self._inside(part, f"{text}[{number}]", depth - 1)
+        elif not isinstance(value, nn.Module | type | types.ModuleType):
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                self._items(own, own, text + ".{}", depth)
+                self._instance(value, own, text)
+
+    def _instance(self, value: Any, own: dict[str, Any], text: str) -> None:
+        """Watch what the user's functions name of the class of an object, and that it has what it has not."""
+        cls = type(value)
+        if cls.__module__.partition(".")[0] in _LIBRARIES:
+            return
+        seen = {name for each in cls.__mro__[:-1] for name in vars(each).keys() & self._named}
+        for name in sorted(seen - own.keys()):
+            found = self._of_class(cls, name)
+            if not isinstance(found, FUNCTIONS) and not hasattr(type(found), "__set__"):
+                self._add(Entry(own, name, MISSING, f"{text}.{name}"))
+        for name in sorted(self._asked - seen - own.keys()):
+            self._add(Entry(own, name, MISSING, f"{text}.{name}"))
+
+    def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
+        for name, value in list(held.items()):
+            if isinstance(name, str) and name not in self._named:
+                continue
+            self._add(Entry(space, name, value, text.format(name)))
+            self._inside(value, text.format(name), depth - 1)
+
+
+def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._modules, module._parameters, module._buffers
+
+
+def _alone(value: Any) -> bool:
+    """Whether a value has nothing inside that is to be watched."""
+    if isinstance(value, tuple):
+        return all(isinstance(part, PLAIN) for part in value)
+    return isinstance(value, (*PLAIN, torch.Tensor, *FUNCTIONS))
+
+
+def _random_states() -> tuple[str, ...]:
+    numpy = sys.modules.get("numpy")
+    own = (repr(random.getstate()),)
+    return own if numpy is None else (*own, repr(numpy.random.get_state()[1:3]))

@@ -1,0 +1,241 @@
+"""Functions of torch that run otherwise while a step is captured: replaced where the user calls them, above autograd.
+
+Most of them read values to check or to warn, or to find shapes that do not depend on them. What torch
+checks by a value, the graph checks in every step (`weft.required`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from weft.capture import numbers
+from weft.capture.tracing.fx import Refusal, copy_noted
+
+F = torch.nn.functional
+
+
+class Rewritten(TorchFunctionMode):
+    """While this lasts, calls of these functions run as what stands for them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        function = _TABLE.get(func)
+        found = NotImplemented if function is None else function(*args, **kwargs)
+        return func(*args, **kwargs) if found is NotImplemented else found
+
+
+def _require(condition: Tensor, text: str) -> None:
+    torch.ops.aten._assert_async.msg(condition, text)
+
+
+# -------------------------------------------------------------------------------------- statistics
+
+
+def _cov(
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Any:
+    """`torch.cov`: [variables, observations] to [variables, variables], [observations] to []."""
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    weights = [one for one in (fweights, aweights) if one is not None]
+    if x.dim() > 2 or x.dtype == torch.bool or not x.shape[1] or not _weigh(x, fweights, aweights):
+        return NotImplemented  # torch says what is wrong
+    for one in weights:
+        _require((one >= 0).all(), "cov(): weights cannot be negative")
+    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1] if weights else None
+    total: Any = x.shape[1] if weight is None else weight.sum()
+    if weight is not None:
+        _require(total != 0, "cov(): weights sum to zero, can't be normalized")
+    factor = total - correction
+    if weight is not None and aweights is not None and correction:
+        factor = total - correction * (weight * aweights).sum() / total
+    distance = x - ((x if weight is None else x * weight).sum(1) / total).unsqueeze(1)
+    products = distance @ (distance if weight is None else distance * weight).t().conj()
+    return (products / _least_zero(factor)).squeeze()
+
+
+def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> bool:
+    """Whether weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
+    given = [one for one in (frequencies, weights) if one is not None]
+    whole = frequencies is None or not frequencies.is_floating_point()
+    broken = weights is None or weights.is_floating_point()
+    return whole and broken and all(one.shape == x.shape[1:] for one in given)
+
+
+def _least_zero(factor: Any) -> Any:
+    if isinstance(factor, Tensor):
+        return torch.where(factor <= 0, torch.zeros_like(factor), factor)
+    return max(factor, 0)
+
+
+def _corrcoef(input: Tensor) -> Any:
+    """`torch.corrcoef`: covariances over deviations, between -1 and 1."""
+    products = _cov(input)
+    if products is NotImplemented:
+        return NotImplemented
+    if not products.dim():
+        return products / products
+    deviations = torch.sqrt(products.diag().real if products.is_complex() else products.diag())
+    found = products / deviations.view(-1, 1) / deviations.view(1, -1)
+    if found.is_complex():
+        return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1))
+    return found.clip(-1, 1)
+
+
+# ---------------------------------------------------------------------------------------- indexing
+
+
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """`torch.combinations`: the rows of `input` that they choose are known."""
+    if input.dim() != 1 or r < 1:
+        return NotImplemented
+    choose: Any = itertools.combinations
+    if with_replacement:
+        choose = itertools.combinations_with_replacement
+    rows = list(choose(range(len(input)), r))
+    index = torch.tensor(rows, dtype=torch.int64, device=input.device)
+    return input[index.reshape(len(rows), r)]
+
+
+def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
+    """`narrow` from a start that is a tensor: a copy of the same elements, which nobody may write."""
+    if not isinstance(start, Tensor) or start.dim() or start.is_floating_point():
+        return NotImplemented
+    if not -input.dim() <= dim < input.dim() or not 0 <= length <= input.shape[dim]:
+        return NotImplemented
+    size = input.shape[dim]
+    first = torch.where(start < 0, start + size, start)
+    inside = (first >= 0) & (first <= size - length)
+    _require(inside, f"narrow: {length} elements from start exceed dimension {dim} of size {size}")
+    first = first.clamp(0, size - length)  # what the check refuses must not read beyond the end
+    positions = first + torch.arange(length, device=input.device)
+    with copy_noted():
+        return input.index_select(dim, positions)
+
+
+def _index_put(
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Any:
+    """`index_put` at a mask, whose values are as many as their shape says."""
+    mask: Any = indices[0] if len(indices) == 1 else None
+    if not _is_mask(mask, input) or values.dtype != input.dtype:
+        return NotImplemented
+    rest = input.shape[mask.dim() :]
+    everywhere = mask.reshape(*mask.shape, *[1] * len(rest))
+    sizes = zip(values.shape[::-1], rest[::-1], strict=False)
+    if values.dim() > len(rest) + 1 or any(size not in (1, whole) for size, whole in sizes):
+        return NotImplemented
+    if values.dim() > len(rest) and values.shape[0] == 1:
+        values = values.reshape(values.shape[1:])
+    elif values.dim() > len(rest):
+        values = _spread(mask, values)
+    return torch.where(everywhere, input + values if accumulate else values, input)
+
+
+def _spread(mask: Tensor, values: Tensor) -> Tensor:
+    """Each of the values where the mask is true, in order; any of them elsewhere."""
+    count = values.shape[0]
+    text = f"shape mismatch: a mask that gets values of shape {list(values.shape)} must be true at {count} places"
+    _require(mask.sum() == count, text)
+    if not count:
+        return values.new_zeros(())
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, count - 1)
+    return values[places.view(mask.shape)]
+
+
+def _index_put_in_place(
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Any:
+    made = _index_put(input, indices, values, accumulate)
+    return made if made is NotImplemented else input.copy_(made)
+
+
+def _set_item(input: Tensor, key: Any, value: Any) -> Any:
+    """`input[mask] = values`."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return NotImplemented
+    made = _index_put(input, [key], value.to(input.dtype))
+    return made if made is NotImplemented else input.copy_(made)
+
+
+def _is_mask(mask: Any, x: Tensor) -> bool:
+    of_bools = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() > 0
+    return of_bools and mask.shape == x.shape[: mask.dim()]
+
+
+def _tensor_split(*args: Any, **kwargs: Any) -> Any:
+    if sum(isinstance(value, Tensor) for value in (*args, *kwargs.values())) < 2:
+        return NotImplemented
+    raise Refusal(
+        "tensor_split reads from a tensor where it cuts, so that shapes would depend on values; expected numbers, as "
+        "in x.tensor_split([2, 4])"
+    )
+
+
+# ------------------------------------------------------------------------------------------ layers
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """`ctc_loss` of lengths that are numbers: as of tensors."""
+    lengths = [input_lengths, target_lengths]
+    if all(isinstance(one, Tensor) for one in lengths):
+        return NotImplemented
+    device = log_probs.device
+    made = [one if isinstance(one, Tensor) else torch.tensor(one, device=device) for one in lengths]
+    return F.ctc_loss(log_probs, targets, made[0], made[1], *rest, **named)
+
+
+def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:
+    """A loss in chunks of rows, of which torch keeps the gradients: as of all rows."""
+    return NotImplemented if options is None else F.linear_cross_entropy(*args, **named)
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    """Attention with dropout goes the plain way, whose mask can be drawn by global position.
+
+    Fused kernels draw masks inside, from seeds that know nothing of layouts.
+    """
+    if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) <= 0:
+        return NotImplemented
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+_TABLE: dict[Any, Callable[..., Any]] = {
+    **numbers.TABLE,
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    Tensor.corrcoef: _corrcoef,
+    torch.combinations: _combinations,
+    torch.narrow: _narrow,
+    Tensor.narrow: _narrow,
+    torch.index_put: _index_put,
+    Tensor.index_put: _index_put,
+    torch.index_put_: _index_put_in_place,
+    Tensor.index_put_: _index_put_in_place,
+    Tensor.__setitem__: _set_item,
+    torch.tensor_split: _tensor_split,
+    Tensor.tensor_split: _tensor_split,
+    F.ctc_loss: _ctc_loss,
+    F.scaled_dot_product_attention: _attention,
+}
+if hasattr(F, "linear_cross_entropy"):
+    _TABLE[F.linear_cross_entropy] = _linear_cross_entropy

@@ -1,0 +1,1 @@
+"""The user's step as one fx graph, and from there to a logical graph."""

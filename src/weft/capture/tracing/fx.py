@@ -1,0 +1,358 @@
+"""Every private or unstable torch API that tracing needs, behind a few plain functions.
+
+- `make_fx` with `_allow_non_fake_inputs`: the trace below autograd.
+- `FakeTensorMode`: tensors without data.
+- `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes
+  (`node.meta["custom"]`), and `node.meta["seq_nr"]`, the number of the autograd node that a forward
+  op made.
+- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
+  `torch.autograd._get_sequence_nr`: the next one.
+- `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
+  trace knows.
+- `TorchDispatchMode`: sees every op below autograd.
+- `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
+
+`tests/capture/test_fx.py` says what each of them must do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx.traceback
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.capture.ops.decompositions import Decompositions
+from weft.capture.tracing.retrace import Skeleton, retrace
+
+FakeMode: TypeAlias = FakeTensorMode
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While this lasts, `__torch_dispatch__` runs in place of every op below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+
+# Where fake tensors log errors with a whole stack, though they raise them as well.
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+# The note on backward nodes: the sequence number of the autograd node that ran.
+_SEQUENCE = "weft.sequence"
+# The note on copies that stand for views.
+_COPY = "weft.copy"
+
+
+def fake_mode() -> FakeMode:
+    """A mode in which tensors have shapes but no data; real tensors that enter become fake."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(
+    mode: FakeMode, like: torch.Tensor, device: str, requires_grad: bool = False
+) -> torch.Tensor:
+    """A contiguous tensor without data of the shape and dtype of `like`."""
+    with mode:
+        return torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=requires_grad)
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a value is a tensor without data."""
+    return isinstance(value, FakeTensor)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
+    if not is_fake(tensor):
+        return True
+    mode = get_proxy_mode()
+    if mode is None:  # a light trace, which leaves what has a value to `make_fx`
+        return tensor.constant is not None  # type: ignore[attr-defined]
+    return get_proxy_slot(tensor, mode.tracer, None, lambda x: x.constant) is not None
+
+
+def trace(
+    function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
+) -> torch.fx.GraphModule:
+    """Run `function(inputs)` on fake tensors and record every ATen op below autograd."""
+    tracer = make_fx(
+        function,
+        decomposition_table=dict(table),
+        tracing_mode="real",
+        _allow_non_fake_inputs=True,
+    )
+    meta_kept = torch.fx.traceback.preserve_node_meta()
+    with mode, _NoOutsideWrites(), meta_kept, _own_notes(), _same_everywhere():
+        return tracer(inputs)
+
+
+def trace_like(
+    like: Skeleton,
+    function: Callable[[Any], Any],
+    inputs: Any,
+    mode: FakeMode,
+    table: Decompositions,
+) -> torch.fx.GraphModule | None:
+    """What `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
+
+    It refuses nothing: what writes a tensor of elsewhere did so in the other trace, too.
+    """
+    meta_kept = torch.fx.traceback.preserve_node_meta()
+    with mode, meta_kept, _own_notes(), _same_everywhere():
+        return retrace(function, (inputs,), table, like)
+
+
+def functional(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    mode: FakeMode,
+    table: Decompositions,
+    like: Skeleton | None = None,
+) -> torch.fx.GraphModule:
+    """The same graph without writes in place; an input that was written gets one `copy_` at the end.
+
+    `module` must hold no constants; notes on its nodes reach the nodes made from them. A graph that
+    neither writes nor holds ops of the `table` comes back as it is. What was found for other shapes
+    may be given, as in `trace_like`.
+    """
+    if not any(_changes(node.target, table) for node in module.graph.nodes):
+        return module
+
+    def run(*values: torch.Tensor) -> Any:
+        return _Functional(module).run(*values)
+
+    function = torch.func.functionalize(run, remove="mutations")
+    tracer = make_fx(function, decomposition_table=dict(table), tracing_mode="real")
+    with mode, torch.fx.traceback.preserve_node_meta(), torch.no_grad():
+        found = retrace(function, tuple(inputs), table, like) if like else None
+        found = found or tracer(*inputs)
+    for node in found.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        if "val" not in node.meta:  # it did not fit, and was done without
+            found.graph.erase_node(node)
+    return found
+
+
+class _Functional(torch.fx.Interpreter):
+    """Runs a graph of which writes become values.
+
+    Such a value may lie otherwise than the tensor that was written, and so may what is made of it; a
+    view that does not fit it any more is a copy, where nothing writes to either of them later.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, ValueError):
+            at = self._node_at(target, args)
+            if at is None or _written_after(self.graph, at):
+                raise
+            return torch.ops.aten.reshape.default(*args)
+
+    def _node_at(self, target: Any, args: Any) -> torch.fx.Node | None:
+        """The node that runs, where it is a view by shape."""
+        if target is not torch.ops.aten.view.default:
+            return None
+        made = [node for node in self.graph.nodes if node.target is target]
+        return next((node for node in made if self.env.get(node.args[0]) is args[0]), None)
+
+
+def copy_noted() -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded as copies that stand for views."""
+    return note(**{_COPY: True})
+
+
+def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes that are copies in place of views."""
+    return [node for node in graph.nodes if notes_of(node).get(_COPY)]
+
+
+def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
+    """Whether a copy in place of a view is not as good: it, or what it was made of, is written behind it."""
+    roots = copy, _root(copy.args[0])  # type: ignore[arg-type]
+    return any(_written_after(graph, copy, root) for root in roots)
+
+
+def _written_after(
+    graph: torch.fx.Graph, view: torch.fx.Node, of: torch.fx.Node | None = None
+) -> bool:
+    """Whether anything behind a node writes to what it looks at, or to another tensor."""
+    nodes = list(graph.nodes)
+    root = _root(view) if of is None else of
+    writers = (
+        node
+        for node in nodes[nodes.index(view) + 1 :]
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    )
+    written = (one for node in writers for one in _written(node.target, node.args, node.kwargs))
+    return any(isinstance(one, torch.fx.Node) and _root(one) is root for one in written)
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node looks at, behind views and writes in place."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        aliases = any(result.alias_info for result in node.target._schema.returns)
+        if not aliases or not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
+
+
+def _changes(target: Any, table: Decompositions) -> bool:
+    """Whether an op may look different in a functional trace; views do not, where nothing is written."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return target in table or target._schema.is_mutable
+
+
+class Refusal(Exception):
+    """The step does what a graph cannot hold; the message is the reason, without the place."""
+
+
+class _NoOutsideWrites(DispatchMode):  # type: ignore[no-untyped-call]
+    """Stops an op before it writes a real tensor: without this it would run on the user's data."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable and any(map(_is_real, _written(func, args, kwargs))):
+            raise Refusal(
+                f"{func} writes a tensor that is neither a registered buffer nor made by the step: "
+                "register it with register_buffer, or compute a new one"
+            )
+        return func(*args, **kwargs)
+
+
+def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    written = [
+        kwargs.get(argument.name, args[place] if place < len(args) else None)
+        for place, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [x for part in written for x in (part if isinstance(part, list | tuple) else [part])]
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
+
+
+class _Noted:
+    """Adds notes to the ones that nodes are recorded with.
+
+    Not a generator as torch's `annotate` is: where a step raises between a hook and its
+    counterpart, a generator would restore its old notes whenever it is collected, in the middle of
+    another trace.
+    """
+
+    def __init__(self, notes: Mapping[str, Any]) -> None:
+        self._notes = notes
+        self._before: Mapping[str, Any] = {}
+
+    def __enter__(self) -> None:
+        meta = torch.fx.traceback.current_meta
+        self._before = meta.get("custom", {})
+        meta["custom"] = {**self._before, **self._notes}
+
+    def __exit__(self, *_: object) -> None:
+        torch.fx.traceback.current_meta["custom"] = dict(self._before)
+
+
+def note(**notes: Any) -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded with these notes; see `notes_of`."""
+    return _Noted(notes)
+
+
+@contextmanager
+def _own_notes() -> Iterator[None]:
+    """Notes begin empty, and none is left behind, also not by a step that raises."""
+    meta = torch.fx.traceback.current_meta
+    before = meta.pop("custom", None)
+    try:
+        yield
+    finally:
+        meta.pop("custom", None)
+        if before is not None:
+            meta["custom"] = before
+
+
+def notes_now() -> Mapping[str, Any]:
+    """The notes that nodes are recorded with."""
+    notes: Mapping[str, Any] = torch.fx.traceback.current_meta.get("custom", {})
+    return notes
+
+
+def notes_of(node: torch.fx.Node) -> Mapping[str, Any]:
+    """The notes on a node."""
+    notes: Mapping[str, Any] = node.meta.get("custom", {})
+    return notes
+
+
+def set_notes(node: torch.fx.Node, notes: Mapping[str, Any]) -> None:
+    """Replace the notes on a node."""
+    node.meta["custom"] = dict(notes)
+
+
+def sequence_of(node: torch.fx.Node) -> int | None:
+    """Number of the autograd node that a forward op made; the same number as on the backward ops it causes."""
+    return node.meta.get("seq_nr")
+
+
+def backward_sequence_of(node: torch.fx.Node) -> int | None:
+    """Number of the autograd node in whose backward this op ran; None outside of one."""
+    return notes_of(node).get(_SEQUENCE)
+
+
+def running_sequence() -> int | None:
+    """Number of the autograd node whose backward runs, or has raised."""
+    return notes_now().get(_SEQUENCE)
+
+
+def nodes_so_far() -> int:
+    """The number that the next autograd node gets."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def mark_backward(loss: torch.Tensor) -> None:
+    """Let every backward op below `loss` be recorded with the number of its autograd node."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        _mark(node)
+
+
+def _mark(node: Any) -> None:
+    noted = _Noted({_SEQUENCE: node._sequence_nr()})
+
+    def enter(*_: Any) -> None:
+        noted.__enter__()
+
+    def leave(*_: Any) -> None:
+        noted.__exit__()
+
+    node.register_prehook(enter)
+    node.register_hook(leave)
+
+
+@contextmanager
+def _same_everywhere() -> Iterator[None]:
+    """No kernels of one machine (oneDNN and cuDNN fuse whole LSTMs), no threads of autograd, no log."""
+    mkldnn, level = torch._C._get_mkldnn_enabled(), _fake_log.level
+    torch._C._set_mkldnn_enabled(False)
+    _fake_log.setLevel(logging.CRITICAL)
+    try:
+        with (
+            torch.backends.cudnn.flags(enabled=False),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(mkldnn)
+        _fake_log.setLevel(level)

@@ -1,0 +1,173 @@
+"""From a node of the trace to the user's line: called lines, module paths, and forward lines for backward ops."""
+
+from __future__ import annotations
+
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from weft.capture.checkpoints import checkpoint_of
+from weft.capture.tracing.fx import (
+    backward_sequence_of,
+    nodes_so_far,
+    note,
+    notes_of,
+    sequence_of,
+    set_notes,
+)
+from weft.ir.logical import Location
+
+_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
+# The frame that calls the user's function: frames around it are not the model's.
+TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
+_FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
+_BACKWARD, _LOCATION = "weft.backward", "weft.location"
+
+
+@cache
+def in_library(file: str) -> bool:
+    """Whether a source file belongs to torch or weft, not to the user."""
+    return file.startswith(_LIBRARIES)
+
+
+def installed(file: str) -> bool:
+    """Whether a source file belongs to a package that pip installed, whoever wrote it."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
+
+
+class LinesNoted(TorchFunctionMode):
+    """While this lasts, nodes are recorded with the user's line that called into torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The lines in their order, and how many autograd nodes there were after each.
+        self._lines: list[tuple[str, int]] = []
+        self._counts: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = _user_frame()
+        if frame is None:
+            return func(*args, **(kwargs or {}))
+        with note(**{_FRAME: frame}):
+            result = func(*args, **(kwargs or {}))
+        self._lines.append(frame)
+        self._counts.append(nodes_so_far())
+        return result
+
+    def line_of(self, sequence: int) -> tuple[str, int] | None:
+        """File and line of the call that made an autograd node of this number."""
+        at = bisect_right(self._counts, sequence)
+        return self._lines[at] if at < len(self._lines) else None
+
+
+@contextmanager
+def module_paths_noted(model: torch.nn.Module) -> Iterator[None]:
+    """While this lasts, nodes are recorded with the path of the submodule whose forward runs."""
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    running: list[ExitStack] = []
+
+    def enter(module: torch.nn.Module, *_: Any) -> None:
+        if id(module) in paths:
+            running.append(ExitStack())
+            running[-1].enter_context(note(**{_MODULE: paths[id(module)]}))
+
+    def leave(module: torch.nn.Module, *_: Any) -> None:
+        if id(module) in paths:
+            running.pop().close()
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def stage_noted(index: int) -> AbstractContextManager[None]:
+    """While this lasts, nodes are recorded as part of a stage."""
+    return note(**{_STAGE: index})
+
+
+def backward_noted() -> Any:
+    """While this lasts, nodes are recorded as part of the backward pass."""
+    return note(**{_BACKWARD: True})
+
+
+def in_backward(node: torch.fx.Node) -> bool:
+    """Whether a node belongs to the backward pass; `locate` keeps that."""
+    return bool(notes_of(node).get(_BACKWARD))
+
+
+def locate(graph: torch.fx.Graph) -> None:
+    """Write the location of every node as a note, to be read with `location_of`; only `in_backward` stays."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    forward: dict[int, Location] = {}
+    found: dict[torch.fx.Node, Location | None] = {}
+    for node in calls:
+        if in_backward(node):
+            found[node] = _backward_location(node, forward, found)
+            continue
+        found[node] = location = _forward_location(node)
+        sequence = sequence_of(node)
+        if sequence is not None and location is not None:
+            forward.setdefault(sequence, location)
+    for node in graph.nodes:
+        set_notes(node, {_LOCATION: found.get(node), _BACKWARD: in_backward(node)})
+
+
+def location_of(node: torch.fx.Node) -> Location | None:
+    """The location that `locate` found, also on nodes that were made from the located ones."""
+    return notes_of(node).get(_LOCATION)
+
+
+def _forward_location(node: torch.fx.Node) -> Location | None:
+    frame = notes_of(node).get(_FRAME)
+    if frame is None:
+        return None
+    file, line = frame
+    notes = notes_of(node)
+    module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
+    region = checkpoint_of(notes)
+    return Location(file, line, module, stage=stage, checkpoint=region, sequence=sequence_of(node))
+
+
+def _backward_location(
+    node: torch.fx.Node,
+    forward: dict[int, Location],
+    found: dict[torch.fx.Node, Location | None],
+) -> Location | None:
+    sequence = backward_sequence_of(node)
+    origin = None if sequence is None else forward.get(sequence)
+    if origin is None:
+        # Sums of gradients run between autograd nodes: they belong where their operands do. What
+        # reads nothing is the seed of the backward: it belongs to the loss, the last line of the
+        # forward.
+        operands = [found.get(operand) for operand in node.all_input_nodes]
+        places = operands or list(forward.values())[-1:]
+        origin = next((place for place in places if place is not None), None)
+    return origin and replace(origin, backward=True, checkpoint=None, sequence=sequence)
+
+
+def _user_frame() -> tuple[str, int] | None:
+    """(file, line) of the innermost frame of the user's own code, inside of the traced function."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != TRACE_FILE:
+        if not in_library(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -1,0 +1,191 @@
+"""Errors of tracing, said in the user's words: the line, why a graph cannot hold it, and what would do."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+
+from weft.capture.tracing.fx import Refusal, written_copy
+from weft.capture.tracing.locations import TRACE_FILE, in_library, installed, location_of
+from weft.errors import CaptureError
+from weft.ir.logical import Location
+
+_VALUE_WORDS = (
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "trying to get value out of a tracing tensor",
+    "GuardOnDataDependentSymNode",
+    "LaterNumber",
+)
+# Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
+_NO_MEMORY = "its data is not allocated yet"
+_BACKENDS = " This could be because the operator doesn't exist for this backend"
+_RANDOM = (
+    "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
+    "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
+)
+_RANDOM_BACKWARD = (
+    "runs in the backward pass, of an autograd.Function or a hook, where random numbers have no number of their own; "
+    "draw them in the forward and save them for the backward"
+)
+_ONCE = (
+    "but the graph is captured once, before any values exist; keep values in tensors (torch.where, masks of fixed "
+    "shape), and use no bool(tensor), nonzero() or sizes that depend on data; .item() may only be returned"
+)
+_VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
+READS = "reads the values in a tensor, " + _ONCE
+_EXPERTS = (
+    'load or configure the model with experts_implementation="grouped_mm", the default of transformers, whose '
+    "shapes do not depend on where tokens are routed"
+)
+
+_WRITTEN = (
+    "makes a view at a place that depends on a value, and the view or what it shows is written later; write with "
+    "torch.where, index_copy or scatter"
+)
+
+# Functions of torch that read a value: the end of the file's name, the function, what would do.
+_KNOWN = (
+    (
+        "batchnorm.py",
+        "forward",
+        "BatchNorm(momentum=None) divides by the number of batches so far; give it a momentum, such as 0.1",
+    ),
+)
+
+# The frames of the trace, outermost first, each with the line that it was at.
+_Frames: TypeAlias = Sequence[tuple[FrameType, int]]
+
+
+def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> CaptureError:
+    """The error to raise in place of one that stopped the trace.
+
+    Args:
+        error: of the trace.
+        backward_of: file and line of what it is the backward of.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    where = _where(frames)
+    if not where and backward_of is not None:
+        where = source_line(*backward_of) + "in its backward, "
+    if isinstance(error, Refusal):
+        return CaptureError(where + str(error))
+    text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
+    if _NO_MEMORY in text:
+        reason = _VALUE.format(what="a function of torch reads its memory")
+    elif any(word in text for word in _VALUE_WORDS):
+        reason = _VALUE.format(what=_first_line(error))
+    else:
+        reason = f"running the loss function on tensors without data failed with {text}"
+    advice = _advice(frames)
+    return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
+
+
+def refuse_reading(op: str) -> CaptureError:
+    """The error for code that uses a value which there is not yet, at the line that runs."""
+    frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
+    return CaptureError(_where(frames) + _VALUE.format(what=op))
+
+
+def _advice(frames: _Frames) -> str | None:
+    """What would do instead, for code of libraries that is known to need values."""
+    for frame, _ in reversed(frames):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        for end, function, advice in _KNOWN:
+            if file.endswith(end) and name == function:
+                return advice
+        if "transformers" in file and _is_mixture(frame):
+            return _EXPERTS
+    return None
+
+
+def _is_mixture(frame: FrameType) -> bool:
+    """Whether a frame of `transformers` belongs to a mixture of experts."""
+    return "Experts" in type(frame.f_locals.get("self")).__name__
+
+
+def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
+    """The error for an op that must not stand in a graph."""
+    where = source_line(location.file, location.line) if location else ""
+    return CaptureError(f"{where}the op {op} {reason}")
+
+
+def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> None:
+    """Refuse ops of a located trace that no logical graph may hold.
+
+    Args:
+        graph: the trace.
+        copies: nodes that stand for views, which nobody may write.
+
+    Raises:
+        CaptureError: naming the user's line.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            _check_random(node.target, node, location_of(node))
+        elif node.op == "call_function" and node.target is not operator.getitem:
+            raise refuse_op(
+                node.target, location_of(node), "is no ATen op; expected plain tensor code"
+            )
+    for node in copies:
+        if written_copy(graph, node):
+            raise refuse_op("narrow", location_of(node), _WRITTEN)
+
+
+def _check_random(
+    op: torch._ops.OpOverload, node: torch.fx.Node, location: Location | None
+) -> None:
+    if torch.Tag.nondeterministic_seeded in op.tags and _draws(op, node):
+        raise refuse_op(op, location, _RANDOM)
+    if op is torch.ops.weft.uniform.default and location and location.backward:
+        raise refuse_op("for random numbers", location, _RANDOM_BACKWARD)
+
+
+def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
+    """Whether a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
+    names = [argument.name for argument in op._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(given != 0)
+
+
+def in_function(function: Callable[..., Any], error: CaptureError) -> CaptureError:
+    """The same error, with the place where `function` is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return error
+    return CaptureError(source_line(code.co_filename, code.co_firstlineno) + str(error))
+
+
+def source_line(file: str, line: int) -> str:
+    """`file:line: source` on a line of its own."""
+    return f"{file}:{line}: {linecache.getline(file, line).strip()}\n  "
+
+
+def _where(frames: _Frames) -> str:
+    """The user's line; where a library of others stopped, its line too."""
+    lines = [(f.f_code.co_filename, line) for f, line in frames]
+    # In a trace, the frames around what it calls are not the user's.
+    calls = [i for i, (file, _) in enumerate(lines) if file == TRACE_FILE]
+    lines = lines[calls[-1] + 1 :] if calls else lines
+    found = [place for place in lines if not in_library(place[0])]
+    own = [place for place in found if not installed(place[0])]
+    places = dict.fromkeys([*own[-1:], *found[-1:]])
+    return "".join(source_line(*place) for place in places)
+
+
+def _first_line(error: Exception) -> str:
+    func = getattr(error, "func", None)
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func)
+    return (str(error).splitlines() or [type(error).__name__])[0]

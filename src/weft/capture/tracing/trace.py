@@ -1,0 +1,340 @@
+"""The user's step as one functional fx graph: forward, loss and gradients, on tensors without data."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.checkpoints import checkpoints_noted
+from weft.capture.hint import hints_recorded
+from weft.capture.labels import labels_ignored
+from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
+from weft.capture.ops.fallback import fallback, strided
+from weft.capture.ops.grids import GridsOfOne
+from weft.capture.ops.recurrent import LayersKept
+from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
+from weft.capture.precision import Casts, loss_seed
+from weft.capture.python.caches import take_caches
+from weft.capture.python.hooks import gradient_hooks
+from weft.capture.python.recorder import Recorder
+from weft.capture.python.rewrites import Rewritten
+from weft.capture.python.watch import Watch
+from weft.capture.tracing.fx import (
+    FakeMode,
+    fake_mode,
+    fake_tensor,
+    functional,
+    mark_backward,
+    noted_copies,
+    running_sequence,
+    trace,
+    trace_like,
+)
+from weft.capture.tracing.lending import lent, restored, write_replaced
+from weft.capture.tracing.locations import (
+    LinesNoted,
+    backward_noted,
+    locate,
+    location_of,
+    module_paths_noted,
+)
+from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
+from weft.capture.tracing.retrace import Skeleton, skeleton
+from weft.capture.tree import unflatten
+from weft.errors import CaptureError, WeftError
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The model's own tensors by name; a tensor with two names stands under the first."""
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Skeletons:
+    """Of the trace of a step, and of that without writes in place, where it is another one."""
+
+    step: Skeleton
+    functional: Skeleton | None = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the trace found.
+
+    Attributes:
+        graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants.
+            Its output is a list: the tensors that the loss function returned, then the gradients.
+        outputs: how to build what the loss function returned.
+        output_keys: keys of the returned tensors.
+        gradients: names of the parameters that have a gradient.
+        constants: tensors from outside of model and batch, in order.
+        recurrent: names of the parameters of recurrent layers.
+        watch: values of Python that the step depends on.
+        skeletons: for a trace for other shapes.
+    """
+
+    graph: torch.fx.Graph
+    outputs: OutputSpec
+    output_keys: tuple[str, ...]
+    gradients: tuple[str, ...]
+    constants: tuple[torch.Tensor, ...]
+    recurrent: frozenset[str]
+    watch: Watch
+    skeletons: Skeletons
+
+
+def read_variables(model: torch.nn.Module) -> Variables:
+    """The parameters and buffers of `model`."""
+    return Variables(dict(model.named_parameters()), dict(model.named_buffers()))
+
+
+def trace_step(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    variables: Variables,
+    batch: BatchSpec,
+    example: Mapping[str, torch.Tensor],
+    device: str,
+    training: bool,
+    casts: Casts | None = None,
+    apart: Collection[str] = (),
+    like: Skeletons | None = None,
+) -> Traced:
+    """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
+
+    The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
+    Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
+    shapes it is quicker, where this one is like that.
+
+    Raises:
+        CaptureError: naming the user's line, when the step cannot be one graph.
+    """
+    mode = fake_mode()
+
+    def begin() -> tuple[_Step, Any]:
+        step = _Step(
+            model, loss_fn, variables, batch, training, casts or Casts(device=device), apart
+        )
+        return step, _fakes(variables, example, mode, device, training)
+
+    step, inputs = begin()
+    table = {**fallback(), **decompositions()}
+    module = None
+    if like is not None:
+        with _running(step):
+            module = trace_like(like.step, step, inputs, mode, table)
+        step, inputs = (step, inputs) if module else begin()
+    if module is None:
+        with _running(step):
+            module = _trace(step, inputs, mode, table)
+    found = Skeletons(skeleton(module.graph))
+    take_caches(module.graph, step.caches)
+    copies = noted_copies(module.graph)
+    locate(module.graph)
+    check_ops(module.graph, copies)
+    constants = _lift_constants(module, mode)
+    flat = [x.detach() for part in inputs for x in part]
+    flat += [mode.from_tensor(constant) for constant in constants]
+    expected = like.functional if like else None
+    plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
+    if plain is not module:
+        found = replace(found, functional=skeleton(plain.graph))
+    assert step.outputs is not None  # set by running it
+    return Traced(
+        plain.graph,
+        step.outputs,
+        step.output_keys,
+        step.gradients,
+        constants,
+        step.recurrent,
+        step.watch.settled(),
+        found,
+    )
+
+
+@contextmanager
+def _running(step: _Step) -> Iterator[None]:
+    """While this lasts, the step may be run on fake tensors; afterwards what it wrote is as it was."""
+    with (
+        hints_recorded(),
+        restored(step.model, step.loss_fn),
+        step.recorder.recording(),
+        module_paths_noted(step.model),
+        labels_ignored(),
+        torch.random.fork_rng(devices=[]),
+        _compiled_parts_eager(),
+        torch.set_grad_enabled(step.training),
+    ):
+        if not step.training:
+            step.model.eval()
+        yield
+
+
+def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
+    try:
+        return trace(step, inputs, mode, table)
+    except WeftError:
+        raise
+    except Exception as error:
+        raise refuse(error, step.failed_at) from error
+
+
+def _fakes(
+    variables: Variables,
+    example: Mapping[str, torch.Tensor],
+    mode: FakeMode,
+    device: str,
+    training: bool,
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    return (
+        [
+            fake_tensor(mode, p, device, training and p.requires_grad)
+            for p in variables.parameters.values()
+        ],
+        [fake_tensor(mode, b, device) for b in variables.buffers.values()],
+        [fake_tensor(mode, x, device) for x in example.values()],
+    )
+
+
+class _Step:
+    """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction,
+        variables: Variables,
+        batch: BatchSpec,
+        training: bool,
+        casts: Casts,
+        apart: Collection[str] = (),
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.variables = variables
+        self.batch = batch
+        self.training = training
+        self.hooks = gradient_hooks(variables.parameters)
+        self.recorder = Recorder(model, loss_fn)
+        self.watch = Watch()
+        self.caches: tuple[str, ...] = ()
+        self.casts = casts
+        self.apart = apart
+        self.outputs: OutputSpec | None = None
+        self.output_keys: tuple[str, ...] = ()
+        self.gradients: tuple[str, ...] = ()
+        self.recurrent: frozenset[str] = frozenset()
+        self.lines = LinesNoted()
+        # File and line of the call whose backward has raised.
+        self.failed_at: tuple[str, int] | None = None
+
+    def __call__(self, inputs: Any) -> list[torch.Tensor]:
+        parameters, buffers, batch = inputs
+        own = {**self.variables.parameters, **self.variables.buffers}
+        cast = [self.casts.parameter(parameter) for parameter in parameters]
+        stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
+        # A backward may read the model too, as that of a checkpoint does.
+        with lent(self.model, stand_ins) as slots:
+            result = self._forward(batch, cast)
+            write_replaced(slots)
+            loss = self._described(find_loss, result) if self.training else None
+            self.outputs, tensors = self._described(describe_outputs, result, loss)
+            self.output_keys = tuple(tensors)
+            gradients = [] if loss is None else self._gradients(loss, parameters)
+            self.watch, caches = self.recorder.watch(), self.recorder.caches()
+        self.caches = tuple(text for text, _ in caches)
+        return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
+
+    def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
+        """What the user's function returns."""
+        by_name = dict(zip(self.variables.parameters, parameters, strict=True))
+        # The last mode sees calls first: frames of the other one would hide the user's.
+        layers = LayersKept([by_name[name] for name in self.apart])
+        casts = self.casts.around(self.model)
+        with GridsOfOne(), Rewritten(), layers, self.lines, checkpoints_noted(), casts:
+            result = self.loss_fn(self.model, self._batch(batch))
+        self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
+        return result
+
+    def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return describe(*args)
+        except CaptureError as error:
+            raise in_function(self.loss_fn, error) from None
+
+    def _batch(self, tensors: list[torch.Tensor]) -> Any:
+        waiting = iter(tensors)
+        leaves = [
+            next(waiting) if isinstance(leaf, TensorLeaf) else leaf.value
+            for leaf in self.batch.leaves
+        ]
+        return unflatten(leaves, self.batch.tree)
+
+    def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        wanted = {
+            name: parameter
+            for name, parameter in zip(self.variables.parameters, parameters, strict=True)
+            if parameter.requires_grad
+        }
+        for name, parameter in wanted.items():
+            for hook in self.hooks[name]:
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        mark_backward(loss)
+        with backward_noted():
+            seed = loss_seed(loss) if self.casts.scaled else None
+            try:
+                found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            except Exception:
+                sequence = running_sequence()
+                self.failed_at = None if sequence is None else self.lines.line_of(sequence)
+                raise
+        named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+        self.gradients = tuple(named)
+        return list(named.values())
+
+
+@contextmanager
+def _compiled_parts_eager() -> Iterator[None]:
+    """While this lasts, what the user compiled with `torch.compile` runs as it was written."""
+    dynamo = sys.modules.get("torch._dynamo.config")
+    if dynamo is None:  # nothing was; it takes seconds to import
+        yield
+        return
+    allowed = dynamo.patch(error_on_nested_fx_trace=False)
+    with allowed, torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # It means `module_paths_noted`, which the wrapper's own call does not disturb.
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+        yield
+
+
+def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch.Tensor, ...]:
+    """Turn tensors from outside into inputs of the graph, after the others; a tensor read twice is one input."""
+    graph = module.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    lifted: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(module, node.target)
+        if not isinstance(tensor, torch.Tensor):
+            user = next(iter(node.users), node)
+            reason = f"takes a {type(tensor).__name__}; expected tensors and plain constants"
+            raise refuse_op(user.target, location_of(user), reason)
+        if id(tensor) not in lifted:
+            with graph.inserting_after(last[0]) if last else graph.inserting_before():
+                last = [graph.placeholder(f"constant{len(lifted)}")]
+            last[0].meta["val"] = mode.from_tensor(tensor)
+            lifted[id(tensor)] = (tensor, last[0])
+        node.replace_all_uses_with(lifted[id(tensor)][1])
+        graph.erase_node(node)
+    return tuple(tensor for tensor, _ in lifted.values())

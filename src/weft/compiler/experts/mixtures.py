@@ -1,0 +1,193 @@
+"""Mixtures of experts in a graph whose experts a strategy splits, and the sizes of their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from weft.compiler.experts.expert_biases import biases, table_of
+from weft.compiler.experts.sorted_rows import SORTS
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.stages.stages import Stages
+from weft.ir.logical import Arg, Call, Input, LogicalGraph, Ref, Value
+from weft.layout import Broadcast, Split
+from weft.ops.rules.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
+
+# Ops behind a parameter that leave its experts in the first dimension.
+_BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The products of one mixture of experts in a forward, a backward or both.
+
+    Attributes:
+        ids: the value with the expert of each row.
+        calls: the products.
+        biases: calls that read tables of as many experts, split alike.
+        experts: how many there are.
+        blocks: into how many blocks they are cut.
+        groups: of rows; those of one rank.
+        capacity: rows of a group that a block takes.
+        bounded: whether the user says how many, not the routing.
+    """
+
+    ids: Value
+    calls: tuple[Call, ...]
+    biases: tuple[Call, ...]
+    experts: int
+    blocks: int
+    groups: int
+    capacity: int
+    bounded: bool
+
+    @property
+    def rows(self) -> int:
+        """Of the buffers, for each block."""
+        return self.groups * self.capacity
+
+
+def mixtures(
+    graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages, capacity: float | None
+) -> tuple[Mixture, ...]:
+    """The mixtures whose experts are split; those that do not divide evenly stay as they are."""
+    found = (
+        _mixture(graph, graph.values[name], tuple(calls), hints, stages, capacity)
+        for name, calls in _by_ids(graph).items()
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
+    """The products that read the same experts of rows."""
+    found: dict[str, list[Call]] = {}
+    for node in graph.nodes:
+        if isinstance(node, Call) and node.op in (EXPERT_MM, EXPERT_GRADIENT):
+            found.setdefault(_name(node.args[2]), []).append(node)
+    return found
+
+
+def expert_notes(
+    graph: LogicalGraph, found: Sequence[Mixture], hints: Mapping[int, Hints], stages: Stages
+) -> tuple[str, ...]:
+    """What buffers that hold all that there can be cost; rows that cannot be sent; sorts that stay."""
+    said: dict[str, list[str]] = {}
+    sent = {mixture.ids.name for mixture in found}
+    for name, calls in _by_ids(graph).items():
+        if name not in sent and _splits_experts(graph, calls, hints, stages):
+            text = (
+                "experts are split, but not evenly over the ranks or not along one axis alike: rows are not "
+                "sent to them, every rank adds up what its own experts make of all rows"
+            )
+            said.setdefault(text, []).append(_module(calls[0]))
+    for mixture in found:
+        share = mixture.capacity * mixture.groups * mixture.blocks / mixture.ids.shape[0]
+        if share > 1 and not mixture.bounded:
+            text = (
+                f"buffers hold {share:.3g} times the rows of an even routing, all that there can be; "
+                "weft.expert_parallel(capacity=…), Strategy(expert_capacity=…), makes them smaller"
+            )
+            said.setdefault(text, []).append(_module(mixture.calls[0]))
+    for name, calls in _by_ids(graph).items():
+        maker = graph.producers[name]
+        if isinstance(maker, Call) and maker.op in (SEGMENTS, *SORTS):
+            text = "rows are sorted by experts with those of all ranks: what follows depends on their order"
+            said.setdefault(text, []).append(_module(calls[0]))
+    return tuple(f"{_named(modules)}: {text}" for text, modules in said.items())
+
+
+def _splits_experts(
+    graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
+) -> bool:
+    """Whether the user splits the experts of some product over several ranks."""
+    grid = stages.placements[calls[0].phase.stage].shape
+    on_grid = hints.get(len(grid), Hints())
+    products = (call for call in calls if call.op == EXPERT_MM)
+    return any(
+        grid[axis] > 1
+        for call in products
+        for axis in _split_axes(graph, _name(call.args[1]), on_grid)
+    )
+
+
+def _named(modules: Sequence[str]) -> str:
+    first, *others = dict.fromkeys(modules)
+    return f"{len(others) + 1} mixtures ({first}, …)" if others else f"the mixture {first}"
+
+
+def _module(call: Call) -> str:
+    return (call.location.module if call.location else "") or "of the step"
+
+
+def _mixture(
+    graph: LogicalGraph,
+    ids: Value,
+    calls: tuple[Call, ...],
+    hints: Mapping[int, Hints],
+    stages: Stages,
+    capacity: float | None,
+) -> Mixture | None:
+    products = [call for call in calls if call.op == EXPERT_MM]
+    grid = stages.placements[calls[0].phase.stage].shape
+    on_grid = hints.get(len(grid), Hints())
+    axes = {_split_axes(graph, _name(call.args[1]), on_grid) for call in products}
+    experts = {graph.values[_name(call.args[1])].shape[0] for call in products}
+    if len(axes) != 1 or len(experts) != 1 or len(ids.shape) != 1:
+        return None
+    (split,), (count,) = axes, experts
+    blocks, rows = prod(grid[axis] for axis in split), ids.shape[0]
+    if blocks < 2 or count % blocks:
+        return None
+    groups = prod(grid[axis] for axis in _batch_axes(graph, on_grid, len(grid)))
+    groups = groups if rows % groups == 0 else 1
+    most = _most(graph, ids, rows // groups, count // blocks)
+    even = rows / groups / blocks
+    held = most if capacity is None else min(most, ceil(capacity * even))
+    tables = biases(graph, ids.name, count)
+    alike = {_split_axes(graph, table_of(each), on_grid) for each in tables} == axes
+    return Mixture(
+        ids, calls, tables if alike else (), count, blocks, groups, held, capacity is not None
+    )
+
+
+def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:
+    """The axes along which the user splits the experts of a weight."""
+    maker = graph.producers[name]
+    while isinstance(maker, Call) and maker.op in _BEHIND:
+        if maker.op == "aten.transpose.int" and not all(
+            isinstance(dim, int) and dim % 3 for dim in maker.args[1:]
+        ):
+            return ()
+        maker = graph.producers[_name(maker.args[0])]
+    sbps = hints.inputs.get(maker.key, ()) if isinstance(maker, Input) else ()
+    return tuple(axis for axis, sbp in enumerate(sbps) if sbp == Split(0))
+
+
+def _batch_axes(graph: LogicalGraph, hints: Hints, axes: int) -> tuple[int, ...]:
+    """The axes along which the user leaves the batch to be split."""
+    keys = [node.key for node in graph.of_kind(Input) if node.role == "batch"]
+    given = [hints.inputs[key] for key in keys if key in hints.inputs]
+    return tuple(
+        axis for axis in range(axes) if not any(sbps[axis] == Broadcast() for sbps in given)
+    )
+
+
+def _most(graph: LogicalGraph, ids: Value, rows: int, experts: int) -> int:
+    """Rows that a group can have for one block: `topk` gives a token no expert twice."""
+    name, maker = ids.name, graph.producers[ids.name]
+    while isinstance(maker, Call) and maker.op in ("aten.view.default", "aten.reshape.default"):
+        name = _name(maker.args[0])
+        maker = graph.producers[name]
+    if not isinstance(maker, Call) or maker.op != "aten.topk.default":
+        return rows
+    each = graph.values[name].shape[-1]
+    dim = maker.args[2] if len(maker.args) > 2 else dict(maker.kwargs).get("dim", -1)
+    last = dim in (-1, len(graph.values[name].shape) - 1)
+    chosen = maker.outputs[1] is not None and maker.outputs[1].name == name and last
+    return rows // each * min(each, experts) if chosen and rows % each == 0 else rows
+
+
+def _name(arg: Arg) -> str:
+    assert isinstance(arg, Ref)
+    return arg.name

@@ -1,0 +1,194 @@
+"""Rows of experts without a sort: what a mixture of experts does to its rows, in their old order.
+
+Grouped products want rows sorted by experts, so models sort the experts of all rows, move the rows,
+and move the results back. A sort takes the rows of all ranks together. `weft.expert_mm` takes rows in
+any order; so where it is proved that nothing else depends on the order (`weft.compiler.experts.sorted_rows`),
+the sort goes, and what moved rows becomes the identity. Two steps:
+
+- `weft.segments(cumsum(histc(ids)))`, the expert of each sorted row, is what the sort made of the
+  experts: exact when each is a number of an expert, which is so where `topk` or the like chose them.
+- The permutation of a sort becomes 0, 1, 2, …: `x[i // k]` repeats each row k times, writing rows
+  there and adding them up is a sum over k.
+
+Where the proof fails the graph stays as it was: correct, with the rows of all ranks in one sort.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.experts.expert_biases import bias_gradients
+from weft.compiler.experts.expert_ids import segments_known
+from weft.compiler.experts.sorted_rows import (
+    ALIKE,
+    INDEX,
+    PUT,
+    Places,
+    is_plain_sort,
+    moved_by,
+)
+from weft.compiler.graph.rewriting import needed, renamed
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ops.call import Token
+from weft.ops.rules.experts import SEGMENTS
+
+_RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
+
+
+def unsorted(graph: LogicalGraph) -> LogicalGraph:
+    """The graph without the sorts of rows by their experts."""
+    if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
+        return graph
+    graph = needed(renamed(graph, segments_known(graph)))
+    done: set[str] = set()
+    while (sort := _next_sort(graph, done)) is not None:
+        done.update(value.name for value in sort.outputs if value)
+        graph = _without(graph, sort) or graph
+    return bias_gradients(graph)
+
+
+def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:
+    for node in graph.nodes:
+        if isinstance(node, Call) and is_plain_sort(graph, node):
+            names = [value.name for value in node.outputs if value]
+            if len(names) == 2 and names[0] not in done:
+                return node
+    return None
+
+
+def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
+    """The graph without one sort; None where something needs it."""
+    kinds = moved_by(graph, sort)
+    values, permutation = sort.outputs
+    if kinds is None or values is None or permutation is None:
+        return None
+    places = {name for name, kind in kinds.items() if isinstance(kind, Places)}
+    writer = _Writer(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
+    writer.renamed[values.name] = _name(sort.args[0])
+    for node in graph.nodes:
+        writer.write(node)
+    found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
+    # What is left of the permutation would be a range over the rows of all ranks.
+    left = any(name in writer.ranges for node in found.nodes for name in node_uses(node))
+    return None if left else found
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of the new graph.
+
+    Attributes:
+        ranges: values that are i // k at position i, with their k.
+        renamed: values that are equal to others.
+    """
+
+    graph: LogicalGraph
+    ranges: dict[str, int]
+    nodes: list[Node] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def write(self, node: Node) -> None:
+        if isinstance(node, Call) and self._is_known(node):
+            return
+        self.nodes.append(node)
+
+    def _is_known(self, node: Call) -> bool:
+        """Whether a call was written in another way, or is not needed."""
+        match node:
+            case Call(op="aten.floor_divide.default", args=(Ref(name=i), int(k))) if k > 0:
+                return self._divided(node, i, k)
+            case Call(op="aten.div.Tensor_mode", args=(Ref(name=i), int(k))) if k > 0:
+                floors = dict(node.kwargs).get("rounding_mode") == "floor"
+                return floors and self._divided(node, i, k)
+            case Call(op=op, args=(Ref() as x, (Ref(name=i),))) if op == INDEX:
+                return i in self.ranges and self._read(node, x, self.ranges[i])
+            case Call(op="aten.index_select.default", args=(Ref() as x, 0, Ref(name=i))):
+                return i in self.ranges and self._read(node, x, self.ranges[i])
+            case Call(op=op, args=(Ref() as x, (Ref(name=i),), Ref() as rows, *more)) if op == PUT:
+                return i in self.ranges and self._put(node, x, self.ranges[i], rows, any(more))
+            case Call(
+                op="aten.index_add.default", args=(Ref() as x, 0, Ref(name=i), Ref() as rows)
+            ):
+                return i in self.ranges and not node.kwargs and self._add(node, x, i, rows)
+        return False
+
+    def _divided(self, node: Call, index: str, k: int) -> bool:
+        if index not in self.ranges or self.graph.values[index].dtype != "int64":
+            return False
+        self.ranges[_made(node).name] = self.ranges[index] * k
+        return True
+
+    def _read(self, node: Call, x: Ref, k: int) -> bool:
+        """`x[i // k]`: each row k times."""
+        made, source = _made(node), self.graph.values[x.name]
+        if source.shape[0] * k != made.shape[0]:
+            return False
+        if k == 1:
+            self.renamed[made.name] = x.name
+            return True
+        rows, rest = source.shape[0], source.shape[1:]
+        apart = self._call(node, "aten.unsqueeze.default", (x, 1), (rows, 1, *rest))
+        wide = (rows, k, *rest)
+        each = self._call(node, "aten.expand.default", (apart, wide), wide)
+        layout = (("memory_format", Token("memory_format", "contiguous_format")),)
+        copied = self._call(node, "aten.clone.default", (each,), wide, layout)
+        args = (copied, made.shape)
+        self.nodes.append(replace(node, op=_RESHAPE[0], args=args, kwargs=(), outputs=(made,)))
+        return True
+
+    def _put(self, node: Call, x: Ref, k: int, rows: Ref, adds: bool) -> bool:
+        """Rows written at i // k into a tensor of which nothing is left, or added to zeros."""
+        made, maker = _made(node), self.graph.producers[x.name]
+        given = self.graph.values[rows.name]
+        zeros = isinstance(maker, Call) and maker.op in ALIKE and "zeros" in maker.op
+        if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
+            return False
+        if k == 1 and (zeros or not adds):
+            self.renamed[made.name] = rows.name
+            return True
+        return zeros and adds and self._summed(node, rows, k, made)
+
+    def _add(self, node: Call, x: Ref, index: str, rows: Ref) -> bool:
+        made, k = _made(node), self.ranges[index]
+        given = self.graph.values[rows.name]
+        if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
+            return False
+        total = Value(f"{made.name}.summed", made.shape, made.dtype)
+        self._summed(node, rows, k, total)
+        args = (x, Ref(total.name))
+        self.nodes.append(replace(node, op="aten.add.Tensor", args=args, outputs=(made,)))
+        return True
+
+    def _summed(self, node: Call, rows: Ref, k: int, made: Value) -> bool:
+        """The sum of each k rows."""
+        shape = (made.shape[0], k, *made.shape[1:])
+        apart = self._call(node, _RESHAPE[1], (rows, shape), shape, base=made)
+        op, args = "aten.sum.dim_IntList", (apart, (1,))
+        self.nodes.append(replace(node, op=op, args=args, kwargs=(), outputs=(made,)))
+        return True
+
+    def _call(
+        self,
+        node: Call,
+        op: str,
+        args: tuple[Arg, ...],
+        shape: tuple[int, ...],
+        kwargs: tuple[tuple[str, Arg], ...] = (),
+        base: Value | None = None,
+    ) -> Ref:
+        """A call that makes one of the steps to what `node` made."""
+        base = base or _made(node)
+        made = Value(f"{base.name}.{op.split('.')[1]}", shape, base.dtype)
+        self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
+        return Ref(made.name)
+
+
+def _name(arg: Arg) -> str:
+    assert isinstance(arg, Ref)
+    return arg.name
+
+
+def _made(node: Call) -> Value:
+    (value,) = node.outputs
+    assert value is not None  # of an op with one result
+    return value

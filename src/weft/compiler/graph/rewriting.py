@@ -1,0 +1,66 @@
+"""A graph in which some values are other ones of the same graph.
+
+A graph without what nobody reads.
+
+Views that undo earlier ones are what these were taken of.
+
+A sum in place on a view comes back from capture as views there and back. Flattened in between, a split of
+positions would be none of the rows.
+
+Before: a graph without layouts. After: an equal one, in which what is viewed there and back is read as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.compiler.layouts import box
+from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
+from weft.ops.rule import aten
+
+
+def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
+    """The graph with other values in place of some; these may be replaced themselves."""
+    if not names:
+        return graph
+
+    def final(name: str) -> str:
+        while name in names:
+            name = names[name]
+        return name
+
+    last = {name: final(name) for name in names}
+    return graph.with_nodes(box.renamed(node, last) for node in graph.nodes)
+
+
+def needed(graph: LogicalGraph) -> LogicalGraph:
+    """The graph without calls whose results nobody reads."""
+    used: set[str] = set()
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        made = [value.name for value in node.outputs if value] if isinstance(node, Call) else []
+        if not isinstance(node, Call) or any(name in used for name in made):
+            used.update(node_uses(node))
+            kept.append(node)
+    return graph.with_nodes(reversed(kept))
+
+
+_VIEWS = frozenset(aten("view _unsafe_view reshape"))
+
+
+def undo_views(graph: LogicalGraph) -> LogicalGraph:
+    """The graph without views of views that give back a shape from before."""
+    # For each view, what it was taken of, and what that was taken of, and so on; nearest first.
+    sources: dict[str, tuple[str, ...]] = {}
+    equal: dict[str, str] = {}
+    for node in graph.of_kind(Call):
+        match node:
+            case Call(op=op, args=(Ref(name=name), *_)) if op in _VIEWS:
+                (made,) = node.makes
+                name = equal.get(name, name)
+                sources[made.name] = behind = (name, *sources.get(name, ()))
+                for each in behind:
+                    if graph.values[each].shape == made.shape:
+                        equal[made.name] = each
+                        break
+    return needed(renamed(graph, equal)) if equal else graph

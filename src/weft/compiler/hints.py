@@ -1,0 +1,131 @@
+"""Hints: the layouts that the user fixed, checked against the graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from weft.errors import LayoutError
+from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.layout import SBP, Broadcast, Partial, Placement, Shares, Split, partial, reductions_of
+
+# (axis of the grid, dimension of a tensor): where a split may leave ranks without elements.
+Thin: TypeAlias = frozenset[tuple[int, int]]
+
+_SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the user fixed.
+
+    Attributes:
+        inputs: for an input's key, one SBP for each axis of the placement; None leaves the axis
+            free.
+        stored: for a parameter's key, the axis along which its split says how it is stored, not
+            how it is used (`weft.compiler.training.zero`).
+        shares: for a variable's key, in which order another program stores it; no other variable
+            is in shares then. None where none has decided that (`weft.compiler.graph.shares`).
+    """
+
+    inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, Shares] | None = None
+
+
+def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None:
+    """Raise LayoutError when a hint for an input cannot hold."""
+    inputs = {node.key: node for node in graph.of_kind(Input)}
+    for key, sbps in hints.inputs.items():
+        if key not in inputs:
+            raise LayoutError(f"the hint for {key!r} names no input of the step {graph.name!r}")
+        _check(f"the hint for {key!r}", inputs[key].value, sbps, placement)
+        partial = next((sbp for sbp in sbps if isinstance(sbp, Partial)), None)
+        if partial is not None:
+            raise LayoutError(
+                f"the hint for {key!r}: an input is split or broadcast, found {partial}"
+            )
+
+
+def is_hint(node: object) -> bool:
+    """Whether a node passes its value on as it is, in the layout that its text says."""
+    return isinstance(node, Call) and node.op in ("weft.hint", "weft.take")
+
+
+def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP | None, ...]:
+    """The SBPs, one for each axis, that a hint gives to its value; one alone stands for all axes.
+
+    None stands for an axis that it leaves free, `*` in the text.
+
+    Raises:
+        LayoutError: when the text cannot be read or does not fit the value.
+    """
+    text, value = str(node.args[1]), node.outputs[0]
+    assert value is not None  # a hint returns the tensor that it was given
+    where = f"weft.hint(…, {text!r}) at {node.location}"
+    sbps = tuple(
+        None if part == "*" else _parse(part.strip(), where, value) for part in text.split(",")
+    )
+    every = sbps * placement.axes if len(sbps) == 1 else sbps
+    _check(where, value, every, placement)
+    return every
+
+
+def enough_elements(
+    shape: tuple[int, ...],
+    sbps: Sequence[SBP | None],
+    grid: tuple[int, ...],
+    thin: Thin = frozenset(),
+) -> bool:
+    """Whether every rank gets at least one element along each dimension that is split.
+
+    Args:
+        shape: of the whole tensor.
+        sbps: one for each axis of the grid; None is no split.
+        grid: number of ranks along each axis.
+        thin: where it does not matter: see `weft.compiler.layouts.thin`.
+    """
+    pieces: dict[int, int] = {}
+    for sbp, parts in zip(sbps, grid, strict=True):
+        if isinstance(sbp, Split):
+            pieces[sbp.dim] = pieces.get(sbp.dim, 1) * parts
+    short = {dim for dim, count in pieces.items() if dim >= len(shape) or shape[dim] < count}
+    return all(
+        (axis, sbp.dim) in thin
+        for axis, sbp in enumerate(sbps)
+        if isinstance(sbp, Split) and sbp.dim in short
+    )
+
+
+def _parse(text: str, where: str, value: Value) -> SBP:
+    found = _SBP_TEXT.fullmatch(text)
+    if found is None:
+        raise LayoutError(f"{where}: expected SBPs such as S(0), B or P(sum), found {text!r}")
+    dim, broadcast, reduction = found.groups()
+    if dim is not None:
+        # Dimensions count from the back too; one out of range stays so and is refused with the
+        # others.
+        rank = len(value.shape)
+        return Split(int(dim) % rank if -rank <= int(dim) < rank else abs(int(dim)))
+    return Broadcast() if broadcast else partial(reduction or "sum")
+
+
+def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Placement) -> None:
+    shape = list(value.shape)
+    if len(sbps) != placement.axes:
+        raise LayoutError(
+            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, found {len(sbps)}"
+        )
+    for sbp in sbps:
+        if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):
+            raise LayoutError(
+                f"{where} splits dimension {sbp.dim}, but the tensor of shape {shape} has "
+                f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}, counted from 0"
+            )
+        if isinstance(sbp, Partial) and sbp.reduction not in reductions_of(value.dtype):
+            raise LayoutError(
+                f"{where}: {sbp} has no meaning for {value.dtype}, which takes "
+                f"{', '.join(reductions_of(value.dtype))}"
+            )

@@ -1,0 +1,165 @@
+"""Intent: a strategy that names a parameter's layout means how the parameter is used, not only how it is stored.
+
+By bytes alone a strategy would lose its meaning. At small batches, data parallelism would turn into
+slicing the replicated weights at no cost and gathering activations; at large ones, weights that the
+user split for tensor parallelism would be gathered wherever they are used. So a layout that the
+user fixed holds where a parameter is used, through views and casts, wherever the op has a form for
+it; and where the user left it free, deduction charges what departs from whole parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from weft.compiler.calls import operand_names
+from weft.compiler.hints import Hints
+from weft.compiler.layouts.boxing_costs import Table
+from weft.compiler.signatures import kept_values
+from weft.hardware import CostModel
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
+from weft.layout import SBP, Broadcast, Partial, Split
+
+# What an edge is about along one axis, beside its boxing:
+#   "whole"   a parameter that the user wants whole on every rank: never cut for use
+#   "split"   a parameter that the user split: never used in another layout
+#   "kept"    what only the backward of its maker understands: never boxed
+#   "free"    a parameter that the user left free: charged where it lies whole and is cut for use
+#   "gather"  the gradient of a parameter that lies whole: charged where it is made in pieces
+#   "stored"  the same of one that is stored in shards: its reduction stops at the shard
+Intent: TypeAlias = Literal["whole", "split", "kept", "free", "gather", "stored", ""]
+Intents: TypeAlias = tuple[Intent, ...]
+
+
+def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
+    """For each value that carries a parameter or only its gradient: the intents, one for each axis."""
+    inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
+    sbps = {node.value.name: hints.inputs.get(node.key, (None,) * axes) for node in inputs}
+    kept: Intents = tuple("kept" for _ in range(axes))
+    found: dict[str, Intents] = dict.fromkeys(kept_values(graph), kept)
+    keys = {node.value.name: node.key for node in inputs}
+    for name, parameter in gradients(graph, sbps).items():
+        stored = hints.stored.get(keys[parameter])
+        found[name] = tuple(
+            "stored" if axis == stored else _of_gradient(sbp)
+            for axis, sbp in enumerate(sbps[parameter])
+        )
+    for name, parameter in uses(graph, sbps).items():
+        stored = hints.stored.get(keys[parameter])
+        found[name] = tuple(
+            "" if axis == stored and isinstance(sbp, Split) else _of_use(sbp)
+            for axis, sbp in enumerate(sbps[parameter])
+        )
+    return found
+
+
+def _of_gradient(sbp: SBP | None) -> Intent:
+    return "" if isinstance(sbp, Split) else "gather"
+
+
+def _of_use(sbp: SBP | None) -> Intent:
+    if sbp is None:
+        return "free"
+    return "split" if isinstance(sbp, Split) else "whole"
+
+
+def charges(
+    intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
+) -> Table:
+    """How many times its idle bytes an edge is charged, for each SBP before and each after on one axis."""
+
+    def factor(before: SBP, after: SBP) -> float:
+        match intent, before, after:
+            case "free", Broadcast(), Split():
+                return cost_model.whole_parameter
+            case "gather" | "stored", Split(), Broadcast():
+                return cost_model.whole_parameter
+            case "stored", Partial(), Broadcast():
+                return -1.0  # a reduce-scatter moves half of what an all-reduce does
+        return 0.0
+
+    return np.array([[factor(before, after) for after in target] for before in source])
+
+
+def forbidden(
+    intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
+) -> Table | None:
+    """1 for each SBP before and each after, on one axis, that must not meet; None where all may."""
+
+    def breaks(before: SBP, after: SBP) -> bool:
+        match intent:
+            case "kept":
+                return after != before
+            case "split":
+                return cost_model.hints_hold and isinstance(before, Split) and after != before
+            case "whole":
+                # A bias may be one rank's, where it is added to parts; nothing else of a parameter.
+                added = before == Broadcast() and after == Partial()
+                return cost_model.hints_hold and not (added or before == after == Broadcast())
+        return False
+
+    found = np.array([[float(breaks(before, after)) for after in target] for before in source])
+    return found if found.any() else None
+
+
+def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
+    """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter.
+
+    What repeats one, as a token for each sequence of the batch, is an activation.
+    """
+    found = {name: name for name in parameters}
+    for node in graph.of_kind(Call):
+        names = operand_names(node)
+        if len(names) == 1 and names[0] in found and is_ours(node):
+            size = math.prod(graph.values[names[0]].shape)
+            made = (value for value in node.outputs if value and math.prod(value.shape) <= size)
+            found.update((value.name, found[names[0]]) for value in made)
+    return found
+
+
+def is_ours(node: Call) -> bool:
+    """Whether a call is no hint of the user's, which ends what the strategy means."""
+    return node.op != "weft.hint" or len(node.args) > 2
+
+
+def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
+    """Sources of updates, and what becomes one by ops of one operand or by adding up: name -> parameter."""
+    found = {
+        update.source.name: update.target.name
+        for update in graph.of_kind(Update)
+        if update.target.name in parameters
+    }
+    for node in reversed(graph.of_kind(Call)):
+        made = [value.name for value in node.outputs if value]
+        if len(made) != 1 or made[0] not in found:
+            continue
+        for name in _passed(node):
+            if sum(not measures(reader) for reader in graph.users[name]) == 1:
+                found[name] = found[made[0]]
+    return found
+
+
+def _passed(node: Call) -> tuple[str, ...]:
+    """The operands that are gradients when the result is one."""
+    names = operand_names(node)
+    if node.op == "weft.scale":
+        return names[:1]
+    passes = is_ours(node) and (len(names) == 1 or node.op == "aten.add.Tensor")
+    return names if passes else ()
+
+
+def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
+    """Whether a gradient is one that was there before, in another form."""
+    node = graph.producers[name]
+    size = math.prod(graph.values[name].shape)
+    return isinstance(node, Call) and any(
+        used in gradients and math.prod(graph.values[used].shape) == size for used in _passed(node)
+    )
+
+
+def measures(node: Node) -> bool:
+    """Whether a node only takes a number from a gradient."""
+    return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")

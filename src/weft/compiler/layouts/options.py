@@ -1,0 +1,191 @@
+"""Options: the signatures that a variable of the deduction may take along one axis, with their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from weft.compiler.families.class_split import legal_signatures, reduction_cost
+from weft.compiler.hints import Thin, enough_elements
+from weft.compiler.layouts.boxing_costs import Table, idle_bytes, sbp_numbers
+from weft.compiler.layouts.problem import Given, Share, Variable, Work
+from weft.compiler.local.halo import halo_cost
+from weft.hardware import CostModel
+from weft.layout import SBP, Broadcast, Partial, Split
+from weft.ops import OpCall, Signature, flops, item, localize, traffic
+from weft.units import Bytes, Flops
+
+# One signature for each axis of the grid.
+PerAxis: TypeAlias = tuple[Signature, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The signatures to choose from, and what each costs by itself; compared by identity."""
+
+    signatures: tuple[Signature, ...]
+    costs: Table
+    _sbps: dict[tuple[str, int], frozenset[SBP]] = field(default_factory=dict)
+
+    def made(self, result: int) -> frozenset[SBP]:
+        """The SBPs that a result may be made in."""
+        key = "made", result
+        if key not in self._sbps:
+            self._sbps[key] = frozenset(one.results[result] for one in self.signatures)
+        return self._sbps[key]
+
+    def wanted(self, operand: int) -> frozenset[SBP]:
+        """Those that an operand may be wanted in, without Partials."""
+        key = "wanted", operand
+        if key not in self._sbps:
+            found = frozenset(one.operands[operand] for one in self.signatures)
+            self._sbps[key] = frozenset(sbp for sbp in found if not isinstance(sbp, Partial))
+        return self._sbps[key]
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Options of op calls on a grid; equal calls share them."""
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _known: dict[tuple[object, ...], Options] = field(default_factory=dict)
+
+    def of(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+        """The options of a call along `axis` while the other axes keep their `chosen` signatures.
+
+        Only signatures under which those of the later axes stay legal, and that leave no rank
+        without elements, except where that is allowed. The chosen one is always among them.
+
+        Raises:
+            RuleError: when the op has no rule.
+        """
+        key = (work.call, work.thin, axis, chosen[:axis] + chosen[axis + 1 :])
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._options(work, axis, chosen)
+        return found
+
+    def _options(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+        outer, empty = work.call, bool(work.thin)
+        for before in range(axis):
+            outer = localize(outer, chosen[before], self.grid[before], 0)
+        found: dict[Signature, float] = {}
+        for signature in self._candidates(outer, axis, empty):
+            every = chosen[:axis] + (signature,) + chosen[axis + 1 :]
+            if all_have_elements(work.call, every, self.grid, work.thin):
+                mine = localize(outer, signature, self.grid[axis], 0)
+                local = self._inner(mine, axis, chosen, empty)
+                if local is not None:
+                    inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
+                    halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
+                    found[signature] = self._cost(local) + inside + halo
+        return Options(tuple(found), np.array(list(found.values())))
+
+    def _candidates(self, call: OpCall, axis: int, empty: bool) -> Sequence[Signature]:
+        every = legal_signatures(call, self.grid[axis], empty)
+        # Along an axis of one rank all signatures mean the same.
+        return every if self.grid[axis] > 1 else every[:1]
+
+    def _inner(self, call: OpCall, axis: int, chosen: PerAxis, empty: bool) -> OpCall | None:
+        """The call localized along the axes after `axis` too; None when their signatures do not fit it."""
+        for after in range(axis + 1, len(self.grid)):
+            if chosen[after] not in legal_signatures(call, self.grid[after], empty):
+                return None
+            call = localize(call, chosen[after], self.grid[after], 0)
+        return call
+
+    def _cost(self, local: OpCall) -> float:
+        devices = int(np.prod(self.grid))
+        touched = Bytes(devices * traffic(local))
+        return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
+
+
+@dataclass(frozen=True)
+class GivenOptions:
+    """Options of inputs, hints, outputs and Shares."""
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _known: dict[object, Options] = field(default_factory=dict)
+
+    def of(self, given: Given, axis: int, chosen: PerAxis) -> Options:
+        """The options of an input, a hint or an output along `axis` while the other axes keep theirs."""
+        key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
+        if key not in self._known:
+            fit = self._fitting(given, given.choices[axis], axis, chosen)
+            split = self._split_charge(given, axis, chosen)
+            weight = max(float(given.sent), self.cost_model.bytes_per_held * given.fed)
+            copied = weight * self._idle(given, axis, chosen) if weight else 0.0
+            costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
+            self._known[key] = Options(fit, np.array(costs))
+        return self._known[key]
+
+    def _split_charge(self, given: Given, axis: int, chosen: PerAxis) -> float:
+        """What splitting an input costs where the user left it free."""
+        if not given.prefer_broadcast or len(given.choices[axis]) == 1:
+            return 0.0
+        unused = self._idle(given, axis, chosen)
+        # The collective decides ties.
+        return self.cost_model.whole_parameter * unused + self.cost_model.bytes_per_collective
+
+    def _idle(self, given: Given, axis: int, chosen: PerAxis) -> float:
+        """Bytes of the copies of an input that a split along `axis` would save."""
+        others = tuple(one.operands[0] for one in chosen)
+        return idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
+
+    def shared(self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
+        """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""
+        key = (share.spec, share.thin, seen, axis, chosen)
+        if key not in self._known:
+            numbers = sbp_numbers(len(share.spec.shape))
+            sbps = sorted(seen | set(chosen[axis].results), key=lambda sbp: numbers[sbp])
+            every = tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
+            fit = self._fitting(share, every, axis, chosen)
+            self._known[key] = Options(fit, np.zeros(len(fit)))
+        return self._known[key]
+
+    def _fitting(
+        self, port: Given | Share, every: tuple[Signature, ...], axis: int, chosen: PerAxis
+    ) -> tuple[Signature, ...]:
+        """Those that leave no rank without elements where it must have some; all where none does so."""
+        fit = tuple(
+            one
+            for one in every
+            if enough_elements(
+                port.spec.shape,
+                [other.operands[0] for other in (*chosen[:axis], one, *chosen[axis + 1 :])],
+                self.grid,
+                port.thin,
+            )
+        )
+        return fit or every
+
+
+def start(variable: Variable, axes: int) -> PerAxis:
+    """Where the search starts: everything Broadcast, which is always legal."""
+    match variable:
+        case Work(call=call):
+            operands, results = len(call.operands), len(call.results)
+        case Given(choices=choices):
+            operands, results = 1, len(choices[0][0].results)
+        case Share():
+            operands, results = 1, 1
+    return (Signature((Broadcast(),) * operands, (Broadcast(),) * results),) * axes
+
+
+def all_have_elements(
+    call: OpCall, chosen: PerAxis, grid: tuple[int, ...], thin: Sequence[Thin] = ()
+) -> bool:
+    """Whether no operand or result is split into more pieces than it has elements, except where `thin` says so."""
+    specs = (*call.operands, *call.results)
+    by_axis = ((*signature.operands, *signature.results) for signature in chosen)
+    sbps = tuple(zip(*by_axis, strict=True)) if chosen else ((),) * len(specs)
+    allowed = thin or (frozenset(),) * len(specs)
+    return all(
+        spec is None or enough_elements(spec.shape, every, grid, free)
+        for spec, every, free in zip(specs, sbps, allowed, strict=True)
+    )

@@ -1,0 +1,321 @@
+"""The deduction as a problem over variables: what can choose a signature, and where boxing may stand between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+from weft.compiler.calls import op_call, operand_names
+from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
+from weft.compiler.layouts.intent import Intents, intents
+from weft.compiler.layouts.stored import Storage
+from weft.compiler.layouts.thin import ThinSplits, thin_splits
+from weft.compiler.microbatch.loops import cut_leaves, loop_values
+from weft.errors import LayoutError
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
+from weft.layout import SBP, Broadcast, Partial, Placement, Split
+from weft.ops import OpCall, Signature, TensorSpec
+from weft.ops.call import tensor_spec
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call of an op: chooses among the signatures of its rule.
+
+    `thin` says of each operand, then of each result, where its splits may leave ranks empty;
+    `times` how often the call runs in a step.
+    """
+
+    call: OpCall
+    node: Call
+    thin: tuple[Thin, ...] = ()
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Given:
+    """A variable with its own list of signatures for each axis.
+
+    An input's signature is (its SBP) -> (its SBP): what comes in as its operand is its new version
+    from an update. A hint passes its value through; an output takes it as Broadcast.
+
+    Attributes:
+        spec: the tensor.
+        choices: for each axis, the signatures to choose from; those that leave ranks empty are
+            passed over, except where `thin` allows them.
+        prefer_broadcast: whether a Split needs a better reason than a tie.
+        thin: where splits of the tensor may leave ranks empty.
+        sent: whether it comes from another stage: every copy of it is sent.
+        fed: whether it is a leaf of the batch: every copy of it is held.
+    """
+
+    spec: TensorSpec
+    choices: tuple[tuple[Signature, ...], ...]
+    prefer_broadcast: bool = False
+    thin: Thin = frozenset()
+    sent: bool = False
+    fed: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """The layout to which a value with several readers is boxed once for all of them."""
+
+    spec: TensorSpec
+    value: str
+    thin: Thin = frozenset()
+
+
+Variable: TypeAlias = Work | Given | Share
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
+
+    `intents` says for each axis what the edge is charged for beside its boxing; empty where for
+    nothing. `times` says how often the tensor is made, and boxed, in a step.
+    """
+
+    source: int
+    result: int
+    target: int
+    operand: int
+    spec: TensorSpec
+    intents: Intents = ()
+    times: int = 1
+
+
+@dataclass
+class Problem:
+    """Variables and edges of a graph.
+
+    Attributes:
+        made: for each value, the variable and result that decide its layout.
+        variable_of: for each node number, its variable; updates have none.
+        share_of: for each value with several readers, its Share.
+        intents: for each value that carries a parameter or a gradient, what its edges are charged
+            for.
+        thin: for each value where its splits may leave ranks empty.
+        loop: values that are made for each of `micro_batches` micro-batches.
+    """
+
+    variables: list[Variable] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    variable_of: dict[int, int] = field(default_factory=dict)
+    share_of: dict[str, int] = field(default_factory=dict)
+    intents: dict[str, Intents] = field(default_factory=dict)
+    thin: ThinSplits = field(default_factory=dict)
+    loop: frozenset[str] = frozenset()
+    micro_batches: int = 1
+
+    def times(self, name: str) -> int:
+        """How often a value is made in a step."""
+        return self.micro_batches if name in self.loop else 1
+
+    def of(self, free: Storage) -> frozenset[int]:
+        """The variables that decide how some values are made, or boxed for their readers."""
+        made = {self.made[name][0] for name in free.made}
+        return frozenset(made | {self.share_of[name] for name in free.read & self.share_of.keys()})
+
+    def add(self, variable: Variable) -> int:
+        self.variables.append(variable)
+        return len(self.variables) - 1
+
+    def read(self, name: str, target: int, operand: int, spec: TensorSpec) -> None:
+        """Let operand `operand` of `target` read the value `name`, from its Share if it has one."""
+        source, result = self.made[name]
+        if name in self.share_of:
+            source, result = self.share_of[name], 0
+        intents = self.intents.get(name, ())
+        self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
+
+
+def build(
+    graph: LogicalGraph,
+    hints: Hints,
+    placement: Placement,
+    coming: Mapping[str, bool] = MappingProxyType({}),
+) -> Problem:
+    """The problem of a graph without layouts; for `coming` see `weft.compiler.layouts.deduce.deduce`.
+
+    Raises:
+        LayoutError: when a hint does not fit the value, or the update of a variable.
+    """
+    owners, whole = _owners(graph), _whole_targets(graph)
+    thin = thin_splits(graph, hints, placement)
+    problem = Problem(
+        intents=intents(graph, hints, placement.axes),
+        thin=thin,
+        loop=loop_values(graph, [name for name, looped in coming.items() if looped]),
+        micro_batches=graph.micro_batches,
+    )
+    cut = cut_leaves(graph)
+    readers = _readers(graph)
+    for number, node in _inputs_first(graph, owners):
+        if isinstance(node, Input):
+            owner = owners.get(node.value.name)
+            if owner is not None:
+                problem.made[node.value.name] = problem.made[owner]
+                continue
+            given = _input(node, hints, placement, whole, thin, _free(node, cut))
+            variable: Variable = replace(given, sent=node.value.name in coming)
+        elif isinstance(node, Call):
+            variable = _call(graph, node, placement, problem)
+        elif isinstance(node, Output):
+            variable = _output(graph.values[node.value.name], placement)
+        else:
+            _update(problem, graph, node)
+            continue
+        problem.variable_of[number] = problem.add(variable)
+        _connect(problem, graph, number, node, readers)
+    return problem
+
+
+def _connect(
+    problem: Problem, graph: LogicalGraph, number: int, node: Node, readers: Mapping[str, int]
+) -> None:
+    """Edges into a node's variable, and the Shares of what it makes."""
+    here = problem.variable_of[number]
+    names = operand_names(node) if isinstance(node, Call) else ()
+    names = (node.value.name,) if isinstance(node, Output) else names
+    for operand, name in enumerate(names):
+        problem.read(name, here, operand, _spec(graph.values[name]))
+    for result, value in enumerate(_results(node)):
+        if value is not None:
+            problem.made[value.name] = (here, result)
+            if readers[value.name] > 1:
+                share = problem.add(_share(value, problem.thin))
+                problem.read(value.name, share, 0, _spec(value))
+                problem.share_of[value.name] = share
+
+
+def _update(problem: Problem, graph: LogicalGraph, node: Node) -> None:
+    """The source of an update goes to the layout of its target."""
+    if isinstance(node, Update):
+        target, _ = problem.made[node.target.name]
+        problem.read(node.source.name, target, 0, _spec(graph.values[node.source.name]))
+
+
+def _inputs_first(graph: LogicalGraph, owners: Mapping[str, str]) -> Iterator[tuple[int, Node]]:
+    """All nodes with their numbers; optimizer states after the parameters that they follow."""
+    late = []
+    for number, node in enumerate(graph.nodes):
+        if isinstance(node, Input) and node.value.name in owners:
+            late.append((number, node))
+            continue
+        if not isinstance(node, Input):
+            yield from late
+            late = []
+        yield number, node
+    yield from late
+
+
+def _owners(graph: LogicalGraph) -> dict[str, str]:
+    """For each optimizer state that has the shape of its parameter: the parameter whose layout it shares."""
+    return {
+        state.name: update.target.name
+        for update in graph.of_kind(Update)
+        for state in update.states
+        if update.elementwise
+        and graph.values[state.name].shape == graph.values[update.target.name].shape
+    }
+
+
+def _whole_targets(graph: LogicalGraph) -> dict[str, str]:
+    """Variables whose update needs the whole tensor, with its rule."""
+    return {u.target.name: u.rule for u in graph.of_kind(Update) if not u.elementwise}
+
+
+def _readers(graph: LogicalGraph) -> dict[str, int]:
+    """How many nodes read each value and may want it boxed; the target and states of an update stay where they are."""
+    found = dict.fromkeys(graph.values, 0)
+    for name, nodes in graph.users.items():
+        found[name] = sum(not isinstance(n, Update) or n.source.name == name for n in nodes)
+    return found
+
+
+def _results(node: Node) -> tuple[Value | None, ...]:
+    if isinstance(node, Input):
+        return (node.value,)
+    return node.outputs if isinstance(node, Call) else ()
+
+
+def _call(graph: LogicalGraph, node: Call, placement: Placement, problem: Problem) -> Variable:
+    call = op_call(graph, node)
+    made = [value.name if value else "" for value in node.outputs]
+    ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
+    if not is_hint(node):
+        times = max(map(problem.times, made))
+        return Work(call, node, ports if any(ports) else (), times)
+    choices = (
+        _anything(call.operands[0]) if sbp is None else (_same(sbp),)
+        for sbp in hinted_sbps(node, placement)
+    )
+    return Given(call.operands[0], tuple(choices), thin=ports[0])
+
+
+def _anything(spec: TensorSpec) -> tuple[Signature, ...]:
+    """An axis that a hint leaves free."""
+    splits = [Split(dim) for dim in range(len(spec.shape))]
+    sbps: tuple[SBP, ...] = (Broadcast(), *splits, Partial())
+    return tuple(map(_same, sbps))
+
+
+def _share(value: Value, thin: ThinSplits) -> Share:
+    return Share(_spec(value), value.name, thin.get(value.name, frozenset()))
+
+
+def _output(value: Value, placement: Placement) -> Given:
+    return Given(_spec(value), ((Signature((Broadcast(),), ()),),) * placement.axes)
+
+
+def _input(
+    node: Input,
+    hints: Hints,
+    placement: Placement,
+    whole: Mapping[str, str],
+    thin: ThinSplits,
+    free: tuple[SBP, ...],
+) -> Given:
+    rule = whole.get(node.value.name)
+    hinted = hints.inputs.get(node.key, (None,) * placement.axes)
+    choices = []
+    for fixed in hinted:
+        sbps = (Broadcast(),) if rule else free
+        if fixed is not None:
+            sbps = (fixed,)
+        choices.append(tuple(_same(sbp) for sbp in sbps))
+    if rule and any(isinstance(fixed, Split) for fixed in hinted):
+        raise LayoutError(
+            f"the hint for {node.key!r} splits it, but its update by {rule} needs the whole tensor; broadcast it"
+        )
+    prefer = node.role in ("parameter", "buffer")
+    allowed = thin.get(node.value.name, frozenset())
+    fed = node.role == "batch"
+    return Given(_spec(node.value), tuple(choices), prefer, allowed, fed=fed)
+
+
+def _free(node: Input, cut: frozenset[str]) -> tuple[SBP, ...]:
+    """The SBPs of an input that no hint fixes; leaves that are `cut` have the micro-batches first."""
+    first = int(node.value.name in cut)
+    dims = range(len(node.value.shape))
+    match node.role:
+        case "parameter" | "buffer":
+            splits = [Split(dim) for dim in dims]
+        case "batch":
+            splits = [Split(dim) for dim in dims[first : first + 1]]
+        case _:
+            splits = []
+    return (Broadcast(), *splits)
+
+
+def _same(sbp: SBP) -> Signature:
+    return Signature((sbp,), (sbp,))
+
+
+def _spec(value: Value) -> TensorSpec:
+    return tensor_spec(value.shape, value.dtype)

@@ -1,0 +1,306 @@
+"""One rank's view of a graph: local shapes, adapted arguments, boxing as collectives.
+
+Before: a logical graph in which every value has a layout. After: the `LocalProgram` of one rank, in
+the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weft.boxing import steps
+from weft.compiler.calls import made_of, named_arguments, op_call, operand_names
+from weft.compiler.local.box_steps import step_node
+from weft.compiler.local.halo import Halo, halos
+from weft.compiler.microbatch.loops import joined, loop_values
+from weft.compiler.schedule.phases import node_phases
+from weft.compiler.signatures import axis_signatures, layout_of
+from weft.errors import InternalError
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
+from weft.ir.nodes import Phase, node_outputs
+from weft.ir.plan import (
+    Communicator,
+    LocalCall,
+    LocalInput,
+    LocalNode,
+    LocalOutput,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+    Transfer,
+)
+from weft.layout import Placement, Region
+from weft.ops import OpCall, TensorSpec
+from weft.ops import localize as localize_call
+from weft.units import ITEM_SIZE
+
+
+def localize(
+    graph: LogicalGraph,
+    rank: int,
+    communicators: tuple[Communicator, ...],
+    homes: Mapping[str, int] | None = None,
+) -> LocalProgram:
+    """What `rank` runs of `graph`: what lies on placements that hold it, and its part of boxing between placements.
+
+    Args:
+        graph: with layouts on all values.
+        rank: any rank of the job.
+        communicators: of all boxings of the graph.
+        homes: the stages of variables by key, for the phases of updates.
+    """
+    return localize_all(graph, (rank,), communicators, homes)[rank]
+
+
+def localize_all(
+    graph: LogicalGraph,
+    ranks: Iterable[int],
+    communicators: tuple[Communicator, ...],
+    homes: Mapping[str, int] | None = None,
+) -> dict[int, LocalProgram]:
+    """What each of some ranks runs, as `localize` says."""
+    shared = _Shared(
+        graph,
+        {c.ranks: c.id for c in communicators},
+        loop_values(graph),
+        node_phases(graph, homes or {}),
+        [_place_of(graph, node) for node in graph.nodes],
+    )
+    return {rank: _program(_View(shared, graph, rank)) for rank in ranks}
+
+
+def _program(view: _View) -> LocalProgram:
+    graph = view.graph
+    nodes = [
+        view.noted(node, local if local.phase is phase else replace(local, phase=phase))
+        for node, phase, place in zip(
+            graph.nodes, view.shared.phases, view.shared.places, strict=True
+        )
+        if place is None or view.rank in place.coordinates
+        for local in view.local_nodes(node, phase)
+    ]
+    inputs = tuple(
+        LocalInput(view.value(node.value), node.role, node.key)
+        for node in graph.of_kind(Input)
+        if view.holds(node.value.name)
+    )
+    outputs = tuple(
+        LocalOutput(view.name(node.value.name), node.key)
+        for node in graph.of_kind(Output)
+        if view.holds(node.value.name)
+    )
+    loop = frozenset(view.looped)
+    return LocalProgram(view.rank, inputs, tuple(nodes), outputs, graph.micro_batches, loop)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the walks of all ranks have in common.
+
+    Attributes:
+        communicator_of: the communicator of a group of ranks.
+        loop: the values of the graph that are made once per micro-batch.
+        phases: of each node.
+        places: of each node, where it runs; None of one that no placement alone can tell of.
+        calls: what runs of a call at each position, by all else that it depends on: layers repeat
+            themselves.
+        made: what some rank runs of a node, by the node, what it is made of (with it) and its
+            operands: other ranks run the same.
+    """
+
+    graph: LogicalGraph
+    communicator_of: Mapping[tuple[int, ...], int]
+    loop: frozenset[str]
+    phases: Sequence[Phase]
+    places: Sequence[Placement | None]
+    calls: dict[tuple[object, ...], dict[tuple[int, ...], OpCall]] = field(default_factory=dict)
+    made: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
+
+    def call(self, node: Call, rank: int) -> OpCall:
+        """What `rank` runs of a call.
+
+        Raises:
+            InternalError: where the layouts of its results say otherwise.
+        """
+        if node.varyings:
+            return self._checked(node, rank)
+        values = self.graph.values
+        operands = tuple([values[name].layout for name in node.operands])
+        results = tuple([value and value.layout for value in node.outputs])
+        place = next(layout for layout in (*results, *operands) if layout)
+        position = place.placement.coordinates[rank]
+        known = self.calls.setdefault((op_call(self.graph, node), operands, results), {})
+        if position not in known:
+            call = self._checked(node, rank)
+            # One object where ranks run the same, which they then share all the way.
+            known[position] = next((each for each in known.values() if each == call), call)
+        return known[position]
+
+    def _checked(self, node: Call, rank: int) -> OpCall:
+        """The rule's idea of the local results must be the layouts'."""
+        call = localized_call(self.graph, node, rank)
+        expected = tuple(
+            value and TensorSpec(layout_of(value).local_shape(value.shape, rank), value.dtype)
+            for value in node.outputs
+        )
+        if call.results != expected:
+            raise InternalError(
+                f"the rule of {node.op} gives rank {rank} {call.results}, its layouts say {expected}"
+            )
+        return call
+
+
+@dataclass
+class _View:
+    """The state of the walk of one rank.
+
+    Attributes:
+        aliases: values that are another value as it stands (hints, free boxing).
+        fetched: for each value, its windows so far: what every rank reads -> name of this rank's
+            window.
+        looped: the local values that are made once per micro-batch.
+    """
+
+    shared: _Shared
+    graph: LogicalGraph
+    rank: int
+    looped: set[str] = field(default_factory=set)
+    aliases: dict[str, str] = field(default_factory=dict)
+    fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
+
+    def name(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def value(self, value: Value) -> LocalValue:
+        shape = layout_of(value).local_shape(value.shape, self.rank)
+        return LocalValue(value.name, shape, value.dtype)
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank is in the placement of a value."""
+        return self.rank in layout_of(self.graph.values[name]).placement.coordinates
+
+    def noted(self, node: Node, local: LocalNode) -> LocalNode:
+        """`local`, a part of `node`, whose results are noted when they are made once per micro-batch."""
+        if isinstance(node, Call) and isinstance(local, Transfer):
+            loop = not self.looped.isdisjoint(local.reads)  # border rows that the call reads
+        else:
+            loop = any(value.name in self.shared.loop for value in node_outputs(node))
+        if loop:
+            self.looped.update([value.name for value in local.makes])
+        return local
+
+    def local_nodes(self, node: Any, phase: Phase) -> Iterator[LocalNode]:
+        match node:
+            case Box():
+                yield from self._box(node)
+            case Call(
+                op="weft.hint" | "weft.use" | "weft.take",
+                args=(Ref(name=name), *_),
+                outputs=(Value(name=output),),
+            ):
+                self.aliases[output] = self.name(name)
+            case Call():
+                needed = halos(self.graph, node)
+                for halo in needed.values():
+                    yield from self._fetch(halo)
+                yield self._call(node, needed, phase)
+            case Update():
+                yield self._update(node, phase)
+
+    def _fetch(self, halo: Halo) -> Iterator[Transfer]:
+        """The exchange of border rows, unless an earlier call needed the same."""
+        value = halo.value.name
+        known = self.fetched.setdefault(value, {})
+        if halo.wanted in known:
+            return
+        output = known[halo.wanted] = f"{value}.halo{len(known)}"
+        communicator = self.shared.communicator_of[halo.group_of(self.rank)]
+        yield halo.transfer(self.rank, communicator, self.name(value), output)
+
+    def _call(self, node: Call, needed: Mapping[str, Halo], phase: Phase) -> LocalCall:
+        call = self.shared.call(node, self.rank)
+        names = [
+            self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
+            for name in operand_names(node)
+        ]
+        key = id(node), id(call), *names
+        if key not in self.shared.made:
+            self.shared.made[key] = call, _local_call(node, call, names, phase)
+        return self.shared.made[key][1]
+
+    def _box(self, node: Box) -> Iterator[LocalNode]:
+        source = self.graph.values[node.input.name]
+        name = self.name(source.name)
+        itemsize = ITEM_SIZE[source.dtype]
+        chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
+        for number, step in enumerate(chain, 1):
+            last = number == len(chain)
+            made = node.output.name if last else f"{node.output.name}.{number}"
+            local = step_node(
+                step,
+                name,
+                made,
+                source.shape,
+                source.dtype,
+                self.rank,
+                self.shared.communicator_of.__getitem__,
+            )
+            if local is not None:
+                yield local
+                name = made
+        if name != node.output.name:
+            self.aliases[node.output.name] = name
+
+    def _update(self, node: Update, phase: Phase) -> LocalUpdate:
+        target = self.graph.producers[node.target.name]
+        assert isinstance(target, Input)
+        states = tuple(ref.name for ref in node.states)
+        source = self.name(node.source.name)
+        skip = self.name(node.skip.name) if node.skip else None
+        return LocalUpdate(
+            node.rule, node.target.name, source, states, node.group, target.key, phase, skip
+        )
+
+
+def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) -> LocalCall:
+    """`call`, a rank's part of `node`, on the local values of these names."""
+    outputs = tuple(
+        [
+            LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
+            for value, spec in zip(node.outputs, call.results, strict=True)
+        ]
+    )
+    args, kwargs = named_arguments(call, names)
+    return made_of(LocalCall(call.op, args, kwargs, outputs, phase), call, names)
+
+
+def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
+    """What `rank` runs of a call; arguments that differ between micro-batches vary."""
+    if not node.varyings:
+        return _at_micro_batch(graph, node, rank, 0)
+    every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
+    args = joined(tuple(call.args for call in every))
+    kwargs = joined(tuple(call.kwargs for call in every))
+    return replace(every[0], args=args, kwargs=kwargs)
+
+
+def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> OpCall:
+    call = op_call(graph, node, micro)
+    place = _place_of(graph, node)
+    assert place is not None  # a call's
+    at = place.coordinates[rank]
+    for (signature, parts), index in zip(axis_signatures(graph, node), at, strict=True):
+        call = localize_call(call, signature, parts, index)
+    return call
+
+
+def _place_of(graph: LogicalGraph, node: Node) -> Placement | None:
+    """Where a call or an update runs: where what it makes or writes lies. None of other nodes."""
+    match node:
+        case Call():
+            return layout_of(node.makes[0]).placement
+        case Update(target=target):
+            return layout_of(graph.values[target.name]).placement
+    return None

@@ -1,0 +1,164 @@
+"""Offload: what chosen modules keep for the backward waits in host memory.
+
+Before: backward calls read what forward calls have made. After: each such value is copied by
+`weft.offload` when it is made; right before the first backward call that reads it stands a
+`weft.load`, which waits for the gradient that this call reads. In between the device is free of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.compiler.memory.kinds import value_bytes
+from weft.compiler.stages.stages import covers
+from weft.errors import StrategyError
+from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs, refs
+from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
+from weft.ops.call import Token, map_argument
+
+OFFLOAD, LOAD = "weft.offload", "weft.load"
+# Smaller tensors stay: moving them costs more than it frees.
+SMALLEST = 1024
+
+
+def offload(
+    program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str], known: Sequence[str] = ()
+) -> LocalProgram:
+    """Let values of the modules that `patterns` name wait in host memory for the backward.
+
+    Values of less than 1 KiB stay, and so do those that share memory with variables, with the
+    batch, or with what the step returns.
+
+    Args:
+        program: of one rank.
+        graph: that it was made from.
+        patterns: of module paths; what lies below a module belongs to it.
+        known: modules that a pattern may name, besides those with a call.
+
+    Raises:
+        StrategyError: when a pattern names no module.
+    """
+    if not patterns:
+        return program
+    modules = _modules(graph)
+    _check(patterns, (*modules.values(), *known))
+    named = {name for name, path in modules.items() if any(covers(one, path) for one in patterns)}
+    first = {
+        value.name: place
+        for value, place in _kept(program)
+        if value.name in named and value_bytes(value) >= SMALLEST
+    }
+    looped = first.keys() & program.loop
+    new = {f"{name}.{end}" for name in looped for end in ("host", "back")}
+    device = Token("device", graph.placements[0].device_type)
+    return replace(program, nodes=tuple(_nodes(program, first, device)), loop=program.loop | new)
+
+
+def _modules(graph: LogicalGraph) -> dict[str, str]:
+    """The module in whose forward each value is made."""
+    return {
+        value.name: call.location.module
+        for call in graph.of_kind(Call)
+        if call.phase.kind == "forward" and call.location is not None
+        for value in node_outputs(call)
+    }
+
+
+def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
+    """What forward calls make and backward nodes read, with the place of the first that does."""
+    bases = _bases(program)
+    first: dict[str, int] = {}
+    staying = {output.name for output in program.outputs}
+    for place, node in enumerate(program.nodes):
+        if isinstance(node, LocalUpdate):
+            staying |= node.reads
+        elif node.phase.kind != "forward":
+            first.update((name, place) for name in node.reads if name not in first)
+    staying = {bases.get(name, name) for name in staying} | {i.value.name for i in program.inputs}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.phase.kind == "forward":
+            for value in node.makes:
+                if value.name in first and bases.get(value.name, value.name) not in staying:
+                    yield value, first[value.name]
+
+
+def _bases(program: LocalProgram) -> dict[str, str]:
+    """For each view, the value whose memory it may share."""
+    bases: dict[str, str] = {}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.op in VIEW_OPS:
+            source = next(refs(node.args), "")
+            bases.update((value.name, bases.get(source, source)) for value in node.makes)
+    return bases
+
+
+def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> Iterator[LocalNode]:
+    """The nodes, with copies to the host and back."""
+    due: dict[int, list[str]] = {}
+    for name, place in first.items():
+        due.setdefault(place, []).append(name)
+    for place, node in enumerate(program.nodes):
+        for name in due.get(place, ()):
+            yield _load(program, place, program.values[name], device)
+        back = {name: f"{name}.back" for name in node.reads if first.get(name, place + 1) <= place}
+        yield _reading(node, back)
+        for value in node.makes:
+            if value.name in first:
+                host = replace(value, name=f"{value.name}.host")
+                yield LocalCall(OFFLOAD, (Ref(value.name),), (), (host,), node.phase)
+
+
+def _load(program: LocalProgram, place: int, value: LocalValue, device: Token) -> LocalCall:
+    awaited = _awaited(program, place, value.name in program.loop)
+    args = (Ref(f"{value.name}.host"), device, *((Ref(awaited),) if awaited else ()))
+    back = replace(value, name=f"{value.name}.back")
+    return LocalCall(LOAD, args, (), (back,), program.nodes[place].phase)
+
+
+def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
+    """The gradient that the node at `place` reads, or else one that nodes after it do.
+
+    What is loaded once a step, not `looped`, cannot wait for what each micro-batch makes.
+    """
+    made = {
+        value.name: number
+        for number, node in enumerate(program.nodes[:place])
+        if node.phase.kind != "forward"
+        for value in node.makes
+        if looped or value.name not in program.loop
+    }
+    for node in program.nodes[place:]:
+        known = [name for name in sorted(node.reads) if name in made]
+        if known and node.phase == program.nodes[place].phase:
+            return max(known, key=made.__getitem__)
+    return None
+
+
+def _reading(node: LocalNode, names: Mapping[str, str]) -> LocalNode:
+    """`node` reading other values, by the names of those that it read."""
+
+    def read(leaf: Any) -> Any:
+        return Ref(names.get(leaf.name, leaf.name)) if isinstance(leaf, Ref) else leaf
+
+    if not names or isinstance(node, LocalUpdate):
+        return node
+    if isinstance(node, LocalCall):
+        kwargs = tuple((key, map_argument(read, arg)) for key, arg in node.kwargs)
+        return replace(node, args=map_argument(read, node.args), kwargs=kwargs)
+    assert node.input is not None  # it reads one of `names`
+    return replace(node, input=replace(node.input, name=names[node.input.name]))
+
+
+def _check(patterns: Sequence[str], modules: Iterable[str]) -> None:
+    paths = set(modules) - {""}
+    for pattern in patterns:
+        if not any(covers(pattern, path) for path in paths):
+            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
+            raise StrategyError(
+                f"offload=[{pattern!r}]: the pattern names no module; modules that exist: "
+                f"{', '.join(near or sorted(paths)[:5])}"
+            )

@@ -1,0 +1,1 @@
+"""What a rank holds in memory when it holds most, read off its plan; and the limit on it."""

@@ -1,0 +1,168 @@
+"""What one act takes beside what it reads: temporaries that are freed after their last use, and what it leaves.
+
+The walk follows `runtime/kernels/generated.py` and `runtime/executor/optimizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from weft.cached import cached_property
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.compiler.memory.exchange import communicate
+from weft.compiler.memory.kinds import ActMemory, Kind, Taken, value_bytes
+from weft.ir.logical import OVER_STEP, refs
+from weft.ir.plan import (
+    Actor,
+    Communicate,
+    Compute,
+    LocalCall,
+    LocalUpdate,
+)
+
+KindOf: TypeAlias = Callable[[str], Kind]
+
+
+def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
+    """The names of what optimizers read."""
+    return frozenset(
+        node.source
+        for actor in actors
+        if isinstance(actor, Compute)
+        for node in actor.nodes
+        if isinstance(node, LocalUpdate) and node.rule != "copy"
+    )
+
+
+def act_memory(
+    actor: Actor,
+    sources: Collection[str],
+    registers: Mapping[str, Kind],
+    overwritten: Collection[str] = (),
+) -> ActMemory:
+    """What an act of `actor` takes.
+
+    Args:
+        actor: any; those of the host take nothing.
+        sources: names of what optimizers read.
+        registers: the kind of every register.
+        overwritten: the registers over which all-reduces write.
+    """
+    match actor:
+        case Compute():
+            return _compute(actor, sources, registers)
+        case Communicate():
+            return communicate(actor, sources, overwritten)
+        case _:
+            return ActMemory()
+
+
+def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, Kind]) -> ActMemory:
+    calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
+    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
+    bases = view_bases(calls)
+    made = {value.name: value for call in calls for value in call.makes}
+    kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
+    marked = {bases.get(name, name) for name in made if name in sources}
+    away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
+
+    def kind(name: str) -> Kind:
+        if name in marked or name in away:
+            return "gradients" if name in marked else "host"
+        return registers.get(name, "activations")
+
+    produced = {name: bases.get(name, name) for name in actor.produces if name in made}
+    read = {bases.get(update.source, update.source) for update in updates}
+    lasting = {*produced.values(), *read}
+    walk = _Segment(calls, bases, frozenset(lasting), frozenset(kept), kind)
+    fresh = {
+        base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
+    }
+    return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
+
+
+def view_bases(calls: Iterable[LocalCall]) -> dict[str, str]:
+    """For each view that calls make, the value whose memory it shares."""
+    bases: dict[str, str] = {}
+    for call in calls:
+        first = next(refs(call.args), None)
+        if call.op in VIEW_OPS and first is not None and not _is_blank(call):
+            base = bases.get(first, first)
+            bases.update((value.name, base) for value in call.makes)
+    return bases
+
+
+def _is_blank(call: LocalCall) -> bool:
+    """Whether a rank that does not keep a value makes a neutral one in its place."""
+    return call.op == "weft.keep" and call.args[1] is False
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A run of calls.
+
+    Attributes:
+        calls: in their order.
+        bases: for each view, the value whose memory it shares.
+        lasting: what stays until the end: results, and what updates read.
+        kept: what was there before; it does not count.
+        kind: of every value.
+    """
+
+    calls: Sequence[LocalCall]
+    bases: Mapping[str, str]
+    lasting: frozenset[str]
+    kept: frozenset[str]
+    kind: KindOf
+
+    @cached_property
+    def last(self) -> dict[str, int]:
+        """For every value that is no view, the place of the last call that uses its memory."""
+        return {
+            self.bases.get(name, name): place
+            for place, call in enumerate(self.calls)
+            for name in (*call.reads, *(value.name for value in call.makes))
+        }
+
+    def most(self, taken: Collection[Taken]) -> Counter[Kind]:
+        """The most that the calls take at a time; values are freed after their last use."""
+        return self._highest(taken)[0]
+
+    def live(self, taken: Collection[Taken]) -> dict[str, int]:
+        """The values, with their bytes, that calls have made and that are there when they take most."""
+        highest = self._highest(taken)[1]
+        return {
+            value.name: value_bytes(value)
+            for call in self.calls[: highest + 1]
+            for value in call.makes
+            if value.name not in self.bases
+            and (value.name in self.lasting or self.last[value.name] >= highest)
+        }
+
+    def _highest(self, taken: Collection[Taken]) -> tuple[Counter[Kind], int]:
+        """What is taken when it is most, and the place of the call that runs then."""
+        ending: dict[int, list[tuple[Kind, int]]] = {}
+        for each in taken:
+            if self.lasting.isdisjoint(each.names):
+                place = max((self.last.get(name, 0) for name in each.names), default=0)
+                ending.setdefault(place, []).append((each.kind, each.bytes))
+        now, most, total, highest, where = Counter[Kind](), Counter[Kind](), 0, 0, -1
+        size: int
+        for place, call in enumerate(self.calls):
+            for value in call.makes:
+                kind, size = self.kind(value.name), value_bytes(value)
+                if value.name in self.bases or value.name in self.kept or kind == "host":
+                    continue
+                now[kind] += size
+                total += size
+                if value.name not in self.lasting:
+                    ending.setdefault(self.last[value.name], []).append((kind, size))
+            if total > highest:
+                most, highest, where = now.copy(), total, place
+            for kind, size in ending.get(place, ()):
+                now[kind] -= size
+                total -= size
+        return most, where

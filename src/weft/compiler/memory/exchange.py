@@ -1,0 +1,130 @@
+"""What collectives and transfers take while they run, as `runtime/channels/collectives.py` runs them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeGuard
+
+from weft.compiler.memory.kinds import ActMemory, Kind, Taken, value_bytes
+from weft.ir.plan import Collective, Communicate, Exchange, LocalValue, Transfer
+from weft.layout import Region
+from weft.units import ITEM_SIZE
+
+# Of an input that is reduced and scattered, so many bytes travel at a time.
+SLICE = 256 * 2**20
+
+
+def communicate(
+    actor: Communicate, sources: Collection[str], overwritten: Collection[str]
+) -> ActMemory:
+    """What an act of a communicating actor takes and leaves.
+
+    Args:
+        actor: what runs.
+        sources: names of what optimizers read.
+        overwritten: inputs of all-reduces over which the result is written.
+    """
+    bases: dict[str, str] = {}
+    fresh: dict[str, tuple[Kind, int]] = {}
+    for each in actor.collectives:
+        for value in each.makes:
+            if _over(each, overwritten):
+                bases[value.name] = each.input.name
+                continue
+            bases[value.name] = value.name
+            kind: Kind = "gradients" if value.name in sources else "communication"
+            fresh[value.name] = (kind, value_bytes(value))
+    copying = [each for each in actor.collectives if not _over(each, overwritten)]
+    return ActMemory(partial(_exchanged, copying), fresh=fresh, bases=bases)
+
+
+def _over(each: Exchange, overwritten: Collection[str]) -> TypeGuard[Collective]:
+    """Whether an exchange writes its result over its input."""
+    reduces = isinstance(each, Collective) and each.kind == "all_reduce"
+    return reduces and each.input is not None and each.input.name in overwritten
+
+
+def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:
+    """What exchanges take. An input of an all-reduce goes once there is a copy of it."""
+    most, now = Counter[Kind](), Counter[Kind]()
+    waiting = {name: each for each in taken for name in each.names}
+    for each in collectives:
+        now["communication"] += exchange_bytes(each)
+        if now.total() > most.total():
+            most = now.copy()
+        if isinstance(each, Collective) and each.kind == "all_reduce":
+            gone = waiting.pop(each.input.name, None)
+            if gone is not None and gone not in waiting.values():
+                now[gone.kind] -= gone.bytes
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A reduce-scatter in slices: every rank's piece is cut along `axis`, its `extent`, into `length` at a time.
+
+    Attributes:
+        bytes: of the pieces of a slice together.
+    """
+
+    axis: int
+    extent: int
+    length: int
+    bytes: int
+
+
+def slices_of(each: Collective) -> Slices | None:
+    """How a reduce-scatter of a large input runs, so that what arrives takes little beside it; None in one go."""
+    whole = value_bytes(each.input)
+    if whole <= SLICE or not math.prod(each.sizes):
+        return None
+    piece = list(each.input.shape)
+    piece[each.dim] = max(each.sizes)
+    axis = max(range(len(piece)), key=piece.__getitem__)
+    length = math.ceil(piece[axis] / math.ceil(whole / SLICE))
+    part = len(each.sizes) * math.prod(piece) // piece[axis] * length
+    return Slices(axis, piece[axis], length, part * ITEM_SIZE[each.input.dtype])
+
+
+def exchange_bytes(each: Exchange) -> int:
+    """The most that an exchange takes, its output included, as `runtime/channels/collectives.py` runs it."""
+    if isinstance(each, Transfer):
+        return _transfer_bytes(each)
+    before, after = value_bytes(each.input), value_bytes(each.output)
+    others = after - (before if each.kind == "all_gather" else 0)
+    match each.kind:
+        case "all_reduce":
+            return after  # a copy of the input, reduced where it lies
+        case "all_gather":
+            return after + (others if each.dim else 0)
+        case "all_to_all":
+            pieces = before if each.split_dim else 0
+            return pieces + after * (2 if each.dim else 1)
+        case "reduce_scatter" if slices := slices_of(each):
+            return after + 2 * slices.bytes  # those that go, and those that come
+        case "reduce_scatter":
+            # Pieces that are not contiguous are copied; one arrives from each of the others.
+            return (before if each.dim else 0) + after * max(1, len(each.sizes) - 1)
+
+
+def _transfer_bytes(each: Transfer) -> int:
+    size = 0
+    if each.output is not None:
+        size += value_bytes(each.output)
+        size += sum(_copied(each.output, region) for _, region in each.receives)
+    if each.input is not None:
+        size += sum(_copied(each.input, region) for _, region in each.sends)
+    return size
+
+
+def _copied(value: LocalValue, region: Region) -> int:
+    """The bytes of a piece that is not contiguous in a tensor, and so gets a buffer of its own."""
+    lengths = [length for _, length in region]
+    cut = [dim for dim, length in enumerate(lengths) if length < value.shape[dim]]
+    if not cut or math.prod(lengths[: cut[-1]]) <= 1:
+        return 0
+    return math.prod(lengths) * ITEM_SIZE[value.dtype]

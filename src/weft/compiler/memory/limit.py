@@ -1,0 +1,153 @@
+"""The limit on what a rank may hold, and what to say of a plan that is over it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+
+from weft.compiler.memory.walk import Held, Memory, Peak
+from weft.compiler.options import Options
+from weft.errors import StrategyError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Box, Call, Input
+from weft.layout import Broadcast
+from weft.units import ITEM_SIZE, bytes_text
+
+# How many of the largest values are named.
+NAMED = 8
+
+
+def check_limit(peaks: tuple[Peak, ...], graph: LogicalGraph, options: Options) -> tuple[Peak, ...]:
+    """The peaks, when no rank would hold more than `options.memory_limit`.
+
+    Raises:
+        StrategyError: names the rank, the kinds, the largest values with the lines that make them,
+            and what would help.
+    """
+    limit = options.memory_limit
+    peak = max(peaks, key=lambda each: each.memory.peak, default=None)
+    if limit is None or peak is None or peak.memory.peak <= limit:
+        return peaks
+    total = peak.memory.peak
+    lines = [
+        (
+            f"rank {peak.rank} would hold {bytes_text(total)} at its peak, {bytes_text(total - limit)} "
+            f"more than memory_limit={limit} ({bytes_text(limit)})"
+        ),
+        f"  by kind: {_kinds(peak.memory)}",
+        "  the largest values then:",
+        *(f"    {_held(each, graph)}" for each in peak.held[:NAMED]),
+        "  what would help:",
+        *(f"    {each}" for each in _remedies(peak, graph, options)),
+    ]
+    raise StrategyError("\n".join(lines))
+
+
+def _kinds(memory: Memory) -> str:
+    sizes = {each.name: getattr(memory, each.name) for each in fields(memory)}
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {bytes_text(size)}" for kind, size in largest if size)
+
+
+def _held(held: Held, graph: LogicalGraph) -> str:
+    count = f" ({held.versions} versions)" if held.versions > 1 else ""
+    node = maker(graph, held.register)
+    match node:
+        case Call(op=op, location=location):
+            where = f" by {op}{f' at {location}' if location else ''}"
+        case Input(role=role, key=key):
+            where = f" from {role} {key}"
+        case _:
+            where = ""
+    return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
+
+
+def maker(graph: LogicalGraph, name: str) -> Call | Input | None:
+    """What made a local value, or the value that it is another form of, in the user's program."""
+    while name not in graph.producers:
+        if "." not in name:
+            return None
+        name = name.rpartition(".")[0]
+    node = graph.producers[name]
+    if isinstance(node, Box):
+        return maker(graph, node.input.name)
+    return node if isinstance(node, (Call, Input)) else None
+
+
+def _remedies(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
+    """Changes of the strategy, with about how much less each would hold."""
+    yield from _of_modules(peak, graph, options)
+    memory, number = peak.memory, options.micro_batches
+    passing = (memory.activations + memory.communication) // 2
+    # The first cut of the batch brings accumulated gradients.
+    saved = passing - (memory.parameters if number == 1 else 0)
+    if saved > 0:
+        yield f"micro_batches={2 * number}: about {bytes_text(saved)} less activations"
+    yield from _of_zero(peak, graph, options)
+    if memory.parameters:
+        held = memory.parameters + memory.states + memory.gradients
+        yield (
+            "more stages, each on ranks of its own: "
+            f"{bytes_text(held)} of parameters, states and gradients are divided among them"
+        )
+    yield f"a memory_limit of at least {memory.peak}"
+
+
+def _of_modules(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
+    """Modules whose forward values are held for the backward."""
+    saved: dict[str, Counter[str]] = {}
+    for held in peak.held:
+        node = maker(graph, held.register)
+        location = node.location if isinstance(node, Call) else None
+        if location is not None and location.module and not location.backward:
+            module = _repeated(location.module)
+            pattern = re.sub(r"\d+$", "*", module)
+            saved.setdefault(pattern, Counter())[module] += held.bytes
+    for pattern, each in sorted(saved.items(), key=lambda item: -item[1].total())[:2]:
+        # One of the repeated modules is whole again while its backward runs.
+        less = each.total() - max(each.values())
+        if less and pattern not in options.recompute:
+            yield f'recompute=["{pattern}"]: up to {bytes_text(less)} less activations'
+        if less and pattern not in options.offload:
+            yield f'offload=["{pattern}"]: up to {bytes_text(less)} less activations'
+
+
+def _repeated(module: str) -> str:
+    """`blocks.0.attention.qkv` as `blocks.0`; without a number, the first part."""
+    found = re.match(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)", module)
+    return found[0] if found else module.partition(".")[0]
+
+
+def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
+    """Variables that lie whole along an axis of several ranks could lie in shards."""
+    if options.zero is not None and options.zero.level == 3:
+        return
+    for axis in range(max(placement.axes for placement in graph.placements)):
+        states, parameters = (
+            _whole_along(axis, role, peak, graph) for role in ("state", "parameter")
+        )
+        if states and options.zero is None:
+            yield f"zero=weft.Zero(level=1, axis={axis}): {bytes_text(states)} less states"
+        if parameters:
+            yield (
+                f"zero=weft.Zero(level=3, axis={axis}): up to {bytes_text(states + parameters)} "
+                "less parameters and states"
+            )
+
+
+def _whole_along(axis: int, role: str, peak: Peak, graph: LogicalGraph) -> int:
+    """Bytes on a rank that shards along an axis would not hold."""
+    saved = 0
+    for node in graph.of_kind(Input):
+        layout = node.value.layout
+        if node.role != role or layout is None or peak.rank not in layout.placement.coordinates:
+            continue
+        if axis < len(layout.sbp) and isinstance(layout.sbp[axis], Broadcast):
+            size = ITEM_SIZE[node.value.dtype]
+            for length in layout.local_shape(node.value.shape, peak.rank):
+                size *= length
+            ranks = layout.placement.shape[axis]
+            saved += size * (ranks - 1) // ranks
+    return saved

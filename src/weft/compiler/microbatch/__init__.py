@@ -1,0 +1,1 @@
+"""The batch cut in time: the same training step, computed in micro-batches."""

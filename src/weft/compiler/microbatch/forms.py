@@ -1,0 +1,248 @@
+"""The forms of a value along time: split, partial or broadcast as over ranks, or each micro-batch's own.
+
+From a call on the whole batch to the call that runs once for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+from typing import TypeAlias
+
+from weft.compiler.calls import made_of, named_arguments
+from weft.compiler.microbatch.loops import joined
+from weft.errors import InternalError
+from weft.ir.logical import Call, Value
+from weft.layout import SBP, Broadcast, Partial, Split
+from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Every micro-batch has a value of its own of the whole shape, such as the mean in its BatchNorm.
+
+    Rules see it as Broadcast.
+    """
+
+    def __str__(self) -> str:
+        return "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Split, in each of `outer` equal blocks of dimension `dim`: a view merged what stood before the batch with it."""
+
+    dim: int
+    outer: int
+
+
+Form: TypeAlias = SBP | Own | Strided
+
+# Costs of reading a value in another form, in elements. Making one value of all micro-batches
+# lets no reader start before the last of them.
+_BARRIER = 1000.0
+_JOIN, _ADD, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 2.0, 1.0, 0.1, 0.01, 1e-6
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a value that a call reads.
+
+    Attributes:
+        spec: of the whole tensor.
+        form: as it is made; None for one that is made from nothing, in any form that is asked for.
+        whole: whether it can be made whole, once a step, before any micro-batch.
+        pieces: the dimensions along which a value made from nothing can be made in pieces.
+        ready: whether it has been made whole of all micro-batches already.
+    """
+
+    spec: TensorSpec
+    form: Form | None
+    whole: bool = False
+    pieces: frozenset[int] = frozenset()
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a call may run in micro-batches: a signature along time, of which Split may mean `Strided`."""
+
+    signature: Signature
+    outer: int = 1
+
+    @property
+    def operands(self) -> tuple[Form, ...]:
+        """The forms in which it reads its operands."""
+        return tuple(map(self._form, self.signature.operands))
+
+    @property
+    def results(self) -> tuple[Form, ...]:
+        """The forms in which it makes its results; a Broadcast may turn out to be `Own`."""
+        return tuple(map(self._form, self.signature.results))
+
+    def _form(self, sbp: SBP) -> Form:
+        return Strided(sbp.dim, self.outer) if isinstance(sbp, Split) and self.outer > 1 else sbp
+
+
+def even_signatures(call: OpCall, parts: int) -> Iterator[Signature]:
+    """The signatures of a call that cut every dimension into equal parts; the all-Broadcast one first."""
+    for signature in signatures(call, parts):
+        ports = (
+            *zip(call.operands, signature.operands, strict=True),
+            *zip(call.results, signature.results, strict=True),
+        )
+        if all(
+            spec.shape[sbp.dim] % parts == 0
+            for spec, sbp in ports
+            if spec and isinstance(sbp, Split)
+        ):
+            yield signature
+
+
+def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
+    """All ways to run a call; the all-Broadcast one first."""
+    forms = (source.form for source in sources)
+    outers = {form.outer for form in forms if isinstance(form, Strided)}
+    for signature in even_signatures(call, parts):
+        yield Way(signature)
+        for outer in outers:
+            if _may_be_strided(call, signature, parts, outer):
+                yield Way(signature, outer)
+
+
+def _may_be_strided(call: OpCall, signature: Signature, parts: int, outer: int) -> bool:
+    """Whether the op does the same with each sample, wherever in the split dimension it stands."""
+    ports = (
+        *zip(call.operands, signature.operands, strict=True),
+        *zip(call.results, signature.results, strict=True),
+    )
+    sizes = {spec.shape[sbp.dim] for spec, sbp in ports if spec and isinstance(sbp, Split)}
+    if len(sizes) != 1 or sizes.pop() % (outer * parts):
+        return False
+    return localize(call, signature, parts, 0) == localize(call, signature, parts, parts - 1)
+
+
+def reshaped(
+    form: Form, source: tuple[int, ...], target: tuple[int, ...], parts: int
+) -> Split | Strided | None:
+    """The form of a view with the shape `target` of a value of shape `source`, both whole.
+
+    Elements are numbered row by row; the micro-batch is one digit of that number, with `before`
+    blocks in front of it. The view has it in the only dimension where it is a digit again.
+    """
+    if not isinstance(form, Split | Strided) or not prod(target):
+        return None
+    before = prod(source[: form.dim]) * (form.outer if isinstance(form, Strided) else 1)
+    for dim, size in enumerate(target):
+        front = prod(target[:dim])
+        outer = before // front
+        if outer and before % front == 0 and size % (outer * parts) == 0:
+            return Strided(dim, outer) if outer > 1 else Split(dim)
+    return None
+
+
+def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
+    """The way that fits the operands best as they are; the first of equals.
+
+    Args:
+        candidates: ways to run one call, the all-Broadcast one among them.
+        sources: the operands.
+        batch: size of the whole batch: values made from nothing that have it as their first
+            dimension are made in pieces when they can be.
+    """
+
+    def cost(way: Way) -> float:
+        pairs = zip(sources, way.operands, strict=True)
+        return sum(reading_cost(source, form, batch) for source, form in pairs)
+
+    return min(candidates, key=cost)
+
+
+def reading_cost(source: Source, wanted: Form, batch: int) -> float:
+    """What reading a value as `wanted` costs."""
+    size = max(prod(source.spec.shape), 1)
+    form = source.form
+    if form is None:
+        return _cost_from_nothing(source, wanted, batch) * size
+    if form == wanted:
+        return 0.0
+    match wanted:
+        case Broadcast():
+            return _cost_of_whole(source, size)
+        case Split() | Strided():
+            stands = form == Broadcast()
+            return (0.0 if stands else _cost_of_whole(source, size)) + _SLICE * size
+    averages = isinstance(form, Own) and wanted == Partial("sum") and "float" in source.spec.dtype
+    return _AVERAGE * size if averages else inf
+
+
+def _cost_of_whole(source: Source, size: int) -> float:
+    if isinstance(source.form, Own):
+        return 0.0
+    if source.ready or source.whole:
+        return (_SLICE if source.ready else _WHOLE) * size
+    return (_ADD if isinstance(source.form, Partial) else _JOIN) * size + _BARRIER
+
+
+def _cost_from_nothing(source: Source, wanted: Form, batch: int) -> float:
+    match wanted:
+        case Broadcast():
+            return _LIGHT * (source.spec.shape[:1] == (batch,))
+        case Split(dim=dim) if dim in source.pieces:
+            return 2 * _LIGHT * (source.spec.shape[dim] != batch)
+        case Split() | Strided():
+            return 3 * _LIGHT
+    return inf
+
+
+def micro_call(
+    node: Call, call: OpCall, signature: Signature, reads: Sequence[Value], parts: int
+) -> Call:
+    """`node` under a signature along time; the names of its outputs stay.
+
+    Args:
+        node: a call of the whole-batch graph.
+        call: the same as rules see it.
+        signature: one of `call`.
+        reads: what each operand reads now.
+        parts: number of micro-batches.
+    """
+    return reading(node, of_parts(node, call, signature, parts), reads)
+
+
+def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCall:
+    """What runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
+    return _merged(node, _localized(call, signature, parts))
+
+
+def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
+    """`micro` in place of `node`, with the values that its operands are; the names of its outputs stay."""
+    outputs = tuple(
+        Value(old.name, spec.shape, spec.dtype) if old and spec else None
+        for old, spec in zip(node.outputs, micro.results, strict=True)
+    )
+    names = [value.name for value in reads]
+    args, kwargs = named_arguments(micro, names)
+    call = Call(micro.op, args, kwargs, outputs, node.location, node.phase)
+    return made_of(call, micro, names)
+
+
+def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
+    """What each micro-batch runs; all of them are alike when the first and the last are."""
+    ends = tuple(localize(call, signature, parts, m) for m in (0, parts - 1))
+    if ends[0] == ends[1]:
+        return ends
+    return tuple(localize(call, signature, parts, m) for m in range(parts))
+
+
+def _merged(node: Call, every: tuple[OpCall, ...]) -> OpCall:
+    first = every[0]
+    if any((one.op, one.results) != (first.op, first.results) for one in every):
+        raise InternalError(
+            f"{node.op} at {node.location}: its micro-batches are no calls of one op with results "
+            "of one shape"
+        )
+    args = joined(tuple(one.args for one in every))
+    kwargs = joined(tuple(one.kwargs for one in every))
+    return replace(first, args=args, kwargs=kwargs)

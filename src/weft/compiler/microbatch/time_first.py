@@ -1,0 +1,294 @@
+"""Flattened tokens in the order of time, so that a sequence that is split stays split.
+
+Linear layers and losses flatten [n, time, …] to [n·time, …]. A split along time is none of the rows
+of the result, unless n is 1: every product would gather its rows. So where the user splits time,
+and a rank has several sequences, rows are put in another order: time first, within as many groups
+of sequences as the ranks along which the batch is split. Split along time they are blocks of rows.
+
+Before: a graph as captured, and the user's hints for the batch. After: an equal graph, in which the
+flattening is a view behind a transposition, and its inverse a transposition behind a view. The ops in
+between are those that do not care which row stands where, which their rules tell: they may be split
+along the rows, and localizing them needs no offset. For any other op the rows are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from weft.compiler.calls import op_call, operand_names
+from weft.compiler.hints import Hints, is_hint
+from weft.compiler.layouts import box
+from weft.compiler.stages.stages import Stages
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_uses,
+)
+from weft.layout import Placement, Split
+from weft.ops.any_order import rows_of
+from weft.ops.call import Token
+from weft.ops.rule import aten
+
+VIEWS = frozenset(aten("view _unsafe_view reshape"))
+VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
+_CONTIGUOUS = Token("memory_format", "contiguous_format")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """`n` sequences of `time` tokens, in `groups` groups of equally many sequences."""
+
+    n: int
+    time: int
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        """How many tokens there are."""
+        return self.n * self.time
+
+    @property
+    def each(self) -> int:
+        """Sequences of a group."""
+        return self.n // self.groups
+
+
+def time_first(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) -> LogicalGraph:
+    """The graph with rows of tokens by time, where the hints split time and that keeps them split.
+
+    Args:
+        graph: without layouts.
+        hints: of the batch, by the number of axes of a stage's placement.
+        stages: whose placements count.
+    """
+    known = (
+        each
+        for placement in stages.placements
+        for each in _tokens(graph, hints[placement.axes], placement)
+    )
+    for tokens in dict.fromkeys(known):
+        if any(_merges(graph, node, tokens) for node in graph.nodes):
+            graph = _Writer(graph, tokens).written()
+    return graph
+
+
+def _tokens(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterator[Tokens]:
+    """The leaves of the batch that are split along time while ranks have several sequences."""
+    for node in graph.of_kind(Input):
+        sbps = hints.inputs.get(node.key, ()) if node.role == "batch" else ()
+        for sbp in sbps:
+            if not isinstance(sbp, Split) or not sbp.dim:
+                continue
+            n, time = node.value.shape[sbp.dim - 1 : sbp.dim + 1]
+            pairs = zip(sbps, placement.shape, strict=True)
+            groups = prod(parts for other, parts in pairs if other == Split(sbp.dim - 1))
+            if n > groups and n % groups == 0:
+                yield Tokens(n, time, groups)
+
+
+def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """From which shape to which a view takes its operand."""
+    if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
+        return None
+    made = node.outputs[0]
+    return (graph.values[node.args[0].name].shape, made.shape) if made else None
+
+
+def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """Whether a node flattens [n, time, …] to [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[0][:2] == (tokens.n, tokens.time)
+        and shapes[1][:1] == (tokens.rows,)
+    )
+
+
+def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """Whether a node makes [n, time, …] of [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[1][:2] == (tokens.n, tokens.time)
+        and shapes[0][:1] == (tokens.rows,)
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of the new graph.
+
+    Attributes:
+        plain: values that are there as they were.
+        rows: for a value that is there with its rows by time, the dimension of the rows.
+        merged: for a source and a shape, the first value that is the source flattened to it.
+        same: for a value that flattens what another one did, that one.
+    """
+
+    graph: LogicalGraph
+    tokens: Tokens
+    nodes: list[Node] = field(default_factory=list)
+    plain: set[str] = field(default_factory=set)
+    rows: dict[str, int] = field(default_factory=dict)
+    merged: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+
+    def written(self) -> LogicalGraph:
+        """The new graph."""
+        ends = [node for node in self.graph.nodes if isinstance(node, (Update, Output))]
+        for node in self.graph.nodes[: len(self.graph.nodes) - len(ends)]:
+            self._write(node)
+        for node in ends:  # calls stand before all of them
+            for name in node_uses(node):
+                self._plain(node, name)
+        self.nodes += ends
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _write(self, node: Node) -> None:
+        if isinstance(node, Call) and _merges(self.graph, node, self.tokens):
+            self._merge(node)
+        elif isinstance(node, Call) and self._reads_rows(node):
+            self._call(node)
+        else:
+            self._as_it_was(node)
+
+    def _reads_rows(self, node: Call) -> bool:
+        return any(name in self.rows for name in node_uses(node))
+
+    def _as_it_was(self, node: Node) -> None:
+        for name in dict.fromkeys(node_uses(node)):
+            self._plain(node, name)
+        self.nodes.append(node)
+        outputs: Iterable[Value | None] = ()
+        if isinstance(node, Call):
+            outputs = node.outputs
+        elif isinstance(node, Input):
+            outputs = (node.value,)
+        self.plain.update(value.name for value in outputs if value is not None)
+
+    def _call(self, node: Call) -> None:
+        """A call that reads rows by time: on these, if its rule allows; else on rows as they were."""
+        if _parts(self.graph, node, self.tokens) and self.rows.get(_first(node)) == 0:
+            self._part(node)
+            return
+        found = self._by_rows(node)
+        if found is None:
+            self._as_it_was(node)
+            return
+        of_operands, of_results = found
+        for name, dim in of_operands.items():
+            if dim is None:
+                self._plain(node, name)
+            else:
+                self._by_time(node, name, dim)
+        renamed = {
+            name: self._moved(self.graph.values[name]).name
+            for name, dim in of_operands.items()
+            if dim is not None
+        }
+        outputs: list[Value | None] = []
+        for value, dim in zip(node.outputs, of_results, strict=True):
+            if value is not None and dim is not None:
+                self.rows[value.name] = dim
+                value = self._moved(value)
+            elif value is not None:
+                self.plain.add(value.name)
+            outputs.append(value)
+        call = box.renamed(node, renamed)
+        assert isinstance(call, Call)  # as it was
+        self.nodes.append(replace(call, outputs=tuple(outputs)))
+
+    def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
+        """The dimension of the rows in each operand and result; None when rows must stand as they were."""
+        if is_hint(node):
+            return None
+        names = operand_names(node)
+        here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
+        found = rows_of(op_call(self.graph, node), here, self.tokens.rows)
+        return found and (dict(zip(names, found[0], strict=True)), found[1])
+
+    def _merge(self, node: Call) -> None:
+        """[n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …]."""
+        self._plain(node, _first(node))
+        source, target = self.graph.values[_first(node)], node.outputs[0]
+        assert target is not None
+        self.rows[target.name] = 0
+        first = self.merged.setdefault((source.name, target.shape), target.name)
+        if first != target.name:
+            self.same[target.name] = first
+            return
+        cut = (self.tokens.groups, self.tokens.each, self.tokens.time, *source.shape[2:])
+        self._turned(node, source, cut, 1, self._moved(target))
+
+    def _part(self, node: Call) -> None:
+        """[n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …]."""
+        source, target = self.graph.values[_first(node)], node.outputs[0]
+        assert target is not None
+        cut = (self.tokens.groups, self.tokens.time, self.tokens.each, *target.shape[2:])
+        self._turned(node, self._moved(source), cut, 1, target)
+        self.plain.add(target.name)
+
+    def _plain(self, node: Node, name: str) -> None:
+        """Put rows back that are there by time alone."""
+        if name in self.plain or name not in self.rows:
+            return
+        value, dim = self.graph.values[name], self.rows[name]
+        cut = (self.tokens.groups, self.tokens.time, self.tokens.each)
+        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
+        self._turned(node, self._moved(value), shape, dim + 1, value)
+        self.plain.add(name)
+
+    def _by_time(self, node: Node, name: str, dim: int) -> None:
+        """Put rows by time that are there as they were."""
+        if name in self.rows:
+            return
+        value = self.graph.values[name]
+        cut = (self.tokens.groups, self.tokens.each, self.tokens.time)
+        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
+        self._turned(node, value, shape, dim + 1, self._moved(value))
+        self.rows[name] = dim
+
+    def _turned(
+        self, node: Node, source: Value, cut: tuple[int, ...], dim: int, made: Value
+    ) -> None:
+        """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`."""
+        swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
+        like = node if isinstance(node, Call) else self._maker(made)
+        turns = [
+            Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)
+        ]
+
+        def write(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> None:
+            arguments = (Ref(before.name), *args)
+            call = Call(op, arguments, tuple(kwargs.items()), (after,), like.location, like.phase)
+            self.nodes.append(call)
+
+        write(VIEW, source, turns[0], cut)
+        write(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
+        write(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
+        write(VIEW, turns[2], made, made.shape)
+
+    def _moved(self, value: Value) -> Value:
+        """The value whose rows are by time."""
+        return replace(value, name=f"{self.same.get(value.name, value.name)}.by_time")
+
+    def _maker(self, value: Value) -> Call:
+        """The call that made a value of the old graph: what an output or an update reads is put back beside it."""
+        maker = self.graph.producers[value.name]
+        assert isinstance(maker, Call)  # what is there by time alone was made by a call
+        return maker
+
+
+def _first(node: Call) -> str:
+    first = node.args[0]
+    assert isinstance(first, Ref)  # a view's operand
+    return first.name

@@ -1,0 +1,1 @@
+"""From local programs to plans: buckets, segments, registers and credits, priorities, orders."""

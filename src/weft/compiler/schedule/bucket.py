@@ -1,0 +1,174 @@
+"""Join small collectives: one call for many gradients or parameters costs one latency instead of many.
+
+Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which reductions on
+one communicator that nothing waits for yet stand together, and so do all-gathers of parameters.
+Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
+same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from weft.cached import cached_property
+from weft.compiler.memory.kinds import value_bytes
+from weft.ir.nodes import FORWARD, Phase
+from weft.ir.plan import (
+    Collective,
+    Exchange,
+    LocalCall,
+    LocalNode,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+)
+from weft.ops.localize import BLANK
+
+# Ops whose result the very next calls want reduced: it does not wait for gradients of weights.
+_URGENT = ("weft.batch_moments", "weft.batch_norm_sums")
+# How much larger buckets of gathers may be than those of reductions.
+GATHERED = 8
+# In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
+# the loop, and so is acts of every micro-batch to plan and to run.
+CUTS = 64
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives that run as one, or a transfer."""
+
+    collectives: tuple[Exchange, ...]
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """The local values that go in."""
+        return frozenset(name for collective in self.collectives for name in collective.reads)
+
+    @cached_property
+    def makes(self) -> tuple[LocalValue, ...]:
+        """The local values that come out."""
+        return tuple(value for collective in self.collectives for value in collective.makes)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it makes tensors whole."""
+        return all(each.kind == "all_gather" for each in self.collectives)
+
+    @property
+    def phase(self) -> Phase:
+        """That of all its collectives."""
+        return self.collectives[0].phase
+
+
+ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
+Schedule: TypeAlias = tuple[ScheduleItem, ...]
+
+
+def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Schedule:
+    """The nodes of `program` in order, with reductions and gathers joined into buckets.
+
+    A bucket starts as soon as its tensors have `bucket_bytes` on a rank: larger ones save latency,
+    smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
+    parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
+
+    Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
+    """
+    calls = [node for node in program.nodes if isinstance(node, LocalCall)]
+    urgent = {value.name for call in calls if _op(call) in _URGENT for value in call.makes}
+    parameters, once = parameter_values(program), _once(program)
+    joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, urgent)
+    for node in program.nodes:
+        joiner.add(node)
+    joiner.close(joiner.open)
+    return tuple(joiner.items)
+
+
+def _op(call: LocalCall) -> object:
+    """The op, on a rank without elements that of the other ranks."""
+    return call.args[2] if call.op == BLANK else call.op
+
+
+# Communicator, kind, reduction, dtype, whether it runs for each micro-batch, and the phase.
+_Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
+
+
+@dataclass
+class _Joiner:
+    """`open` holds, for each kind, the collectives that wait to be joined; all others are in `items`."""
+
+    limit: int
+    loop: frozenset[str]
+    staged: bool
+    parameters: frozenset[str]
+    once: Counter[int]
+    urgent: Collection[str]
+    items: list[ScheduleItem] = field(default_factory=list)
+    open: dict[_Kind, list[Collective]] = field(default_factory=dict)
+
+    def add(self, node: LocalNode) -> None:
+        reads = node.reads
+        self.close(
+            key
+            for key, waiting in self.open.items()
+            if any(collective.output.name in reads for collective in waiting)
+        )
+        if not isinstance(node, Exchange):
+            self.items.append(node)
+        elif isinstance(node, Collective) and node.input.name in self.urgent:
+            self.items.append(Bucket((node,)))
+        elif isinstance(node, Collective) and self._joins(node):
+            self._join(node)
+        else:
+            self.close(key for key in self.open if key[0] == node.communicator)
+            self.items.append(Bucket((node,)))
+
+    def close(self, keys: Iterable[_Kind]) -> None:
+        for key in tuple(keys):
+            self.items.append(Bucket(tuple(self.open.pop(key))))
+
+    def _joins(self, node: Collective) -> bool:
+        gathers = node.kind == "all_gather" and node.input.name in self.parameters
+        return gathers or node.kind in ("all_reduce", "reduce_scatter")
+
+    def _join(self, node: Collective) -> None:
+        looped = node.output.name in self.loop
+        phase = node.phase if self.staged else FORWARD
+        key = (node.communicator, node.kind, node.reduction, node.input.dtype, looped, phase)
+        waiting = self.open.setdefault(key, [])
+        waiting.append(node)
+        limit = self.limit * (GATHERED if node.kind == "all_gather" else 1)
+        if not looped:
+            limit = max(limit, self.once[node.communicator] // CUTS)
+        if sum(map(_bytes, waiting)) >= limit:
+            self.close([key])
+
+
+def _bytes(each: Collective) -> int:
+    """What a rank gives to a collective, on average: shards that are not even differ between ranks."""
+    if each.kind == "all_gather":
+        return value_bytes(each.output) // len(each.sizes)
+    return value_bytes(each.input)
+
+
+def _once(program: LocalProgram) -> Counter[int]:
+    """For each communicator, the bytes that are reduced once a step behind a loop."""
+    found: Counter[int] = Counter()
+    if not program.loop:
+        return found
+    for node in program.nodes:
+        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
+            again = node.output.name in program.loop
+            found[node.communicator] += 0 if again else value_bytes(node.input)
+    return found
+
+
+def parameter_values(program: LocalProgram) -> frozenset[str]:
+    """The parameters, and what calls make of nothing else, such as casts."""
+    found = {item.value.name for item in program.inputs if item.role == "parameter"}
+    for node in program.nodes:
+        if isinstance(node, LocalCall) and node.reads and node.reads <= found:
+            found.update(value.name for value in node.makes)
+    return frozenset(found)

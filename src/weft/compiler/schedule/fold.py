@@ -1,0 +1,318 @@
+"""Which ranks are alike: one of each class is planned, rehearsed and proven live for all of its class.
+
+Two ranks are alike when they run the same nodes on the same local shapes, and meet alike ranks in
+the same nodes. What may differ is where a shard begins, which piece goes to whom, and which
+communicator it is: none of it says how long an act takes, what it holds or what it waits for.
+
+A class is found as colours are refined (the coarsest equitable partition): ranks have one colour
+when they run alike (`_Colours.by_*`); communicators when as many ranks of each colour use them in
+the same places; ranks lose a common colour when their communicators in some place have not one.
+Then, with the first rank of each class in its place (`docs/decisions/schedules.md` has the proof):
+
+- a rehearsal of all ranks takes every act of a rank at the time at which its representative takes
+  it, so that one of the representatives alone is the rehearsal of all;
+- the orders that it finds are those of every rank, on the communicators of its own;
+- a cycle of the marked graph of all ranks is one of the representatives', walked perhaps several
+  times, of the same seconds for a copy, and the other way round.
+
+For that, a representative meets the representatives of whom it meets (`_closed`): otherwise classes
+are made smaller, in the worst case until each rank stands for itself.
+
+From the plan of one rank to that of another that is like it: the same copies, the same orders.
+
+Before: a rank's own plan, without copies and orders. After: with those that were found for the rank
+that stands for it, which have been rehearsed and proven live for both (`schedule/fold.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weft.boxing import steps
+from weft.compiler.calls import op_call
+from weft.compiler.local.box_steps import step_node
+from weft.compiler.local.halo import graph_halos
+from weft.compiler.local.localize import localized_call
+from weft.compiler.signatures import axis_signatures, layout_of, lies_evenly
+from weft.errors import InternalError
+from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
+from weft.ir.plan import (
+    Actor,
+    Collective,
+    Communicator,
+    Exchange,
+    LocalCall,
+    LocalNode,
+    Order,
+    RankPlan,
+    Register,
+    Transfer,
+)
+from weft.ir.verify_plan import verify_plan
+from weft.layout import Split
+from weft.ops import adapts
+from weft.units import ITEM_SIZE
+
+# Positions of the arguments that say where a shard begins, and of nothing else.
+PLACES: Mapping[str, tuple[int, ...]] = {
+    "aten.arange.start_step": (0, 1),
+    "aten.tril.default": (1,),
+    "aten.triu.default": (1,),
+    "weft.class_loss": (-1,),
+    "weft.class_loss_backward": (-1,),
+    "weft.embedding_dense_backward_shard": (3,),
+    "weft.embedding_shard": (2,),
+    "weft.nll_loss_backward_shard": (-1,),
+    "weft.nll_loss_shard": (-1,),
+    "weft.pad": (2,),
+    "weft.slice": (2,),
+    "weft.uniform": (1,),
+}
+# Those that say besides whether a rank has a value or zeros in its place: of memory, not of time.
+KEPT: Mapping[str, tuple[int, ...]] = {"weft.keep": (1,)}
+
+
+def rank_classes(
+    graph: LogicalGraph,
+    communicators: Sequence[Communicator],
+    ranks: Sequence[int],
+    by_memory: bool = True,
+) -> dict[int, int]:
+    """For each rank, the first of those that are like it.
+
+    Args:
+        graph: with layouts on all values.
+        communicators: of all its boxings.
+        ranks: of all its placements.
+        by_memory: whether ranks of one class must also hold as much; without a limit, plans do not depend on it.
+    """
+    colours = _Colours(dict.fromkeys(sorted(ranks), 0))
+    for feature in (*_shapes(graph), *_calls(graph), *_windows(graph)):
+        colours.split(feature)
+    uses: dict[int, list[int]] = {rank: [] for rank in ranks}
+    hidden = PLACES if by_memory else {**PLACES, **KEPT}
+    for feature in _boxes(graph, communicators, uses, hidden):
+        colours.split(feature)
+    places = {rank: _places(used) for rank, used in uses.items()}
+    colours.split({rank: tuple(place.values()) for rank, place in places.items()})
+    meetings = _Meetings({each.id: each.ranks for each in communicators}, uses, places)
+    meetings.refine(colours)
+    while (finer := meetings.open(colours)) is not None:
+        colours.split(finer)
+        meetings.refine(colours)
+    return colours.first()
+
+
+@dataclass
+class _Colours:
+    """The colour of each rank, in the order of ranks."""
+
+    of: dict[int, int]
+
+    def split(self, feature: Mapping[int, Hashable]) -> bool:
+        """Part ranks that differ in a feature; ranks without it have None. Whether any were parted."""
+        before, known = len(set(self.of.values())), dict[Hashable, int]()
+        self.of = {
+            rank: known.setdefault((colour, feature.get(rank)), len(known))
+            for rank, colour in self.of.items()
+        }
+        return len(known) > before
+
+    def first(self) -> dict[int, int]:
+        """For each rank the first of its colour."""
+        found: dict[int, int] = {}
+        return {rank: found.setdefault(colour, rank) for rank, colour in self.of.items()}
+
+
+def _shapes(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
+    """Which placements a rank is in, and its shard of every value of whose shards some are smaller."""
+    for placement in graph.placements:
+        yield dict.fromkeys(placement.ranks, True)
+    for value in {(v.layout, v.shape): v for v in graph.values.values()}.values():
+        if not lies_evenly(value):
+            layout = layout_of(value)
+            yield {r: layout.local_shape(value.shape, r) for r in layout.placement.ranks}
+
+
+def _calls(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
+    """What a rank runs of the calls whose arguments depend on the shard; of equal calls once."""
+    seen: set[Hashable] = set()
+    for node in graph.of_kind(Call):
+        if not adapts(node.op):
+            continue
+        signatures = tuple(axis_signatures(graph, node))
+        if not any(_splits(signature) for signature, _ in signatures):
+            continue
+        value = next(value for value in node_outputs(node) if value is not None)
+        placement = layout_of(value).placement
+        times = graph.micro_batches if node.varyings else 1
+        calls = tuple(op_call(graph, node, micro) for micro in range(times))
+        if (key := (calls, signatures, placement)) not in seen:
+            seen.add(key)
+            yield {rank: _shown(localized_call(graph, node, rank)) for rank in placement.ranks}
+
+
+def _splits(signature: Any) -> bool:
+    return any(isinstance(sbp, Split) for sbp in (*signature.operands, *signature.results))
+
+
+def _windows(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
+    """Ranks that exchange border rows stand for themselves: those at an edge have other neighbours."""
+    for halo, _ in graph_halos(graph):
+        yield {rank: rank for group in halo.groups for rank in group}
+
+
+def _boxes(
+    graph: LogicalGraph,
+    communicators: Sequence[Communicator],
+    uses: Mapping[int, list[int]],
+    hidden: Mapping[str, tuple[int, ...]],
+) -> Iterator[dict[int, Hashable]]:
+    """What a rank runs of the boxings; `uses` gets the communicators, in order. Of equal boxings once."""
+    ids = {each.ranks: each.id for each in communicators}
+    seen: set[Hashable] = set()
+    for node in graph.of_kind(Box):
+        source, target = graph.values[node.input.name], node.output
+        key = source.layout, target.layout, source.shape, source.dtype
+        if key in seen:
+            continue
+        seen.add(key)
+        ranks = {*layout_of(source).placement.ranks, *layout_of(target).placement.ranks}
+        feature: dict[int, Hashable] = {}
+        for rank in sorted(ranks):
+            nodes = _box_nodes(source, target, rank, ids)
+            uses[rank].extend(one.communicator for one in nodes if isinstance(one, Exchange))
+            feature[rank] = tuple(_shown(one, hidden) for one in nodes)
+        yield feature
+
+
+def _box_nodes(
+    source: Value, target: Value, rank: int, ids: Mapping[tuple[int, ...], int]
+) -> list[LocalNode]:
+    """What a rank runs of a boxing."""
+    before, after = layout_of(source), layout_of(target)
+    chain = steps(before, after, source.shape, ITEM_SIZE[source.dtype])
+    found = (
+        step_node(step, "before", "after", source.shape, source.dtype, rank, ids.__getitem__)
+        for step in chain
+    )
+    return [node for node in found if node is not None]
+
+
+def _shown(node: Any, hidden: Mapping[str, tuple[int, ...]] = PLACES) -> Hashable:
+    """A call or an exchange without what may differ between ranks that are alike."""
+    match node:
+        case Collective():
+            return replace(node, communicator=0)
+        case Transfer():
+            sends, receives = (
+                tuple(sorted(tuple(length for _, length in region) for _, region in pieces))
+                for pieces in (node.sends, node.receives)
+            )
+            return node.input, node.output, sends, receives, node.bytes
+    places, count = hidden.get(node.op, ()), len(node.args)
+    args = tuple(
+        None if place in places or place - count in places else arg
+        for place, arg in enumerate(node.args)
+    )
+    made = node.outputs if isinstance(node, LocalCall) else (node.operands, node.results)
+    return node.op, args, node.kwargs, made
+
+
+def _places(used: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """For each communicator, in the order of their first use, the places where it is used."""
+    found: dict[int, tuple[int, ...]] = {}
+    for place, id in enumerate(used):
+        found[id] = (*found.get(id, ()), place)
+    return found
+
+
+@dataclass(frozen=True)
+class _Meetings:
+    """Who meets whom.
+
+    Attributes:
+        ranks: of each communicator.
+        uses: of each rank: its communicators in order.
+        places: of each rank: where each of its communicators is used.
+    """
+
+    ranks: Mapping[int, tuple[int, ...]]
+    uses: Mapping[int, Sequence[int]]
+    places: Mapping[int, Mapping[int, tuple[int, ...]]]
+    _known: dict[Hashable, int] = field(default_factory=dict)
+
+    def refine(self, colours: _Colours) -> None:
+        """Part ranks until those of one colour meet the same colours in the same places."""
+        parted = True
+        while parted:
+            met = {id: self._met(id, ranks, colours) for id, ranks in self.ranks.items()}
+            parted = colours.split(
+                {rank: tuple(met[id] for id in place) for rank, place in self.places.items()}
+            )
+
+    def _met(self, id: int, ranks: Sequence[int], colours: _Colours) -> int:
+        """The colour of a communicator: its first rank's, and how many of each use it where."""
+        users = [rank for rank in sorted(ranks) if id in self.places[rank]]
+        there = sorted((colours.of[rank], self.places[rank][id]) for rank in users)
+        key = len(ranks), tuple(colours.of[rank] for rank in users[:1]), tuple(there)
+        return self._known.setdefault(key, len(self._known))
+
+    def open(self, colours: _Colours) -> dict[int, Hashable] | None:
+        """A feature that parts a class of which a communicator holds some in other places than others,
+        or some but not the first though it holds another class's first. None when there is no such class.
+        """
+        first = colours.first()
+        for id, ranks in self.ranks.items():
+            users = [rank for rank in ranks if id in self.places[rank]]
+            where: dict[int, Hashable] = {rank: (id, self.places[rank][id]) for rank in users}
+            if len({(first[rank], where[rank]) for rank in users}) > len(
+                {first[rank] for rank in users}
+            ):
+                return where
+            met = {first[rank] for rank in users}
+            if met & set(users) and not met <= set(users):
+                return where
+        return None
+
+
+def like(plan: RankPlan, first: RankPlan) -> RankPlan:
+    """`plan` with the copies and orders of `first`.
+
+    Raises:
+        InternalError: when the two ranks are not alike; names what differs.
+    """
+    queues: dict[str, str] = {}
+    for own, other in zip(plan.actors, first.actors, strict=False):
+        if (
+            _shown_copy(own) != _shown_copy(other)
+            or queues.setdefault(other.queue, own.queue) != own.queue
+        ):
+            raise _unlike(plan, first, f"actor {own.id}")
+    if len(plan.actors) != len(first.actors) or len(set(queues.values())) != len(queues):
+        raise _unlike(plan, first, "the number of actors, or of their queues")
+    if list(map(_bare, plan.registers)) != list(map(_bare, first.registers)):
+        raise _unlike(plan, first, "the registers")
+    registers = tuple(
+        replace(own, credits=other.credits)
+        for own, other in zip(plan.registers, first.registers, strict=True)
+    )
+    orders = tuple(Order(queues[order.queue], order.acts) for order in first.orders)
+    return verify_plan(replace(plan, registers=registers, orders=orders))
+
+
+def _shown_copy(actor: Actor) -> tuple[object, ...]:
+    """What a rehearsal sees of an actor, but for its queue."""
+    return type(actor), actor.id, actor.acts, actor.priority, actor.consumes, actor.produces
+
+
+def _bare(register: Register) -> Register:
+    return replace(register, credits=1)
+
+
+def _unlike(plan: RankPlan, first: RankPlan, what: str) -> InternalError:
+    return InternalError(
+        f"ranks {first.rank} and {plan.rank} were planned as equal, but differ in {what}"
+    )

@@ -1,0 +1,188 @@
+"""The named schedules as what they are here: priorities of phases, and how many micro-batches a stage has in flight.
+
+GPipe (Huang et al. 2019), 1F1B (PipeDream, Narayanan et al. 2019), interleaved 1F1B (Megatron-LM,
+Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1). No list of acts
+stands anywhere: actors act when they may, those of high priority first, and registers with few
+copies hold them back.
+
+Split the backward of a stage: what other stages wait for, and the gradients of its own weights.
+
+Before: a local program whose backward calls have the kind "backward". After: calls of the loop on
+which nothing in another stage depends before the end of the loop have the kind "weight"; they may
+fill gaps (zero bubble pipelines, Qi et al. 2024, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.compiler.options import Schedule
+from weft.compiler.stages.stages import Stages
+from weft.errors import StrategyError
+from weft.ir.arguments import changed
+from weft.ir.nodes import Phase, PhaseKind
+from weft.ir.plan import Actor, Collective, Communicate, Compute, LocalCall, LocalNode, LocalProgram
+
+# Which phase goes first when several may act.
+_RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
+    "gpipe": ("forward", "backward", "weight"),
+    "1f1b": ("backward", "forward", "weight"),
+    "interleaved": ("forward", "backward", "weight"),
+    "zero_bubble": ("backward", "forward", "weight"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named schedule on given stages.
+
+    Attributes:
+        name: which.
+        stages: number of stages.
+        around: number of stages after which they begin again on the same ranks.
+        micro_batches: of a step.
+    """
+
+    name: Schedule
+    stages: int
+    around: int
+    micro_batches: int
+
+    def in_flight(self, stage: int) -> int:
+        """How many micro-batches may be between a stage's forward and the end of its backward."""
+        found = self.micro_batches
+        if self.name == "1f1b":
+            found = self.stages - stage
+        elif self.name == "zero_bubble":
+            # As much as 1F1B's first stage: later ones put the gradients of their weights off.
+            found = self.stages
+        elif self.name == "interleaved":
+            found = interleaved_in_flight(stage, self.stages, self.around, self.micro_batches)
+        return max(1, min(found, self.micro_batches))
+
+    def priority(self, phase: Phase) -> int:
+        """Of a phase: lower goes first. Of equal kinds, that of the later stage does."""
+        kind = _RANKS[self.name].index(phase.kind)
+        return 1 + kind * self.stages + self.stages - 1 - phase.stage
+
+
+def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
+    """A named schedule for the stages of a program.
+
+    Raises:
+        StrategyError: when it is interleaved and no ranks run several stages.
+    """
+    count, around = len(stages.placements), stages_around(stages)
+    if name == "interleaved" and around == count:
+        raise StrategyError(
+            'schedule="interleaved" needs several stages on each rank, such as stages=4 on 2 ranks, '
+            f'found {count} on ranks of their own; "1f1b" does without'
+        )
+    return Preset(name, count, around, micro_batches)
+
+
+def computed(stages: Stages, micro_batches: int) -> Preset:
+    """The priorities of computed schedules; their copies are computed."""
+    count, around = len(stages.placements), stages_around(stages)
+    return Preset("zero_bubble" if around == count else "interleaved", count, around, micro_batches)
+
+
+def stages_around(stages: Stages) -> int:
+    """The number of stages after which the ranks of the first run another one; all if none does."""
+    first, count = stages.placements[0], len(stages.placements)
+    return next((n for n in range(1, count) if stages.placements[n] == first), count)
+
+
+def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: int) -> int:
+    """The most micro-batches that one of several stages of a rank has in flight in Megatron's interleaved schedule.
+
+    Its rank goes through groups of `around` micro-batches, stage after stage; it is ahead by
+    `2 (around - place - 1) + (chunks - 1) around` forward acts, and then alternates.
+    """
+    chunks, place, own = stages // around, stage % around, stage // around
+    total = chunks * micro_batches
+    ahead = min(total, 2 * (around - place - 1) + (chunks - 1) * around)
+    acts = [(number // around) % chunks for number in range(total)]
+    held = most = 0
+    for number in range(total + ahead):
+        if number < total:
+            held += acts[number] == own
+        most = max(most, held)
+        if number >= ahead:
+            held -= chunks - 1 - acts[number - ahead] == own
+    return most
+
+
+def with_priorities(
+    actors: Sequence[Actor], preset: Preset, early: frozenset[int]
+) -> tuple[Actor, ...]:
+    """The actors of a rank with the priorities of a schedule.
+
+    What runs once a step goes first when the loop waits for it, and last otherwise.
+
+    Args:
+        actors: of the rank.
+        preset: the schedule.
+        early: actors that the loop waits for.
+    """
+    last = 1 + 3 * preset.stages
+
+    def priority(actor: Compute | Communicate) -> int:
+        if actor.acts > 1 or preset.micro_batches == 1:
+            return preset.priority(actor.phase)
+        return 0 if actor.id in early else last
+
+    return tuple(
+        replace(actor, priority=priority(actor))
+        if isinstance(actor, Compute | Communicate)
+        else actor
+        for actor in actors
+    )
+
+
+def early_actors(actors: Sequence[Actor]) -> frozenset[int]:
+    """The actors that act once a step and whose results some actor of the loop reads, directly or not."""
+    makers = {name: actor.id for actor in actors for name in actor.produces}
+    found: set[int] = set()
+    for actor in reversed(actors):
+        if actor.acts > 1 or actor.id in found:
+            ids = {makers[name] for name in actor.consumes if name in makers}
+            found |= {id for id in ids if id < actor.id and actors[id].acts == 1}
+    return frozenset(found)
+
+
+def split_backward(program: LocalProgram) -> LocalProgram:
+    """The program with weights' gradients told apart; the same without micro-batches."""
+    awaited: set[str] = set()
+    found: list[LocalNode] = []
+    stages = {value.name: node.phase.stage for node in program.nodes for value in node.makes}
+    for node in reversed(program.nodes):
+        needed = any(value.name in awaited for value in node.makes)
+        if _in_loop(program, node):
+            awaited.update(
+                name
+                for name in node.reads
+                if needed or stages.get(name, node.phase.stage) != node.phase.stage
+            )
+        found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
+    return replace(program, nodes=tuple(reversed(found)))
+
+
+def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
+    if not program.loop.isdisjoint(node.reads):
+        return True
+    return any(value.name in program.loop for value in node.makes)
+
+
+def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
+    return (
+        isinstance(node, LocalCall | Collective)
+        and node.phase.kind == "backward"
+        and _in_loop(program, node)
+    )
+
+
+def _for_weights(node: LocalNode) -> LocalNode:
+    phase = Phase(node.phase.stage, "weight")
+    return changed(node, phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)

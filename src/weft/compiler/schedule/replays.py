@@ -1,0 +1,112 @@
+"""Which segments are captured as CUDA graphs, decided from the plan alone.
+
+A graph puts all calls of a segment on the device with one launch. It pays where the host needs
+longer to launch a step than the device to run it (docs/decisions/cuda-graphs.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.compiler.schedule.durations import Durations
+from weft.hardware import Device
+from weft.ir.plan import Compute, LocalCall, LocalProgram, LocalUpdate, RankPlan
+from weft.units import Seconds
+
+# "auto": where they pay; "always": wherever they can be had.
+GraphMode: TypeAlias = Literal["auto", "always", "never"]
+
+# A segment of fewer launches gains nothing: replaying is a launch, and so is copying what goes in.
+FEWEST_LAUNCHES = 4
+# No kernel takes less of the device.
+SHORTEST = 2e-6
+# Launches of calls that are no single kernel.
+_KERNELS = {"weft.uniform": 12, "weft.hint": 0, "weft.use": 0, "weft.after": 0}
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What a rank replays.
+
+    Attributes:
+        replayed: ids of the segments that are captured; their updates never are.
+        reasons: for the id of every other segment, why it is not.
+        launches: calls that the host would launch one by one in a step.
+        saved: how many of them graphs spare.
+        host: seconds in which it would launch them.
+        device: seconds in which the device runs them.
+    """
+
+    replayed: frozenset[int]
+    reasons: Mapping[int, str]
+    launches: int
+    saved: int
+    host: Seconds
+    device: Seconds
+
+
+def replays(
+    plan: RankPlan,
+    program: LocalProgram,
+    device: Device,
+    mode: GraphMode,
+    obstacle: Callable[[str], str | None],
+) -> Replays:
+    """Decide for a rank.
+
+    Args:
+        plan: of the rank.
+        program: that it was made from.
+        device: estimates, with the seconds of a launch as `start`.
+        mode: what the user wants.
+        obstacle: says of an op why it cannot be captured; None when it can.
+    """
+    segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
+    launches = {each.id: segment_launches(each) * each.acts for each in segments}
+    seconds = Durations(replace(device, start=SHORTEST), ()).of(program, list(map(_bare, segments)))
+    busy = sum(one * each.acts for one, each in zip(seconds, segments, strict=True))
+    host = device.start * sum(launches.values())
+    reasons: dict[int, str] = {}
+    for each in segments:
+        why = _off(mode, host, busy) or _obstacle(each, obstacle)
+        if why is None and launches[each.id] < FEWEST_LAUNCHES * each.acts:
+            why = "few launches"
+        if why is not None:
+            reasons[each.id] = why
+    chosen = frozenset(each.id for each in segments if each.id not in reasons)
+    saved = sum(launches[each.id] - each.acts for each in segments if each.id in chosen)
+    total = sum(launches.values())
+    return Replays(chosen, reasons, total, saved, Seconds(host), Seconds(busy))
+
+
+def segment_launches(segment: Compute) -> int:
+    """What the host launches for the calls of one act: views are none; updates are left out."""
+    return sum(_kernels(node) for node in segment.nodes if isinstance(node, LocalCall))
+
+
+def _kernels(node: LocalCall | LocalUpdate) -> int:
+    if isinstance(node, LocalUpdate):
+        return 1
+    return 0 if node.op in VIEW_OPS else _KERNELS.get(node.op, 1)
+
+
+def _bare(segment: Compute) -> Compute:
+    """Without what takes no time of the device."""
+    return replace(segment, nodes=tuple(node for node in segment.nodes if _kernels(node)))
+
+
+def _off(mode: GraphMode, host: float, device: float) -> str | None:
+    if mode == "never":
+        return "switched off"
+    return "the device takes longer than the host" if mode == "auto" and device > host else None
+
+
+def _obstacle(segment: Compute, obstacle: Callable[[str], str | None]) -> str | None:
+    for node in segment.nodes:
+        why = None if isinstance(node, LocalUpdate) else obstacle(node.op)
+        if why is not None:
+            return why
+    return None

@@ -1,0 +1,303 @@
+"""Plans of all ranks together: priorities, copies, and the order of every communicator.
+
+Before: the local programs of all ranks, of which those that are alike have one representative
+(`schedule/fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.ensemble`), which found
+the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
+See docs/decisions/schedules.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.actors.ensemble import Rehearsal, Timed, perform
+from weft.compiler.memory.order import Moment, moments_of
+from weft.compiler.memory.walk import memory
+from weft.compiler.options import Options
+from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import credit, enough, fewest, of_preset
+from weft.compiler.schedule.durations import Durations
+from weft.compiler.schedule.fold import like
+from weft.compiler.schedule.prefetch import gathers_first, prefetch
+from weft.compiler.schedule.presets import (
+    Preset,
+    computed,
+    early_actors,
+    preset,
+    split_backward,
+    with_priorities,
+)
+from weft.compiler.schedule.segment import segment
+from weft.compiler.stages.stages import Stages
+from weft.hardware import Device, usual_device
+from weft.ir.nodes import Phase
+from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
+from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
+
+# Splitting the backward must shorten the step to this part of it to be worth more segments.
+WORTH = 0.98
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What was decided about time.
+
+    Attributes:
+        name: of the preset, or "computed".
+        plans: of the ranks that were planned: of each class of equal ranks the first, and those
+            that were asked for.
+        rehearsal: in the orders of the plans, of the first of each class; None where nothing had to
+            be decided.
+        classes: for each rank of the program, the first of those that are like it (`schedule/fold.py`).
+    """
+
+    name: str
+    plans: tuple[RankPlan, ...]
+    rehearsal: Rehearsal | None = None
+    classes: Mapping[int, int] = field(default_factory=dict)
+
+    def timeline(self, rank: int) -> tuple[Timed, ...]:
+        """The acts of a rank, as rehearsed; none without a rehearsal."""
+        if self.rehearsal is None:
+            return ()
+        return self.rehearsal.timelines[self.classes[rank]]
+
+    def moments(self, rank: int) -> tuple[Moment, ...] | None:
+        """When the acts of a rank begin and end, in the order of time; None without a rehearsal."""
+        return None if self.rehearsal is None else tuple(moments_of(self.timeline(rank)))
+
+
+def plan_together(
+    programs: Sequence[LocalProgram],
+    communicators: tuple[Communicator, ...],
+    stages: Stages,
+    options: Options,
+    classes: Mapping[int, int],
+) -> Scheduled:
+    """The plans of all ranks that have a program.
+
+    With a named schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
+    there are as few copies as the busiest queue needs (`schedule_copies.enough`). Where rehearsals
+    show that it shortens the step, weights' gradients are split from the backward, and copies are
+    those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
+    keeps the fewest copies that are live: micro-batches are there to save memory.
+
+    Args:
+        programs: of the first rank of each class, and of others that a plan is wanted for.
+        communicators: between all ranks.
+        stages: where they run.
+        options: schedule, micro-batches, memory limit, buckets and ZeRO.
+        classes: for each rank, the first of those that are like it.
+
+    Raises:
+        StrategyError: when the schedule does not fit the stages.
+        InternalError: when the plans would hang; the message names the circle.
+    """
+    making = _Making(communicators, stages, options, classes)
+    first = [program for program in programs if classes[program.rank] == program.rank]
+    if options.schedule is None:
+        found = making.best(first, computed(stages, programs[0].micro_batches))
+    else:
+        found = making.named(first, preset(options.schedule, stages, programs[0].micro_batches))
+    return making.fixed(found, programs)
+
+
+def plan_alone(
+    programs: Sequence[LocalProgram],
+    communicators: tuple[Communicator, ...],
+    stages: Stages,
+    options: Options,
+) -> Scheduled:
+    """The plans of some ranks of one stage that act once a step: each by itself, in the order of the graph."""
+    plans = []
+    size = bucket_bytes(stages, options)
+    for program in programs:
+        buckets = bucket(program, size)
+        actors = segment(program, buckets, communicators)
+        told = prefetch(program, actors, options.zero)
+        plan = credit(program, *gathers_first(program, *told))
+        prove_live(plan)
+        verify_communicators(plan, communicators)
+        plans.append(plan)
+    return Scheduled("in the order of the graph", tuple(plans))
+
+
+def bucket_bytes(stages: Stages, options: Options) -> int:
+    """The size from which a bucket starts."""
+    if options.bucket_bytes is not None:
+        return options.bucket_bytes
+    return device_of(stages, options).bucket
+
+
+def device_of(stages: Stages, options: Options) -> Device:
+    """What computes, and what connects the ranks."""
+    return options.device or usual_device(stages.placements[0].device_type)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Plans with copies, before the order of communicators is fixed.
+
+    Attributes:
+        web: the plans as they were before.
+        split: whether weights' gradients are split from the backward.
+        rule: the priorities.
+        plans, rehearsal: with copies.
+    """
+
+    web: Web
+    split: bool
+    rule: Preset
+    plans: tuple[RankPlan, ...]
+    rehearsal: Rehearsal
+
+    def peaks(self) -> dict[int, int]:
+        """The most bytes that each rank holds."""
+        lines = self.rehearsal.timelines
+        return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Plans to be given copies.
+
+    Attributes:
+        split: whether weights' gradients are split from the backward.
+    """
+
+    web: Web
+    split: bool
+    rule: Preset
+
+    def draft(self, copies: Mapping[Slot, int]) -> Draft:
+        """With copies, rehearsed."""
+        plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
+        rehearsal = perform(plans, self.web.seconds)
+        return Draft(self.web, self.split, self.rule, plans, rehearsal)
+
+    def preset(self) -> Draft:
+        """With the copies of a named schedule."""
+        return self.draft(of_preset(self.web, self.rule))
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How plans are made from programs."""
+
+    communicators: tuple[Communicator, ...]
+    stages: Stages
+    options: Options
+    classes: Mapping[int, int]
+    durations: Durations = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = device_of(self.stages, self.options)
+        object.__setattr__(self, "durations", Durations(device, self.communicators))
+
+    def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
+        """The plans of a named schedule."""
+        return self.kind(programs, rule, rule.name == "zero_bubble").preset()
+
+    def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
+        """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
+        whole = self.kind(programs, rule)
+        if len(self.stages.placements) == 1 or whole.web.micro_batches == 1:
+            return whole.draft(fewest(whole.web))
+        split = self.kind(programs, rule, split=True)
+        best = self.better(self.enough(whole), self.enough(split))
+        if rule.name == "interleaved":
+            best = self.better(best, whole.preset())
+        return self.better(best, split.preset())
+
+    def enough(self, kind: _Kind) -> Draft:
+        """As many copies as pay, of those that the memory limit leaves room for above the fewest."""
+        limit, room = self.options.memory_limit, None
+        if limit is not None:
+            held = kind.draft(fewest(kind.web)).peaks()
+            room = {rank: limit - peak for rank, peak in held.items()}
+        return kind.draft(enough(kind.web, room))
+
+    def better(self, old: Draft, new: Draft) -> Draft:
+        """The new one, if its step is shorter and it keeps the memory limit."""
+        limit = self.options.memory_limit
+        if new.rehearsal.makespan >= old.rehearsal.makespan * WORTH:
+            return old
+        return new if limit is None or max(new.peaks().values()) <= limit else old
+
+    def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
+        """The plans before copies and orders are given, and how long their acts take."""
+        parts = [split_backward(each) if split else each for each in programs]
+        plans = tuple(self._plan(program, rule) for program in parts)
+        seconds = {
+            program.rank: self.durations.of(program, plan.actors)
+            for program, plan in zip(parts, plans, strict=True)
+        }
+        return _Kind(Web(plans, seconds), split, rule)
+
+    def _plan(self, program: LocalProgram, rule: Preset) -> RankPlan:
+        staged = len(self.stages.placements) > 1
+        buckets = bucket(program, bucket_bytes(self.stages, self.options), staged)
+        # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
+        actors = segment(program, buckets, self.communicators, staged)
+        actors = with_priorities(actors, rule, early_actors(actors))
+        plan = credit(program, *prefetch(program, actors, self.options.zero))
+        verify_communicators(plan, self.communicators)
+        return plan
+
+    def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
+        """The plans of a draft with the orders that its rehearsal found, proven live in just these orders.
+
+        The other programs get the copies and orders of those that stand for them.
+        """
+        orders = draft.rehearsal.orders
+        ready = {
+            p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
+        }
+        rehearsal = perform(tuple(ready.values()), draft.web.seconds, fixed=True)
+        for program in programs:
+            if program.rank not in ready:
+                own = self._plan(split_backward(program) if draft.split else program, draft.rule)
+                ready[program.rank] = like(own, ready[self.classes[program.rank]])
+        plans = tuple(ready[program.rank] for program in programs)
+        name = draft.rule.name if self.options.schedule else "computed"
+        return Scheduled(name, plans, rehearsal, self.classes)
+
+
+def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
+    """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
+    found: dict[Phase, float] = {}
+    if scheduled.rehearsal is not None:
+        first = scheduled.classes[rank]
+        plan = next(plan for plan in scheduled.plans if plan.rank == first)
+        for act in scheduled.timeline(rank):
+            actor = plan.actors[act.actor]
+            if isinstance(actor, Compute) and actor.queue == COMPUTE:
+                found[actor.phase] = found.get(actor.phase, 0.0) + act.end - act.start
+    return found
+
+
+def bubble(scheduled: Scheduled, rank: int) -> float:
+    """The part of the step's time in which a rank's compute queue has nothing to do, as rehearsed."""
+    rehearsal = scheduled.rehearsal
+    if rehearsal is None or not rehearsal.makespan:
+        return 0.0
+    return 1 - sum(busy(scheduled, rank).values()) / rehearsal.makespan
+
+
+def in_flight(plan: RankPlan, stage: int) -> int:
+    """How many micro-batches a stage can keep between forward and backward on a rank."""
+    actors = plan.actors
+    found = (
+        register.credits
+        for register in plan.registers
+        for maker in (actors[register.producer],)
+        if isinstance(maker, Compute) and maker.phase.stage == stage and register.rate > 1
+        if maker.phase.kind == "forward"
+        if any(
+            isinstance(reader, Compute) and reader.phase.kind != "forward"
+            for reader in (actors[id] for id in register.consumers)
+        )
+    )
+    return max(found, default=1)

@@ -1,0 +1,204 @@
+"""Cut a schedule into actors: maximal runs of local work between communications.
+
+Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
+communication can start (its input is there), where the next node waits for a communication that
+the run has not waited for yet, and where the next part of the step begins (`parts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.cached import cached_property
+from weft.compiler.local.aliases import variable_views
+from weft.compiler.schedule.bucket import Bucket, Schedule
+from weft.compiler.schedule.phases import Parts, gather
+from weft.ir.nodes import OVER_STEP
+from weft.ir.plan import (
+    Actor,
+    Communicate,
+    Communicator,
+    Compute,
+    Feed,
+    Fetch,
+    Hold,
+    LocalCall,
+    LocalProgram,
+    LocalUpdate,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Local work that runs without a stop."""
+
+    nodes: tuple[LocalCall | LocalUpdate, ...]
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Everything that a node reads, in order."""
+        names = (name for node in self.nodes for name in sorted(node.reads))
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
+    def updated(self) -> tuple[str, ...]:
+        """The variables that are written in place, in order."""
+        updates = (node for node in self.nodes if isinstance(node, LocalUpdate))
+        names = (name for node in updates for name in (node.target, *node.states))
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
+    def makes(self) -> tuple[str, ...]:
+        """The fresh values, in order."""
+        return tuple(value.name for node in self.nodes for value in node.makes)
+
+
+def segment(
+    program: LocalProgram,
+    schedule: Schedule,
+    communicators: Sequence[Communicator],
+    staged: bool = False,
+) -> tuple[Actor, ...]:
+    """The actors of one rank: hold, feed, then segments and communications, then fetch.
+
+    A segment never holds both what runs for each micro-batch and what runs once a step; with
+    several stages (`staged`) it keeps to one phase.
+    """
+    schedule = _updates_when_ready(schedule)
+    parts = Parts(program, schedule, staged)
+    if staged or program.loop:
+        schedule = gather(program, schedule, parts)
+    cutter = _Cutter({item.value.name for item in program.inputs}, parts)
+    for item in schedule:
+        cutter.add(item)
+    cutter.cut()
+    hold, feed = _sources(program, cutter.work)
+    work = _work(program, cutter.work, {one.id: one.queue for one in communicators}, parts)
+    keys = tuple(output.key for output in program.outputs)
+    names = tuple(output.name for output in program.outputs)
+    return (hold, feed, *work, Fetch(_FIRST + len(work), keys, names))
+
+
+# Hold and feed stand before the work.
+_FIRST = 2
+
+
+def _updates_when_ready(schedule: Schedule) -> Schedule:
+    """Updates last, in the order in which their sources are there: early ones do not wait for late ones."""
+    made: dict[str, int] = {}
+    for position, item in enumerate(schedule):
+        for value in item.makes:
+            made[value.name] = position
+    work = tuple(item for item in schedule if not isinstance(item, LocalUpdate))
+    updates = [item for item in schedule if isinstance(item, LocalUpdate)]
+    return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))
+
+
+@dataclass
+class _Cutter:
+    """Collects nodes into runs.
+
+    Attributes:
+        outside: values that are there without waiting: inputs, and everything that earlier runs
+            made.
+        parts: which part of the step an item belongs to; a run keeps to one.
+        work: finished runs and buckets.
+        run: the nodes of the run that grows.
+        waited: communicated values that `run` waits for before it starts; all of a bucket come
+            together.
+        together: for each value of a bucket, all of them.
+        made: values that `run` makes.
+        joined: those of them that all micro-batches make together: no micro-batch of `run` has them.
+    """
+
+    outside: set[str]
+    parts: Parts
+    work: list[Run | Bucket] = field(default_factory=list)
+    run: list[LocalCall | LocalUpdate] = field(default_factory=list)
+    waited: set[str] = field(default_factory=set)
+    together: dict[str, frozenset[str]] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    joined: set[str] = field(default_factory=set)
+
+    def add(self, item: LocalCall | LocalUpdate | Bucket) -> None:
+        if isinstance(item, Bucket):
+            if not self.made.isdisjoint(item.reads):
+                self.cut()
+            self.work.append(item)
+            makes = frozenset(value.name for value in item.makes)
+            self.together.update(dict.fromkeys(makes, makes))
+            return
+        if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
+            self.cut()
+        if not self.joined.isdisjoint(item.reads):
+            self.cut()
+        made, outside, waited = self.made, self.outside, self.waited
+        late = [n for n in item.reads if n not in outside and n not in made and n not in waited]
+        # What comes once a step is there for all micro-batches but the first: no reason to cut.
+        if self.run and any(self.parts.comes_again(name, item) for name in late):
+            self.cut()
+        self.waited.update(*(self.together.get(name, (name,)) for name in late))
+        self.run.append(item)
+        self.made.update(value.name for value in item.makes)
+        if isinstance(item, LocalCall) and item.op in OVER_STEP:
+            self.joined.update(value.name for value in item.makes)
+
+    def cut(self) -> None:
+        """End the run that grows."""
+        if not self.run:
+            return
+        self.work.append(Run(tuple(self.run)))
+        self.outside |= self.made | self.waited
+        self.run, self.waited, self.made, self.joined = [], set(), set(), set()
+
+
+def _sources(program: LocalProgram, work: Sequence[Run | Bucket]) -> tuple[Hold, Feed]:
+    updated = {name for run in work if isinstance(run, Run) for name in run.updated}
+    lasting = (item.value.name for item in program.inputs if item.role != "batch")
+    fed = [item for item in program.inputs if item.role == "batch"]
+    return (
+        Hold(0, tuple(name for name in lasting if name not in updated)),
+        Feed(1, tuple(item.key for item in fed), tuple(item.value.name for item in fed)),
+    )
+
+
+def _work(
+    program: LocalProgram,
+    work: Sequence[Run | Bucket],
+    queues: Mapping[int, str],
+    parts: Parts,
+) -> list[Actor]:
+    """Give every run and bucket its number, its queue, and the registers it reads and writes."""
+    readers, bases = _readers(program, work), variable_views(program)
+    actors: list[Actor] = []
+    for number, item in enumerate(work, _FIRST):
+        part = parts.of(item if isinstance(item, Bucket) else item.nodes[0])
+        acts = program.micro_batches if part.looped else 1
+        if isinstance(item, Bucket):
+            queue = queues[item.collectives[0].communicator]
+            actors.append(Communicate(number, item.collectives, queue, acts, phase=part.phase))
+        else:
+            leaving = tuple(name for name in item.makes if readers.get(name, set()) - {number})
+            consumes = _consumed(item, bases)
+            produces = (*leaving, *item.updated)
+            actors.append(
+                Compute(number, item.nodes, consumes, produces, acts=acts, phase=part.phase)
+            )
+    return actors
+
+
+def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, set[int]]:
+    """For each value, the actors that read it; -1 stands for the caller."""
+    found: dict[str, set[int]] = {output.name: {-1} for output in program.outputs}
+    for number, item in enumerate(work, _FIRST):
+        for name in item.reads:
+            found.setdefault(name, set()).add(number)
+    return found
+
+
+def _consumed(run: Run, bases: Mapping[str, str]) -> tuple[str, ...]:
+    """What a run reads from outside. Who reads a view of a variable reads the variable: its update must wait."""
+    names = dict.fromkeys((*run.reads, *(bases[name] for name in run.reads if name in bases)))
+    inside = {*run.makes, *run.updated}
+    return tuple(name for name in names if name not in inside)

@@ -1,0 +1,1 @@
+"""Pipelines: which stage runs each call, and the graphs of the stages."""

@@ -1,0 +1,251 @@
+"""Which stage each call belongs to, and where each variable lives.
+
+Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its
+phases. A forward call goes where a pattern of the strategy puts its module, else where
+`weft.stage` in the code puts it, else, for `stages=n` without either, where the even split puts it;
+what nothing puts anywhere follows its operands, into the last of their stages. A backward call goes
+to the stage of the forward call that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from weft.compiler.options import Options, Stage
+from weft.compiler.stages.balance import even_stages
+from weft.compiler.stages.stages import (
+    Stages,
+    check_homes,
+    check_patterns,
+    pattern_stage,
+    stage_placements,
+)
+from weft.errors import StrategyError
+from weft.ir.arguments import changed
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Phase,
+    Update,
+    node_outputs,
+    node_uses,
+)
+from weft.layout import Placement
+
+
+def assign_stages(
+    graph: LogicalGraph,
+    options: Options,
+    placement: Placement,
+    homes: Mapping[str, int] | None = None,
+) -> tuple[LogicalGraph, Stages]:
+    """The graph with a stage for every call, and the stages' placements and variables.
+
+    Args:
+        graph: as captured; phases say what is backward.
+        options: with the stages and the cost model.
+        placement: all ranks.
+        homes: the stages of variables by key, where another program has decided them; what reads
+            them follows.
+
+    Raises:
+        StrategyError: when stages, patterns or notes in the code do not fit the graph.
+    """
+    placements = stage_placements(options.stages, placement)
+    if len(placements) == 1:
+        return graph, Stages(placements)
+    fixed, given = _fixed(graph, options, len(placements), homes)
+    forward = _forward(graph, fixed, given)
+    found = _homes(graph, given, forward)
+    stages = forward | _backward(graph, forward, found)
+    if homes is None:
+        _check_used(forward, len(placements))
+    nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
+    return replace(graph, nodes=nodes), Stages(placements, found)
+
+
+def _fixed(
+    graph: LogicalGraph, options: Options, count: int, homes: Mapping[str, int] | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
+    calls = _forward_calls(graph)
+    noted = {name: _note(call, count) for name, call in calls.items()}
+    found = {name: stage for name, stage in noted.items() if stage is not None}
+    if not isinstance(options.stages, int):
+        return _by_patterns(graph, options, found, homes)
+    if not found and homes is None:
+        found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
+    return found, dict(homes or {})
+
+
+def _by_patterns(
+    graph: LogicalGraph,
+    options: Options,
+    noted: Mapping[str, int],
+    homes: Mapping[str, int] | None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What the strategy's patterns say, before what the code notes."""
+    assert not isinstance(options.stages, int)  # a number has no patterns
+    stages = options.stages
+    modules = {name: _module(call) for name, call in _forward_calls(graph).items()}
+    variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    if homes is None:
+        check_patterns(stages, {*modules.values(), *options.modules}, variables)
+    found = {**noted, **_matched(stages, modules)}
+    given = _matched(stages, {key: key for key in variables})
+    if homes is None:
+        check_homes(graph, stages, given, found)
+    return found, {**given, **(homes or {})}
+
+
+def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int]:
+    """The stages of those whose path a pattern matches."""
+    every = {name: pattern_stage(stages, path) for name, path in paths.items()}
+    return {name: stage for name, stage in every.items() if stage is not None}
+
+
+def _module(call: Call) -> str:
+    return call.location.module if call.location else ""
+
+
+def _note(call: Call, count: int) -> int | None:
+    """What `weft.stage` in the code says."""
+    stage = call.location.stage if call.location else None
+    if stage is not None and stage >= count:
+        raise StrategyError(
+            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}"
+        )
+    return stage
+
+
+def _forward(
+    graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every forward call, by the name of its first result."""
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
+    calls = _forward_calls(graph)
+    for name, call in calls.items():
+        operands = [made.get(used) for used in node_uses(call)]
+        known = [stage for stage in operands if stage is not None]
+        stage = fixed.get(name, max(known, default=None))
+        made.update((value.name, stage) for value in node_outputs(call))
+    # What reads nothing of any stage, such as positions and masks, is made where it is read first.
+    for call in reversed(calls.values()):
+        names = [value.name for value in node_outputs(call)]
+        if made[names[0]] is None:
+            made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
+    return {name: made[name] or 0 for name in calls}
+
+
+def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
+    """The first stage of the calls that read one of the values."""
+    readers = (node for name in names for node in graph.users[name])
+    wanted = (made.get(_name(node)) for node in readers if isinstance(node, Call))
+    return min((stage for stage in wanted if stage is not None), default=0)
+
+
+def _backward(
+    graph: LogicalGraph, forward: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every backward call, by the name of its first result.
+
+    What belongs to no forward call, such as sums of gradients and the seed, stands with its
+    operands where these are of one stage, else where its result is read: where the value is made
+    that it is the gradient of. A sum to which more of a stage is added stands there, so that the
+    stage sends its sum alone.
+    """
+    of_sequence: dict[int, int] = {}
+    made: dict[str, int] = {}
+    for name, call in _forward_calls(graph).items():
+        made.update((value.name, forward[name]) for value in node_outputs(call))
+        if call.location is not None and call.location.sequence is not None:
+            of_sequence.setdefault(call.location.sequence, forward[name])
+    known: dict[str, int] = {}
+    backward = {_name(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
+    for name, call in backward.items():
+        sequence = call.location.sequence if call.location else None
+        if sequence in of_sequence:
+            known[name] = of_sequence[sequence]
+    wanted = _readers(graph, {**forward, **known}, homes)
+    for name, call in backward.items():
+        operands = {made[used] for used in node_uses(call) if used in made}
+        stage = min(operands, default=0)
+        if len(operands) != 1 and not _goes_on(graph, call, known, stage):
+            stage = wanted.get(name, 0)
+        stage = known.get(name, stage)
+        made.update((value.name, stage) for value in node_outputs(call))
+    return {name: made[name] for name in backward}
+
+
+def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
+    """Whether what a call makes is added to more that is made in a stage."""
+    readers = (node for value in node_outputs(call) for node in graph.users[value.name])
+    return any(
+        known.get(_name(graph.producers[used])) == stage
+        for reader in readers
+        if isinstance(reader, Call) and _name(reader) not in known
+        for used in node_uses(reader)
+    )
+
+
+def _readers(
+    graph: LogicalGraph, known: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """For each call, by its first result, the stage of the first thing that reads it: an update or a known call.
+
+    A reader whose stage is not known stands for its own readers.
+    """
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    found: dict[str, int] = {}
+    for call in reversed(graph.of_kind(Call)):
+        for reader in (n for value in node_outputs(call) for n in graph.users[value.name]):
+            if isinstance(reader, Update):
+                found.setdefault(_name(call), homes.get(keys[reader.target.name], 0))
+            else:
+                stage = known.get(_name(reader), found.get(_name(reader)))
+                if stage is not None:
+                    found.setdefault(_name(call), stage)
+    return found
+
+
+def _homes(
+    graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every parameter and buffer: the given one, else that of its first reader."""
+    found = {}
+    for node in graph.of_kind(Input):
+        if node.role in ("parameter", "buffer"):
+            readers = (_name(user) for user in graph.users[node.value.name])
+            read = (forward[name] for name in readers if name in forward)
+            found[node.key] = given.get(node.key, next(read, 0))
+    return found
+
+
+def _check_used(forward: Mapping[str, int], count: int) -> None:
+    idle = sorted(set(range(count)) - set(forward.values()))
+    if idle:
+        raise StrategyError(
+            f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
+            "modules in its patterns, use weft.stage in the model, or take fewer stages"
+        )
+
+
+def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
+    if not isinstance(node, Call):
+        return node
+    return changed(node, phase=Phase(stages[_name(node)], node.phase.kind))
+
+
+def _forward_calls(graph: LogicalGraph) -> dict[str, Call]:
+    """The forward calls by the name of their first result, in order."""
+    return {_name(call): call for call in graph.of_kind(Call) if call.phase.kind == "forward"}
+
+
+def _name(node: Node) -> str:
+    """The name of a call's first result; empty for what is no call."""
+    made = node.outputs if isinstance(node, Call) else ()
+    return next((value.name for value in made if value is not None), "")

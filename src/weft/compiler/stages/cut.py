@@ -1,0 +1,196 @@
+"""Cut a graph by stage: one graph for each, with what comes from other stages as free inputs.
+
+Before: a graph whose calls have stages. After: one graph for each stage that has nodes. A value
+`x` that another stage makes is called `x.at1` in stage 1, an input that nothing but its producer's
+layout fixes (see `stages/join.py`, which turns it into boxing). A leaf of the batch or a constant is
+an input of its own, under its own key, in every stage whose ranks have it not yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from weft.compiler.layouts.box import renamed
+from weft.compiler.stages.stages import Stages
+from weft.ir.arguments import changed
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Phase,
+    Update,
+    Value,
+    node_outputs,
+    node_uses,
+)
+from weft.ops.call import Varying
+
+# Made anew in every stage that reads them: they read nothing.
+_MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """One stage's part of a graph.
+
+    Attributes:
+        stage: its number.
+        graph: its nodes.
+        crossing: for each input that another stage makes, the value that it is: name here -> name
+            there.
+    """
+
+    stage: int
+    graph: LogicalGraph
+    crossing: Mapping[str, str]
+
+
+def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
+    """The graphs of the stages that have nodes, in order."""
+    owners = _owners(graph, stages)
+    found: list[StageGraph] = []
+    # For each leaf of the batch and constant, the stages that have it as an input of their own.
+    fed: dict[str, list[int]] = {}
+    for stage in range(len(stages.placements)):
+        part = _Part(graph, stages, owners, stage, fed).cut()
+        if part.graph.nodes:
+            found.append(part)
+    return tuple(found)
+
+
+def copy_sources(graph: LogicalGraph) -> LogicalGraph:
+    """The graph with what costs next to nothing made in every stage that reads it.
+
+    These are constants such as positions, and one micro-batch's part of a leaf of the batch.
+    """
+    names: dict[tuple[str, int], str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if isinstance(node, Call):
+            here = {used: names.get((used, node.phase.stage), used) for used in node_uses(node)}
+            nodes.append(renamed(node, here))
+            copies = _copies(graph, node) if _is_source(graph, node) else ()
+            for copy, stage in copies:
+                nodes.append(copy)
+                for value, made in zip(node_outputs(node), node_outputs(copy), strict=True):
+                    names[value.name, stage] = made.name
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _is_source(graph: LogicalGraph, node: Call) -> bool:
+    used = node_uses(node)
+    if not used:
+        return node.op.startswith(_MADE_ANYWHERE)
+    makers = [graph.producers[name] for name in used]
+    from_batch = all(isinstance(maker, Input) and maker.role == "batch" for maker in makers)
+    return from_batch and node.op == "aten.select.int" and isinstance(node.args[-1], Varying)
+
+
+def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
+    """A copy of `node` for each other stage that reads what it makes."""
+    readers = (reader for value in node_outputs(node) for reader in graph.users[value.name])
+    stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
+    for stage in sorted(stages - {node.phase.stage}):
+        outputs = tuple(v and replace(v, name=_name_at(v.name, stage)) for v in node.outputs)
+        yield changed(node, outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
+
+
+def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
+    """The stage that has each value: where it is made, or where a variable lives.
+
+    A leaf of the batch or a constant is owned by the first stage that reads it, an update where its
+    target lives.
+    """
+    found: dict[str, int] = {}
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+
+    def stage_of(reader: Node) -> int | None:
+        if isinstance(reader, Update):
+            return stages.homes.get(keys[reader.target.name], 0)
+        return reader.phase.stage if isinstance(reader, Call) else None
+
+    for node in graph.nodes:
+        match node:
+            case Input(value=value, role="parameter" | "buffer", key=key):
+                found[value.name] = stages.homes.get(key, 0)
+            case Input(value=value, role="batch" | "constant"):
+                readers = [stage_of(reader) for reader in graph.users[value.name]]
+                found[value.name] = min((x for x in readers if x is not None), default=0)
+            case Call():
+                found |= {value.name: node.phase.stage for value in node_outputs(node)}
+    for update in graph.of_kind(Update):
+        home = found.setdefault(update.target.name, 0)
+        found |= {state.name: home for state in update.states}
+    return found
+
+
+def _name_at(name: str, stage: int) -> str:
+    return f"{name}.at{stage}"
+
+
+@dataclass
+class _Part:
+    """One stage's nodes as they are cut out; notes in `fed` the leaves that it gets."""
+
+    graph: LogicalGraph
+    stages: Stages
+    owners: Mapping[str, int]
+    stage: int
+    fed: dict[str, list[int]]
+
+    def cut(self) -> StageGraph:
+        nodes = [node for node in self.graph.nodes if self._is_here(node)]
+        away = {
+            name: _name_at(name, self.stage)
+            for node in nodes
+            for name in node_uses(node)
+            if self.owners.get(name, 0) != self.stage
+        }
+        own = [self._input(name, away[name]) for name in away if self._is_fed(name)]
+        crossing = {away[name]: name for name in away if not self._is_fed(name)}
+        for name in [*away, *(n.value.name for n in nodes if isinstance(n, Input))]:
+            if self._is_leaf(name) and away.get(name) not in crossing:
+                self.fed.setdefault(name, []).append(self.stage)
+        free = [self._free(here, name) for here, name in crossing.items()]
+        nodes = [*free, *own, *(renamed(node, away) for node in nodes)]
+        graph = replace(self.graph, nodes=tuple(nodes))
+        return StageGraph(self.stage, graph, crossing)
+
+    def _is_here(self, node: Node) -> bool:
+        match node:
+            case Input(value=value):
+                return self.owners.get(value.name, 0) == self.stage
+            case Call(phase=phase):
+                return phase.stage == self.stage
+            case Update(target=ref) | Output(value=ref):
+                return self.owners[ref.name] == self.stage
+        return False
+
+    def _is_leaf(self, name: str) -> bool:
+        producer = self.graph.producers[name]
+        return isinstance(producer, Input) and producer.role in ("batch", "constant")
+
+    def _is_fed(self, name: str) -> bool:
+        """Whether this stage takes a leaf from the user: none of its ranks has it already."""
+        placements = self.stages.placements
+        here = set(placements[self.stage].ranks)
+        return self._is_leaf(name) and all(
+            here.isdisjoint(placements[other].ranks) for other in self.fed.get(name, ())
+        )
+
+    def _input(self, name: str, here: str) -> Input:
+        node = self.graph.producers[name]
+        assert isinstance(node, Input)  # a leaf of the batch, or a constant
+        return replace(node, value=replace(node.value, name=here))
+
+    def _free(self, here: str, name: str) -> Input:
+        """A parameter stays one, so that its users are charged as the strategy means it; all else is like a batch."""
+        value, producer = self.graph.values[name], self.graph.producers[name]
+        role = producer.role if isinstance(producer, Input) else "batch"
+        role = role if role in ("parameter", "buffer") else "batch"
+        return Input(Value(here, value.shape, value.dtype), role, here)

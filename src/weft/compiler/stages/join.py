@@ -1,0 +1,257 @@
+"""Lay out a graph stage by stage, and join the stages by boxing between their placements.
+
+Each stage is deduced on its own placement, in order. A value that comes from an earlier stage is
+wanted as it lies there, along the axes that have as many ranks in both; one from a later stage,
+such as a gradient, as it is cheapest to use. Between the two stands one boxing, right after the
+value is made; it starts from a layout in which the value stands there anyway. What the step returns
+goes to all ranks of all stages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from weft.boxing import steps
+from weft.cached import cached_property
+from weft.compiler.assignment import Assignment
+from weft.compiler.families.batch_norm import split_batch_norms
+from weft.compiler.families.class_split import split_classes
+from weft.compiler.layouts.box import box, describe
+from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.known import Known
+from weft.compiler.microbatch.loops import loop_values
+from weft.compiler.signatures import layout_of
+from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
+from weft.compiler.stages.stages import Stages
+from weft.hardware import CostModel
+from weft.ir.logical import (
+    ROLES,
+    Box,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_outputs,
+)
+from weft.layout import SBP, Layout, Partial, Placement
+from weft.units import ITEM_SIZE
+
+# What the user fixed, by the number of axes of a placement.
+GridHints: TypeAlias = Mapping[int, Hints]
+
+
+@dataclass(frozen=True)
+class Deduced:
+    """How good the layouts of a stage are known to be, in the cost model's bytes.
+
+    Attributes:
+        stage: its number.
+        cost: what they cost.
+        bound: the least that any could cost, along the axis solved last with the others as they are.
+        proven: whether they are the cheapest, along each axis with the others as they are.
+        broken: how often a parameter is used otherwise than the user laid it out, because its op
+            admits nothing else.
+    """
+
+    stage: int
+    cost: float
+    bound: float
+    proven: bool
+    broken: int = 0
+
+    @staticmethod
+    def of(stage: int, assignment: Assignment) -> Deduced:
+        known = assignment.cost, assignment.bound, assignment.proven, assignment.broken
+        return Deduced(stage, *known)
+
+
+def lay_out(
+    graph: LogicalGraph, hints: GridHints, stages: Stages, cost_model: CostModel
+) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
+    """The graph with layouts on all values and boxing between them, within stages and across.
+
+    Also what is known of how good they are.
+
+    Args:
+        graph: without layouts; its calls have stages.
+        hints: for every number of axes that a placement has.
+        stages: where they run.
+        cost_model: for deduction.
+    """
+    if len(stages.placements) == 1:
+        placement = stages.placements[0]
+        assignment = deduce(graph, hints[placement.axes], placement, cost_model)
+        boxed = box(*split_batch_norms(*split_classes(graph, assignment)))
+        return boxed, (Deduced.of(0, assignment),)
+    graph = copy_sources(graph)
+    loop = loop_values(graph)
+    laid: list[LaidOut] = []
+    deduced: list[Deduced] = []
+    known: dict[tuple[int, ...], Known] = {}
+    for part in cut_stages(graph, stages):
+        placement = stages.placements[part.stage]
+        own = _own_hints(part, hints[placement.axes], placement, laid)
+        coming = {here: there in loop for here, there in part.crossing.items()}
+        shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
+        assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
+        boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
+        laid.append(LaidOut(part.stage, part.crossing, boxed))
+        deduced.append(Deduced.of(part.stage, assignment))
+    return join_stages(graph, laid, stages), tuple(deduced)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """One stage's part of the graph, with layouts and boxing.
+
+    Attributes:
+        stage: its number.
+        crossing: for each input that another stage makes: name here -> name there.
+        graph: its nodes.
+    """
+
+    stage: int
+    crossing: Mapping[str, str]
+    graph: LogicalGraph
+
+    def standing(self, name: str) -> list[Value]:
+        """A value in the layouts in which it stands in this stage: as it is made, then boxed.
+
+        An input counts only as it comes: it is boxed late, before its first reader.
+        """
+        if name not in self.graph.values or name in self.crossing:
+            return []
+        found = [self.graph.values[name]]
+        if isinstance(self.graph.producers[name], Input):
+            return found
+        boxes: list[Box] = self.graph.of_kind(Box)
+        return found + [node.output for node in boxes if self.origin(node) == name]
+
+    def origin(self, node: Box) -> str:
+        """The value that a chain of boxings begins with."""
+        name = node.input.name
+        while isinstance(producer := self.graph.producers[name], Box):
+            name = producer.input.name
+        return name
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[Node, ...], ...]:
+        """Calls and boxings in pieces of one call each, which may be moved against other stages' pieces.
+
+        A call stands with the boxings of inputs that are due before it and those of its results;
+        what is due after all calls is a last piece.
+        """
+        pieces: list[list[Node]] = []
+        due: list[Node] = []
+        for node in self.graph.nodes:
+            match node:
+                case Call():
+                    pieces.append([*due, node])
+                    due = []
+                case Box():
+                    late = isinstance(self.graph.producers[self.origin(node)], Input)
+                    (due if late else pieces[-1]).append(node)
+        return tuple(map(tuple, [*pieces, due]))
+
+
+def _own_hints(
+    part: StageGraph, hints: Hints, placement: Placement, earlier: Sequence[LaidOut]
+) -> Hints:
+    """The hints for a stage's inputs: the user's, and where values of earlier stages lie."""
+    keys = {node.key for node in part.graph.of_kind(Input)} - set(part.crossing)
+    found = {key: sbps for key, sbps in hints.inputs.items() if key in keys}
+    for here, there in part.crossing.items():
+        values = [value for stage in earlier for value in stage.standing(there)]
+        layouts = [layout_of(value) for value in values]
+        whole = (x for x in layouts if not any(isinstance(sbp, Partial) for sbp in x.sbp))
+        layout = next(whole, None)
+        if layout is not None and layout.placement.axes == placement.axes:
+            found[here] = tuple(map(_kept, layout.sbp, layout.placement.shape, placement.shape))
+    return replace(hints, inputs=found)
+
+
+def _kept(sbp: SBP, there: int, here: int) -> SBP | None:
+    """The SBP that a value keeps along an axis when it comes from `there` ranks to `here`; None for any."""
+    return sbp if there == here > 1 else None
+
+
+def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -> LogicalGraph:
+    """The stages as one graph with layouts, in the order of `graph`, which was cut into them."""
+    arrivals = _arrivals(parts)
+    inputs = [
+        node
+        for part in parts
+        for node in part.graph.of_kind(Input)
+        if node.value.name not in part.crossing
+    ]
+    inputs.sort(key=lambda node: ROLES.index(node.role))
+    nodes: list[Node] = list(inputs)
+    nodes += [box for node in inputs for box in arrivals.get(node.value.name, ())]
+    waiting = {part.stage: deque(part.chunks) for part in parts}
+    made: set[str] = set()
+    there = {part.stage: part.graph.values for part in parts}
+    for call in graph.of_kind(Call):
+        # Calls of a loss over split classes have made way for others, which come before the next.
+        kept = (v.name for v in node_outputs(call) if v.name in there[call.phase.stage])
+        name = next(kept, None)
+        while name is not None and name not in made:
+            for node in waiting[call.phase.stage].popleft():
+                names = [value.name for value in node_outputs(node)]
+                made.update(names)
+                nodes += [node, *(box for name in names for box in arrivals.get(name, ()))]
+    nodes += [node for chunks in waiting.values() for chunk in chunks for node in chunk]
+    sent, outputs = _outputs(graph, parts, stages)
+    return replace(graph, nodes=(*nodes, *sent, *_updates(graph, parts), *outputs))
+
+
+def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
+    """The boxings between stages, by the value from which they start."""
+    found: dict[str, list[Box]] = {}
+    for part in parts:
+        for here, there in part.crossing.items():
+            output = part.graph.values[here]
+            values = [value for other in parts for value in other.standing(there)]
+            source = min(values, key=lambda value: _moved(value, layout_of(output)))
+            reader = part.graph.users[here][0]
+            cause = reader.cause if isinstance(reader, Box) else describe(reader, part.graph)
+            found.setdefault(source.name, []).append(Box(Ref(source.name), output, cause))
+    return found
+
+
+def _moved(value: Value, layout: Layout) -> int:
+    """Bytes that boxing `value` to `layout` moves."""
+    chain = steps(layout_of(value), layout, value.shape, ITEM_SIZE[value.dtype])
+    return sum(step.bytes for step in chain)
+
+
+def _updates(graph: LogicalGraph, parts: Sequence[LaidOut]) -> Iterator[Update]:
+    found = {node.target.name: node for part in parts for node in part.graph.of_kind(Update)}
+    yield from (found[node.target.name] for node in graph.of_kind(Update))
+
+
+def _outputs(
+    graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages
+) -> tuple[list[Box], list[Output]]:
+    """The boxings that take what the step returns to all ranks, and the outputs."""
+    target = stages.everywhere()
+    found: dict[str, tuple[Output, Value]] = {}
+    for part in parts:
+        for node in part.graph.of_kind(Output):
+            found[node.key] = node, part.graph.values[node.value.name]
+    sent: dict[str, Box] = {}
+    outputs = []
+    for key in (node.key for node in graph.of_kind(Output)):
+        node, value = found[key]
+        if set(layout_of(value).placement.ranks) != set(target.placement.ranks):
+            output = replace(value, name=f"{value.name}.out", layout=target)
+            box = sent.setdefault(value.name, Box(Ref(value.name), output, f"output {key}"))
+            node = replace(node, value=Ref(box.output.name))
+        outputs.append(node)
+    return list(sent.values()), outputs

@@ -1,0 +1,182 @@
+"""Stages: the parts of a pipeline, each on a placement of its own.
+
+Every call of a graph has a stage in its phase; every variable has a home, the stage where it lives
+and is updated. `assign_stages` decides both. The graph is then cut (`stages/cut.py`), each part is
+deduced and boxed on its own placement as if it were alone, and the parts are joined again by boxing
+between placements (`stages/join.py`).
+
+Name patterns of stages: what they cover, and what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
+
+from weft.compiler.options import Stage
+from weft.errors import StrategyError
+from weft.ir.logical import Call, Input, LogicalGraph, Node
+from weft.layout import Layout, Placement, broadcast_layout, shard_range
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where each stage runs, and where variables live.
+
+    Attributes:
+        placements: of stage 0, 1, ….
+        homes: the stage of each parameter and buffer, by key; missing ones live in stage 0.
+    """
+
+    placements: tuple[Placement, ...]
+    homes: Mapping[str, int] = field(default_factory=dict)
+
+    def everywhere(self) -> Layout:
+        """Whole on every rank of every stage: how the results of a step are handed out."""
+        ranks = tuple(sorted({rank for each in self.placements for rank in each.ranks}))
+        return broadcast_layout(Placement(self.placements[0].device_type, (len(ranks),), ranks))
+
+
+def stage_placements(
+    stages: tuple[Stage, ...] | int, placement: Placement
+) -> tuple[Placement, ...]:
+    """Where each stage runs; one stage without `stages`.
+
+    A number of stages cuts the first axis of `placement` evenly; when it has fewer rows than there
+    are stages, they go round robin.
+
+    Raises:
+        StrategyError: when the stages' own placements do not fit `placement` or one another.
+    """
+    if isinstance(stages, int):
+        return tuple(_rows(placement, index, stages) for index in range(stages))
+    if not stages:
+        return (placement,)
+    found = tuple(stage.placement for stage in stages)
+    _check_ranks(found, placement)
+    for (one, a), (other, b) in combinations(enumerate(found), 2):
+        common = set(a.ranks) & set(b.ranks)
+        if common and not (common == set(a.ranks) or common == set(b.ranks)):
+            raise StrategyError(
+                f"stages {one} and {other} share {_ranks(common)} but run on {a} and {b}: give them the "
+                "same ranks (interleaved stages), ranks of their own, or one all ranks of the other"
+            )
+    return found
+
+
+def _rows(placement: Placement, index: int, stages: int) -> Placement:
+    """The rows of the grid that stage number `index` runs on."""
+    rows = placement.shape[0]
+    parts = min(rows, stages)
+    offset, length = shard_range(rows, parts, index % parts)
+    width = len(placement.ranks) // rows
+    ranks = placement.ranks[offset * width : (offset + length) * width]
+    return Placement(placement.device_type, (length, *placement.shape[1:]), ranks)
+
+
+def _check_ranks(found: tuple[Placement, ...], placement: Placement) -> None:
+    """All stages together run on the ranks and the device type of `placement`."""
+    ranks = {rank for each in found for rank in each.ranks}
+    unknown, idle = ranks - set(placement.ranks), set(placement.ranks) - ranks
+    if unknown:
+        raise StrategyError(
+            f"a stage runs on {_ranks(unknown)}, the placement is {placement}; compile with a placement "
+            "that holds the ranks of all stages"
+        )
+    if idle:
+        raise StrategyError(
+            f"{_ranks(idle)} of the placement {placement} runs no stage; name it in the placement of a "
+            "stage, or leave it out"
+        )
+    for index, each in enumerate(found):
+        if each.device_type != placement.device_type:
+            raise StrategyError(
+                f"stage {index} runs on {each}, expected the placement's device type {placement.device_type!r}"
+            )
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    every = sorted(ranks)
+    return f"rank{'s' if len(every) > 1 else ''} {', '.join(map(str, every))}"
+
+
+def covers(pattern: str, path: str) -> bool:
+    """Whether a pattern covers a module or a parameter: it names it, or a module around it.
+
+    "embed.*" covers the module "embed" too, with all below. The model itself, the path "", is
+    covered by nothing.
+    """
+    stem = pattern.removesuffix(".*")
+    return any(fnmatchcase(one, pattern) or fnmatchcase(one, stem) for one in _around(path))
+
+
+def pattern_stage(stages: Sequence[Stage], path: str) -> int | None:
+    """The first stage with a pattern that covers `path`."""
+    for index, stage in enumerate(stages):
+        if any(covers(pattern, path) for pattern in stage.patterns):
+            return index
+    return None
+
+
+def check_patterns(
+    stages: Sequence[Stage], modules: Iterable[str], variables: Sequence[str]
+) -> None:
+    """Raise StrategyError when a pattern covers nothing of the model."""
+    paths = {around for path in (*modules, *variables) for around in _around(path)}
+    for index, stage in enumerate(stages):
+        for pattern in stage.patterns:
+            if not any(covers(pattern, path) for path in paths):
+                known = sorted(paths)
+                near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:5]
+                raise StrategyError(
+                    f"stages[{index}]: the pattern {pattern!r} matches nothing; modules and parameters "
+                    f"that exist: {', '.join(near)}"
+                )
+
+
+def check_homes(
+    graph: LogicalGraph,
+    stages: Sequence[Stage],
+    homes: Mapping[str, int],
+    fixed: Mapping[str, int],
+) -> None:
+    """Raise StrategyError when modules with parameters or buffers are in no stage.
+
+    Those of the model itself, outside of all modules, need none: they live where they are read.
+
+    Args:
+        graph: the step.
+        stages: of the strategy.
+        homes: the stages of variables that a pattern covers, by key.
+        fixed: the stages of calls that a pattern or a note puts there, by first result.
+    """
+    if not any(stage.patterns for stage in stages):
+        return
+    known = {key.rpartition(".")[0] for key in homes} | {""}
+    lost = [
+        node.key.rpartition(".")[0]
+        for node in graph.of_kind(Input)
+        if node.role in ("parameter", "buffer") and node.key.rpartition(".")[0] not in known
+        # An update alone is no use: what nothing reads need not be anywhere.
+        if not _placed([n for n in graph.users[node.value.name] if isinstance(n, Call)], fixed)
+    ]
+    if lost:
+        names = ", ".join(dict.fromkeys(lost))
+        raise StrategyError(
+            f"in no stage: {names}; add a pattern for it to one of the {len(stages)} stages"
+        )
+
+
+def _placed(readers: Sequence[Node], fixed: Mapping[str, int]) -> bool:
+    names = [v.name for node in readers if isinstance(node, Call) for v in node.outputs if v]
+    return not readers or any(name in fixed for name in names)
+
+
+def _around(path: str) -> Iterator[str]:
+    """The path itself and every module around it: "a.b.c", "a.b", "a"."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]

@@ -1,0 +1,145 @@
+"""Layouts of activations: a hint on what modules return, where the strategy names them.
+
+What is only added up is laid as its sum: attention and MLP side by side, each split by its inputs, make parts of
+one sum, which is reduced once.
+
+Before: calls outside of a module read what it made. After: they read it through `weft.hint`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from weft.compiler.graph.products_first import ADD
+from weft.compiler.layouts.box import renamed
+from weft.compiler.training.gathers import HINT
+from weft.errors import StrategyError
+from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
+
+# Patterns of module paths, and the SBPs of what they return, as texts of hints.
+Layouts: TypeAlias = Sequence[tuple[str, str]]
+
+
+def lay_activations(
+    graph: LogicalGraph, layouts: Layouts, modules: Sequence[str] = ()
+) -> LogicalGraph:
+    """Hint at what modules return that a pattern names; the first that does counts.
+
+    What a module returns is what it makes and other calls of the forward read. A scalar beside
+    tensors, such as a loss that balances experts, is passed over.
+
+    Args:
+        graph: without layouts.
+        layouts: patterns, and what they ask for.
+        modules: that a pattern may name, besides those with a call.
+
+    Raises:
+        StrategyError: when a pattern names no module.
+    """
+    if not layouts:
+        return graph
+    _check(graph, layouts, modules)
+    hinted: dict[str, tuple[str, str]] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        names = {old: new for old, (new, path) in hinted.items() if not _inside(node, path)}
+        nodes.append(renamed(node, names))
+        if isinstance(node, Call) and node.phase.kind == "forward":
+            for name, path, text in _returned(graph, node, layouts):
+                hint = _hint(node, graph.values[name], text)
+                nodes.append(hint)
+                hinted[name] = node_outputs(hint)[0].name, path
+    return _on_sums(replace(graph, nodes=tuple(nodes)))
+
+
+def _on_sums(graph: LogicalGraph) -> LogicalGraph:
+    """The graph with one hint on a sum, in place of equal hints on both terms that nothing else reads."""
+    hints = {node.makes[0].name: node for node in graph.of_kind(Call) if node.op == HINT}
+    alone = {name for name in hints if len(graph.users[name]) == 1}
+    names: dict[str, str] = {}
+    nodes: dict[str | int, Node] = {}
+    for number, old in enumerate(graph.nodes):
+        node = renamed(old, names)
+        terms = _hinted_terms(node, hints, alone)
+        nodes[node_outputs(node)[0].name if node_outputs(node) else number] = node
+        if not terms or not isinstance(node, Call):
+            continue
+        raw = {name: node_uses(hints[name])[0] for name in terms}
+        made = node.makes[0]
+        hint = _hint(node, made, str(hints[terms[0]].args[1]))
+        for name in terms:
+            del nodes[name]
+        nodes[made.name] = renamed(node, raw)
+        names[made.name] = laid = hint.makes[0].name
+        nodes[laid] = hints[laid] = hint
+        alone |= {laid} if len(graph.users[made.name]) == 1 else set()
+    return replace(graph, nodes=tuple(nodes.values())) if names else graph
+
+
+def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str]) -> tuple[str, ...]:
+    """The two terms of a plain sum that have equal hints, of which it is the one reader."""
+    if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
+        return ()
+    known = [hints[name] for name in node.operands if name in alone]
+    texts = {(hint.args[1:], hint.makes[0].shape) for hint in known}
+    same = len(known) == 2 and texts == {(known[0].args[1:], node.makes[0].shape)}
+    return node.operands if same else ()
+
+
+def _hint(maker: Call, value: Value, text: str) -> Call:
+    laid = replace(value, name=f"{value.name}.laid")
+    return Call(HINT, (Ref(value.name), text), (), (laid,), maker.location, maker.phase)
+
+
+def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tuple[str, str, str]]:
+    """What a call makes that a module returns: name, outermost such module, and the text for it."""
+    for value in node_outputs(node):
+        for path in _around(node):
+            text = next((text for pattern, text in layouts if fnmatchcase(path, pattern)), None)
+            if text is not None and _leaves(graph, value, path):
+                if value.shape or not _returns_tensors(graph, path):
+                    yield value.name, path, text
+                break
+
+
+def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
+    """Whether a module's value is read outside of it."""
+    return any(_outside(reader, path) for reader in graph.users[value.name])
+
+
+def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
+    """Whether a module returns anything that has dimensions."""
+    inside = (node for node in graph.of_kind(Call) if _inside(node, path))
+    made = (value for node in inside for value in node_outputs(node) if value.shape)
+    return any(_leaves(graph, value, path) for value in made)
+
+
+def _outside(node: Node, path: str) -> bool:
+    """Whether a node is a call of the forward outside of a module."""
+    return isinstance(node, Call) and node.phase.kind == "forward" and not _inside(node, path)
+
+
+def _inside(node: Node, path: str) -> bool:
+    """Whether a node belongs to the forward of a module."""
+    return isinstance(node, Call) and node.phase.kind == "forward" and path in _around(node)
+
+
+def _around(node: Call) -> Iterator[str]:
+    """The paths of the modules around a call, outermost first."""
+    parts = node.location.module.split(".") if node.location and node.location.module else []
+    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _check(graph: LogicalGraph, layouts: Layouts, modules: Sequence[str]) -> None:
+    paths = {path for call in graph.of_kind(Call) for path in _around(call)} | set(modules)
+    for pattern, _ in layouts:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
+            raise StrategyError(
+                f"activations={{{pattern!r}: …}} names no module; modules that exist: "
+                f"{', '.join(near or sorted(paths)[:5])}"
+            )

@@ -1,0 +1,59 @@
+"""The norm of all gradients together, whatever their layouts and stages: clip by it, or tell it.
+
+Before: updates by gradients. After: by gradients times `min(1, max_norm / (norm + 1e-6))`, as
+`torch.nn.utils.clip_grad_norm_` does it between backward and the optimizer's step; the metric
+"grad_norm" is the norm before clipping. The squares of a split gradient are summed where its shards
+lie; only numbers travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from weft.compiler.training.gradients import Gradient, Scalars, gradients, with_sources
+from weft.ir.logical import LogicalGraph, Output, Phase, Ref
+from weft.ops.call import Token
+
+# What keys of outputs begin with that the loss function did not return.
+METRIC = "metric:"
+
+
+def clip_norm(
+    graph: LogicalGraph,
+    max_norm: float | None,
+    metrics: Collection[str] = (),
+    homes: Mapping[str, int] | None = None,
+) -> LogicalGraph:
+    """Let optimizers read gradients that are scaled to a global norm of at most `max_norm`.
+
+    Args:
+        graph: without layouts.
+        max_norm: None leaves gradients as they are.
+        metrics: with "grad_norm", the norm is one more output.
+        homes: the stages of parameters, by key.
+    """
+    found = gradients(graph, homes)
+    measured = "grad_norm" in metrics
+    if not found or (max_norm is None and not measured):
+        return graph
+    double = any(each.value.dtype in ("float64", "complex128") for each in found)
+    new = Scalars("clip", "float64" if double else "float32")
+    dtype = Token("dtype", new.dtype)
+    squares = [(_square(new, each, dtype), each.phase) for each in found]
+    total = new.total("aten.sum.default", squares, "square")
+    first = Phase(min(each.phase.stage for each in found), "backward")
+    norm = new.call("aten.sqrt.default", (total,), "norm", first) if measured else None
+    sources = {}
+    if max_norm is not None:
+        factor = new.call("weft.clip_factor", (total, max_norm), "factor", first)
+        sources = {each.target: new.scaled(each, factor) for each in found}
+    graph = with_sources(graph, new.calls, sources)
+    if norm is None:
+        return graph
+    return replace(graph, nodes=(*graph.nodes, Output(norm, f"{METRIC}grad_norm")))
+
+
+def _square(new: Scalars, gradient: Gradient, dtype: Token) -> Ref:
+    args = (Ref(gradient.value.name), dtype)
+    return new.call("weft.square_sum", args, gradient.value.name, gradient.phase)

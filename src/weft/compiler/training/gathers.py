@@ -1,0 +1,281 @@
+"""Where a parameter that lies in shards becomes whole, and for whom.
+
+Before: calls read a parameter, or views and casts of it. After: each group of readers has a chain
+of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
+there:
+
+    %w.cast0 = aten._to_copy(%w, …)            a cast works on the shard: fewer bytes travel
+    %w.take0 = weft.take(%w.cast0, "S(0)", 0)  where each group has a gather of its own
+    %w.hint0 = weft.hint(%w.take0, "B", 0)
+    %w.t0    = aten.t(%w.hint0)                a view of the whole
+
+Casts run once a step, at its start: made where they are read, behind the work before it, they would
+hold their gather back until that is done, and there would be one for each group and micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.calls import operand_names
+from weft.compiler.layouts.box import renamed
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.compiler.microbatch.loops import loop_values, runs_in_loop
+from weft.ir.arguments import changed
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Phase,
+    Ref,
+    Value,
+    Varying,
+    node_uses,
+)
+
+HINT, TAKE = "weft.hint", "weft.take"
+# Conversions: of a shard they make the shard.
+_CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default"))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How the readers of one parameter get it whole.
+
+    Attributes:
+        axis: along which its shards lie.
+        shard: its SBPs, as the text of a hint, for each stage; `*` leaves an axis free.
+        whole: the SBPs in which it is used, for each stage.
+        each_time: whether the readers in one block and phase gather it for themselves, in each
+            micro-batch, together with what else the block reads; otherwise it is gathered once a
+            step for all readers of a stage. Where a block's backward follows its forward with no
+            other block between, as that of the last one does, they share what is gathered.
+    """
+
+    axis: int
+    shard: tuple[str, ...]
+    whole: tuple[str, ...]
+    each_time: bool
+
+    def group(self, reader: Call) -> Hashable:
+        """Readers of one group share a gather: those of a block ("blocks.0") in one phase."""
+        if not self.each_time:
+            return reader.phase.stage
+        return reader.phase, block_of(reader.location.module if reader.location else "")
+
+
+def _is_backward_of(group: Hashable, other: Hashable) -> bool:
+    """Whether two groups are of one block and stage, the backward and the forward."""
+    match group, other:
+        case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
+            return (stage, block) == (there, same)
+    return False
+
+
+def block_of(module: str) -> str:
+    """The repeated block around a module ("blocks.0" for "blocks.0.fc"), or its outermost module."""
+    parts = module.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[: number + 1])
+
+
+def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
+    """Give the readers of some parameters, named by their values, chains as above."""
+    rewriter = _Rewriter(graph, gathers)
+    for node in graph.nodes:
+        rewriter.note(node)
+    for node in graph.nodes:
+        rewriter.add(node)
+    return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
+
+
+@dataclass
+class _Rewriter:
+    """The state of the walk.
+
+    Attributes:
+        root: for each value of a chain, its parameter; the parameters included.
+        chain: for each value of a chain but the parameter, the call that makes it.
+        made: by group and value, what stands for it: its shard and the whole.
+        joined: for a group, the one whose gathers it shares: for the backward of a block that
+            follows its forward at once, the forward's.
+        last: by stage the group that was read last, and whether for each micro-batch.
+        early: new nodes that run once a step, before all others.
+        body: all other nodes.
+        wanted: by group, the values of chains and their readers, where a group is gathered
+            together.
+    """
+
+    graph: LogicalGraph
+    gathers: Mapping[str, Gather]
+    root: dict[str, str] = field(default_factory=dict)
+    chain: dict[str, Call] = field(default_factory=dict)
+    made: dict[tuple[Hashable, str, str], str] = field(default_factory=dict)
+    joined: dict[Hashable, Hashable] = field(default_factory=dict)
+    last: dict[int, tuple[Hashable, bool]] = field(default_factory=dict)
+    early: list[Node] = field(default_factory=list)
+    body: list[Node] = field(default_factory=list)
+    wanted: dict[Hashable, list[tuple[str, Call]]] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.root.update((name, name) for name in self.gathers)
+        self.loop = loop_values(self.graph)
+
+    def nodes(self) -> list[Node]:
+        """Inputs, what is gathered before the micro-batches, and the rest."""
+        inputs = sum(isinstance(node, Input) for node in self.body)
+        return [*self.body[:inputs], *self.early, *self.body[inputs:]]
+
+    def note(self, node: Node) -> None:
+        """Find the chains and their readers."""
+        if isinstance(node, Call) and self._continues(node):
+            source, made = operand_names(node)[0], _result(node)
+            self.root[made], self.chain[made] = self.root[source], node
+        elif isinstance(node, Call):
+            for name in self._read(node):
+                if self.gathers[self.root[name]].each_time:
+                    self._note_group(self._given_group(name, node), node)
+                    self.wanted.setdefault(self._group(name, node), []).append((name, node))
+
+    def _note_group(self, group: Hashable, reader: Call) -> None:
+        """Join a group with the one that was read last in its stage, if it is the backward of the same block."""
+        now = group, self._in_loop(reader)
+        last, looped = self.last.get(reader.phase.stage, now)
+        if group not in self.joined:
+            same = _is_backward_of(group, last) and looped == now[1]
+            self.joined[group] = last if same else group
+        self.last[reader.phase.stage] = now
+
+    def _given_group(self, name: str, reader: Call) -> Hashable:
+        return self.gathers[self.root[name]].group(reader)
+
+    def _group(self, name: str, reader: Call) -> Hashable:
+        """The group of the readers with which one shares its gathers."""
+        group = self._given_group(name, reader)
+        return self.joined.get(group, group)
+
+    def add(self, node: Node) -> None:
+        if isinstance(node, Call) and not self._continues(node):
+            names = self._read(node)
+            groups = dict.fromkeys(self._group(name, node) for name in names)
+            for group in groups:
+                for name, reader in self.wanted.pop(group, ()):
+                    self._gathered(name, reader)
+            node = renamed(node, {name: self._whole(name, node) for name in names})
+        self.body.append(node)
+
+    def _read(self, node: Call) -> tuple[str, ...]:
+        return tuple(name for name in dict.fromkeys(node_uses(node)) if name in self.root)
+
+    def _gathered(self, name: str, reader: Call) -> None:
+        """Make whole what a value is a view of; the views themselves stand before their reader."""
+        while not self._is_shard(name):
+            name = self._source(name)
+        self._whole(name, reader)
+
+    def _continues(self, node: Call) -> bool:
+        """Whether a call makes a view or a cast of a parameter."""
+        names = operand_names(node)
+        cheap = node.op in VIEW_OPS | _CASTS and node.op != HINT and len(node.outputs) == 1
+        return cheap and len(names) == 1 and names[0] in self.root
+
+    def _whole(self, name: str, reader: Call) -> str:
+        """What stands for the whole of a value of a chain, for a reader."""
+        gather = self.gathers[self.root[name]]
+        if self._is_shard(name):
+            text = gather.whole[reader.phase.stage]
+            source = self._shard(name, reader)
+            return self._new(name, "hint", reader, HINT, (text, gather.axis), source)
+        return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
+
+    def _shard(self, name: str, reader: Call) -> str:
+        """What stands for the shard of a parameter or a cast of it, for a reader."""
+        gather = self.gathers[self.root[name]]
+        stored = self._stored(name, reader)
+        if not gather.each_time:
+            return stored
+        text, times = gather.shard[reader.phase.stage], self.graph.micro_batches
+        vary = (Varying(tuple(range(times))),) if self._in_loop(reader) else ()
+        return self._new(name, "take", reader, TAKE, (text, gather.axis, *vary), stored)
+
+    def _stored(self, name: str, reader: Call) -> str:
+        """The parameter, or a cast of its shard: one for a step and stage."""
+        if name not in self.chain:
+            return name
+        key = (reader.phase.stage, "shard", name)
+        if key not in self.made:
+            source = self._stored(self._source(name), reader)
+            self.made[key] = self._copy(name, "shard", source, reader, early=True)
+        return self.made[key]
+
+    def _is_shard(self, name: str) -> bool:
+        """Whether a value of a chain is the parameter, or a cast of what is."""
+        if name not in self.chain:
+            return True
+        return self.chain[name].op in _CASTS and self._is_shard(self._source(name))
+
+    def _source(self, name: str) -> str:
+        return operand_names(self.chain[name])[0]
+
+    def _new(
+        self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...], source: str
+    ) -> str:
+        """A hint on the shard that stands for `name`, or a take of it; one a group."""
+        key = (self._group(name, reader), kind, name)
+        if key not in self.made:
+            value = replace(self.graph.values[name], name=self._name(name, kind))
+            self._append(Call(op, (Ref(source), *rest), (), (value,), reader.location), reader)
+            self.made[key] = value.name
+        return self.made[key]
+
+    def _copied(self, name: str, kind: str, source: str, reader: Call) -> str:
+        """A copy of the call of a chain that makes `name`, on another source; one for a group."""
+        key = (self._group(name, reader), kind, name)
+        if key not in self.made:
+            self.made[key] = self._copy(name, kind, source, reader)
+        return self.made[key]
+
+    def _copy(self, name: str, kind: str, source: str, reader: Call, early: bool = False) -> str:
+        value = replace(self.graph.values[name], name=self._name(name, kind))
+        copy = changed(self.chain[name], outputs=(value,), location=reader.location)
+        self._append(renamed(copy, {self._source(name): source}), reader, early)
+        return value.name
+
+    def _append(self, call: Node, reader: Call, early: bool = False) -> None:
+        assert isinstance(call, Call)
+        early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
+        call = changed(call, phase=reader.phase)
+        if self._in_loop(reader) and not early:
+            self.loop |= {_result(call)}
+        (self.early if early else self.body).append(call)
+
+    def _in_loop(self, reader: Call) -> bool:
+        return runs_in_loop(reader, self.loop)
+
+    def _name(self, name: str, kind: str) -> str:
+        self.count += 1
+        return f"{name}.{kind}{self.count}"
+
+
+def _result(call: Call) -> str:
+    value = call.outputs[0]
+    assert isinstance(value, Value)  # chains hold calls with one tensor
+    return value.name
+
+
+def _without_dead(nodes: list[Node], chain: Mapping[str, Call]) -> tuple[Node, ...]:
+    """The nodes without those of the old chains that nobody reads any more."""
+    read: set[str] = set()
+    kept = []
+    for node in reversed(nodes):
+        if isinstance(node, Call) and len(node.outputs) == 1:
+            name = _result(node) if node.outputs[0] else ""
+            if name in chain and name not in read:
+                continue
+        read.update(node_uses(node))
+        kept.append(node)
+    return tuple(reversed(kept))

@@ -1,0 +1,232 @@
+"""Recompute: the backward makes parts of the forward again instead of keeping their results.
+
+Before: backward calls read what forward calls of a region made. After: they read copies of these
+calls, which stand right before their first reader. A region is a module that the user names, with
+all below it, or a set of ops. What a module hands on is kept, and so is what it gets; only what
+lies in between is made again (Chen et al. 2016, "Training deep nets with sublinear memory cost").
+
+Copies of random ops draw the same numbers, as they carry the same salts. So that nothing is made
+again before its time, copies read what was kept through `weft.after`, which waits for the gradient
+that the backward of the region starts from.
+
+Regions: the parts of the forward that run again, from patterns of modules and ops, and from checkpoints.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from weft.compiler.layouts.box import renamed
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.errors import StrategyError
+from weft.ir.arguments import changed
+from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
+
+# The region of all calls that a pattern of ops names; those of modules are called by their paths.
+OPS = "ops"
+
+
+def regions(
+    graph: LogicalGraph, patterns: Sequence[str], modules: Sequence[str] = ()
+) -> dict[str, str]:
+    """The region of each value that can be made again; patterns may also name one of `modules`.
+
+    Raises:
+        StrategyError: when a pattern names neither a module nor an op of the forward.
+    """
+    forward = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
+    paths = {around for call in forward for around in _around(_module(call))} | set(modules)
+    ops = {call.op for call in forward}
+    for pattern in patterns:
+        if not any(_names(pattern, path) for path in paths) and not _matching(ops, pattern):
+            raise StrategyError(_unknown(pattern, paths, ops))
+    found: dict[str, str] = {}
+    for call in forward:
+        region = _region(call, patterns)
+        if region is None and call.op in VIEW_OPS and found.get(node_uses(call)[0]) == OPS:
+            region = OPS  # a view of what is made again would keep it
+        found.update((value.name, region) for value in node_outputs(call) if region is not None)
+    return found
+
+
+def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[str]:
+    """The values of regions that are there in the backward anyway.
+
+    These are what a module hands on to other calls of the forward, and what the step returns; and
+    what they are views of.
+    """
+    kept: set[str] = set()
+    for node in reversed(graph.nodes):
+        if isinstance(node, Output):
+            kept.add(node.value.name)
+        elif isinstance(node, Call) and node.phase.kind == "forward":
+            kept |= _taken(node, region_of)
+            made = {value.name for value in node_outputs(node)}
+            if made & kept:
+                kept |= made  # a call is made again as a whole, or not at all
+                kept.update(node_uses(node)[:1] if node.op in VIEW_OPS else ())
+    return frozenset(kept)
+
+
+def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
+    """What a call takes from the regions of other modules."""
+    here = next((region_of.get(value.name) for value in node_outputs(call)), None)
+    return {name for name in node_uses(call) if region_of.get(name, OPS) not in (here, OPS)}
+
+
+def _region(call: Call, patterns: Sequence[str]) -> str | None:
+    """The outermost module around a call that a pattern names, or its checkpoint; `OPS` when one names its op."""
+    for path in _around(_module(call)):
+        if any(_names(pattern, path) for pattern in patterns):
+            return path
+    if call.location is not None and call.location.checkpoint is not None:
+        return f"checkpoint {call.location.checkpoint}"
+    return OPS if any(fnmatchcase(call.op, pattern) for pattern in patterns) else None
+
+
+def _module(call: Call) -> str:
+    return call.location.module if call.location else ""
+
+
+def _around(path: str) -> Iterator[str]:
+    """The modules around a call, outermost first: "blocks", "blocks.0", "blocks.0.fc"."""
+    parts = path.split(".") if path else []
+    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _names(pattern: str, path: str) -> bool:
+    """Whether a pattern names a module: part by part."""
+    wanted, parts = pattern.split("."), path.split(".")
+    return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+
+
+def _matching(ops: Iterable[str], pattern: str) -> list[str]:
+    return [op for op in ops if fnmatchcase(op, pattern)]
+
+
+def _unknown(pattern: str, paths: Iterable[str], ops: Iterable[str]) -> str:
+    near = difflib.get_close_matches(pattern, [*paths, *ops], n=3, cutoff=0.4)
+    return (
+        f"recompute=[{pattern!r}]: the pattern names neither a module nor an op of the forward; "
+        f"there are {', '.join(near or [*sorted(paths)[:5], *sorted(ops)[:3]])}"
+    )
+
+
+AFTER = "weft.after"
+
+
+def recompute(
+    graph: LogicalGraph, patterns: Sequence[str], modules: Sequence[str] = ()
+) -> LogicalGraph:
+    """Let the backward make again what the forward made in the regions that `patterns` name.
+
+    Args:
+        graph: without layouts; every call has its phase.
+        patterns: of module paths, one part for each part of a path ("blocks.*" is each block), or
+            of ops ("aten.gelu.default").
+        modules: that a pattern may name, besides those with a call.
+
+    Raises:
+        StrategyError: when a pattern names nothing.
+    """
+    region_of = regions(graph, patterns, modules)
+    again = region_of.keys() - kept_values(graph, region_of)
+    if not again:
+        return graph
+    walk = _Walk(graph, {name: region_of[name] for name in again})
+    for number, node in enumerate(graph.nodes):
+        walk.add(number, node)
+    return replace(graph, nodes=tuple(walk.nodes))
+
+
+@dataclass
+class _Walk:
+    """The nodes so far, and what stands for a value in the backward.
+
+    Attributes:
+        region_of: for each value that is made again, its region.
+        copies: the names of values that were made again.
+        held: by region, the kept values as its copies read them.
+        backward: the values that calls of the backward made so far, with the numbers of their
+            nodes.
+    """
+
+    graph: LogicalGraph
+    region_of: Mapping[str, str]
+    nodes: list[Node] = field(default_factory=list)
+    copies: dict[str, str] = field(default_factory=dict)
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    backward: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.number = {
+            value.name: number
+            for number, node in enumerate(self.graph.nodes)
+            for value in node_outputs(node)
+        }
+
+    def add(self, number: int, node: Node) -> None:
+        if isinstance(node, Call) and node.phase.kind != "forward":
+            self._make_again(number, node)
+            node = renamed(node, self.copies)
+            self.backward.update((value.name, number) for value in node_outputs(node))
+        self.nodes.append(node)
+
+    def _make_again(self, number: int, reader: Call) -> None:
+        """Copies of all calls that `reader` needs made again, in the order of the originals."""
+        missing = self._missing(reader)
+        if not missing:
+            return
+        awaited = self._awaited(number, reader)
+        for place in sorted(missing):
+            call = self.graph.nodes[place]
+            assert isinstance(call, Call)  # only calls are made again
+            phase = Phase(call.phase.stage, reader.phase.kind)
+            names = {name: self._read(name, call, awaited, phase) for name in node_uses(call)}
+            outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
+            copy = changed(call, outputs=outputs, phase=phase)
+            self.nodes.append(renamed(copy, names))
+            self.copies.update((v.name, f"{v.name}.again") for v in node_outputs(call))
+
+    def _missing(self, reader: Call) -> set[int]:
+        """The numbers of the calls that must be copied before `reader`."""
+        found: set[int] = set()
+        waiting = list(node_uses(reader))
+        while waiting:
+            name = waiting.pop()
+            if name in self.region_of and name not in self.copies:
+                place = self.number[name]
+                if place not in found:
+                    found.add(place)
+                    waiting += node_uses(self.graph.nodes[place])
+        return found
+
+    def _read(self, name: str, call: Call, awaited: str | None, phase: Phase) -> str:
+        """What the copy of `call` reads in place of `name`."""
+        region = self.region_of[node_outputs(call)[0].name]
+        if name in self.copies:
+            return self.copies[name]
+        if awaited is None or not isinstance(self.graph.producers[name], Call):
+            return name
+        if (region, name) not in self.held:
+            value = replace(self.graph.values[name], name=f"{name}.held{len(self.held)}")
+            args = (Ref(name), Ref(awaited))
+            self.nodes.append(Call(AFTER, args, (), (value,), call.location, phase))
+            self.held[region, name] = value.name
+        return self.held[region, name]
+
+    def _awaited(self, number: int, reader: Call) -> str | None:
+        """The gradient that the backward of the region starts from.
+
+        It is the last value made before `reader` among what the backward reads first: `reader`
+        itself, or else the calls after it.
+        """
+        for node in self.graph.nodes[number:]:
+            if isinstance(node, Call) and node.phase == reader.phase:
+                known = [name for name in node_uses(node) if name in self.backward]
+                if known:
+                    return max(known, key=self.backward.__getitem__)
+        return None

@@ -1,0 +1,243 @@
+"""What is sent in a step, and for what: each exchange of a graph with its group, as `Program.explain` sums them up.
+
+What `Program.explain` prints of all exchanges together: bytes by kind and dtype.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias
+
+from rich.table import Table
+
+from weft.boxing import COLLECTIVES, steps
+from weft.compiler.local.halo import graph_halos
+from weft.compiler.microbatch.loops import loop_values
+from weft.compiler.pipeline import Compiled
+from weft.compiler.schedule.phases import node_phases
+from weft.compiler.signatures import layout_of
+from weft.compiler.training.gradients import passed_to_gradients
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
+from weft.ir.plan import Communicate
+from weft.program.explain.tables import stars, table
+from weft.units import ITEM_SIZE, bytes_text
+
+Group: TypeAlias = Literal[
+    "gradients of parameters",
+    "parameters gathered",
+    "buffers",
+    "batch",
+    "between stages",
+    "activations",
+    "gradients of activations",
+    "border rows",
+    "losses, norms, results",
+]
+# As many exchanges are named one by one.
+DEAREST = 3
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """One exchange of a step, or as many as there are micro-batches.
+
+    Attributes:
+        group: what for.
+        kinds: what runs, one after another ("reduce_scatter", "all_gather"); "halo" for border
+            rows.
+        bytes: that cross between ranks in a step.
+        times: how often it runs in a step.
+        ranks: how many take part.
+        text: what of, and for whom, with the user's lines; alike for repeated blocks.
+    """
+
+    group: Group
+    kinds: tuple[str, ...]
+    bytes: int
+    times: int
+    ranks: int
+    text: str
+
+
+def exchange_lines(compiled: Compiled) -> Iterator[str]:
+    """What a rank sends in a step, a line for each group, and the dearest exchanges."""
+    graph = compiled.graph
+    every = tuple(exchanges(compiled))
+    ranks = len({rank for placement in graph.placements for rank in placement.ranks})
+    if not every:
+        yield "sent: nothing"
+        return
+    total = sum(each.bytes for each in every)
+    yield (
+        f"sent by a rank in a step, on average: {bytes_text(total // ranks)} in "
+        f"{_number(every, ranks)} exchanges{_messages(compiled)}"
+    )
+    for group, members in _sorted(every, "group"):
+        size = sum(each.bytes for each in members) // ranks
+        kinds = Counter[str]()
+        for each in members:
+            for kind in each.kinds:
+                kinds[kind] += each.times * each.ranks
+        run = ", ".join(f"{kind} ×{_rounded(n, ranks)}" for kind, n in kinds.items())
+        yield f"  {group}: {bytes_text(size)} ({run})"
+    yield "dearest exchanges, and how much of what is sent:"
+    for text, members in _sorted(every, "text")[:DEAREST]:
+        size = sum(each.bytes for each in members)
+        yield f"  {100 * size / total:.0f} %: {text}"
+
+
+def _messages(compiled: Compiled) -> str:
+    """As how many messages the exchanges of a rank of this process run, where small ones are joined."""
+    plan = compiled.plan.ranks[0]
+    joined = [actor for actor in plan.actors if isinstance(actor, Communicate)]
+    if all(len(actor.collectives) == 1 for actor in joined):
+        return ""
+    return f", which rank {plan.rank} joins into {sum(actor.acts for actor in joined)} messages"
+
+
+def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
+    """All exchanges between ranks, in the order of the graph; border rows at the end."""
+    graph = compiled.graph
+    loop, passed = loop_values(graph), passed_to_gradients(graph)
+    phases = node_phases(graph, compiled.stages.homes)
+    for node, phase in zip(graph.nodes, phases, strict=True):
+        if isinstance(node, Box):
+            value = graph.values[node.input.name]
+            source, target = layout_of(value), layout_of(node.output)
+            chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
+            sent = [step for step in chain if step.kind in COLLECTIVES and step.bytes]
+            times = graph.micro_batches if node.output.name in loop else 1
+            if sent:
+                yield Exchanged(
+                    _group(graph, node, passed, phase.kind == "forward"),
+                    tuple(step.kind for step in sent),
+                    times * sum(step.bytes for step in sent),
+                    times,
+                    len({*source.placement.ranks, *target.placement.ranks}),
+                    _text(graph, node, sent[0].kind),
+                )
+    for halo, reader in graph_halos(graph):
+        times = graph.micro_batches if halo.value.name in loop else 1
+        text = f"halo of {_named(graph, halo.value)}, wanted by {_described(reader)}"
+        ranks = sum(map(len, halo.groups))
+        yield Exchanged("border rows", ("halo",), times * halo.total, times, ranks, text)
+
+
+def _group(graph: LogicalGraph, node: Box, passed: frozenset[str], forward: bool) -> Group:
+    value = graph.values[node.input.name]
+    origin = _origin(graph, node)
+    if node.output.name in passed:
+        return "gradients of parameters"
+    if isinstance(origin, Input) and origin.role in ("parameter", "state"):
+        return "parameters gathered"
+    if isinstance(origin, Input) and origin.role == "batch":
+        return "batch"
+    if isinstance(origin, Input):
+        return "buffers"
+    if prod(value.shape) == 1 or _for_caller(graph, node):
+        return "losses, norms, results"
+    if layout_of(value).placement != layout_of(node.output).placement:
+        return "between stages"
+    return "activations" if forward else "gradients of activations"
+
+
+def _origin(graph: LogicalGraph, node: Node) -> Node:
+    """What a boxing takes its value from, by way of casts, views and parts of it: ops of one operand."""
+    while isinstance(node, Box) or (isinstance(node, Call) and _passes(graph, node)):
+        name = node.input.name if isinstance(node, Box) else node.operands[0]
+        node = graph.producers[name]
+    return node
+
+
+def _passes(graph: LogicalGraph, node: Call) -> bool:
+    """Whether a call gives its one operand on, or a part of it, along a way that begins at an input."""
+    return len(node.operands) == 1 and node.op.split(".")[1] in _PASSING
+
+
+# Ops that change no element of their operand.
+_PASSING = frozenset(
+    (
+        *("hint", "take", "_to_copy", "convert_element_type", "alias", "clone", "detach"),
+        *("select", "slice", "view", "_unsafe_view", "reshape", "t", "transpose", "permute"),
+        *("expand", "unsqueeze", "squeeze"),
+    )
+)
+
+
+def _for_caller(graph: LogicalGraph, node: Box) -> bool:
+    """Whether only the caller reads it."""
+    readers = graph.users[node.output.name]
+    return all(
+        isinstance(one, Output) or (isinstance(one, Box) and _for_caller(graph, one))
+        for one in readers
+    )
+
+
+def _text(graph: LogicalGraph, node: Box, kind: str) -> str:
+    made = _named(graph, graph.values[node.input.name])
+    wanted = f", wanted by {stars(node.cause)}" if node.cause else ""
+    return f"{kind} of {made}{wanted}"
+
+
+def _named(graph: LogicalGraph, value: Value) -> str:
+    """A value by the input or the call that makes it."""
+    origin = _origin(graph, graph.producers[value.name])
+    if isinstance(origin, Input):
+        return f"{origin.role} {stars(origin.key)}"
+    maker = graph.producers[value.name]
+    while isinstance(maker, Box):
+        maker = graph.producers[maker.input.name]
+    return f"{_described(maker)}, {value.dtype}{list(value.shape)}"
+
+
+def _described(node: Node) -> str:
+    if not isinstance(node, Call):
+        return ""
+    return f"{node.op} at {stars(str(node.location))}" if node.location else node.op
+
+
+def _sorted(
+    every: Iterable[Exchanged], name: Literal["group", "text"]
+) -> list[tuple[str, list[Exchanged]]]:
+    """Exchanges joined by an attribute, what sends most first."""
+    found = defaultdict[str, list[Exchanged]](list)
+    for each in every:
+        found[getattr(each, name)].append(each)
+    return sorted(found.items(), key=lambda item: -sum(each.bytes for each in item[1]))
+
+
+def _number(every: Iterable[Exchanged], ranks: int) -> str:
+    return _rounded(sum(len(each.kinds) * each.times * each.ranks for each in every), ranks)
+
+
+def _rounded(total: int, ranks: int) -> str:
+    """A mean over the ranks; in tenths where it is no whole number."""
+    return f"{total // ranks}" if total % ranks == 0 else f"{total / ranks:.1f}"
+
+
+def exchange_tables(graph: LogicalGraph) -> tuple[Table, ...]:
+    """A row for each kind of exchange and dtype; none where nothing is exchanged."""
+    moved = sorted(exchanged(graph).items())
+    rows = [(kind, dtype, bytes_text(size)) for (kind, dtype), size in moved]
+    columns = ("as", "dtype", "bytes")
+    return (table("exchanges of a step", columns, rows),) if rows else ()
+
+
+def exchanged(graph: LogicalGraph) -> Counter[tuple[str, str]]:
+    """Bytes that all ranks together send in a step, by kind ("all_gather", "halo") and dtype."""
+    loop, found = loop_values(graph), Counter[tuple[str, str]]()
+
+    def times(name: str) -> int:
+        return graph.micro_batches if name in loop else 1
+
+    for node in graph.of_kind(Box):
+        value, target = graph.values[node.input.name], layout_of(node.output)
+        for step in steps(layout_of(value), target, value.shape, ITEM_SIZE[value.dtype]):
+            if step.kind in COLLECTIVES and step.bytes:
+                found[step.kind, value.dtype] += step.bytes * times(node.output.name)
+    for halo, _ in graph_halos(graph):
+        found["halo", halo.value.dtype] += halo.total * times(halo.value.name)
+    return found

@@ -1,0 +1,56 @@
+"""What `Program.explain` says first: what is sent, how much memory, what limits; a screen for a model of any depth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from weft.compiler.options import Options
+from weft.compiler.pipeline import Compiled
+from weft.compiler.stages.join import Deduced
+from weft.program.explain.details import deduction_notes
+from weft.program.explain.exchanges import exchange_lines
+from weft.program.explain.limits import limit_lines, memory_line
+from weft.program.explain.memory import ProgramMemory
+from weft.program.explain.schedule import exceptions
+from weft.program.explain.tables import stars
+from weft.program.explain.words import strategy_words, title
+
+# As many notes are shown.
+NOTES = 4
+
+
+def explain(compiled: Compiled, options: Options, peaks: ProgramMemory) -> str:
+    """The summary as plain text; `peaks` is the memory of the ranks of this process."""
+    lines = (
+        title(compiled.graph),
+        f"strategy: {strategy_words(compiled, options)}",
+        *exchange_lines(compiled),
+        memory_line(peaks),
+        *limit_lines(compiled, options, peaks),
+        *_layouts(compiled.deduced),
+        *_notes(compiled),
+        'tables of all layouts and boxing: explain(details=True); of some ops: explain(op="PATTERN")',
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
+    """Whether layouts are proven cheapest: a line for all stages, or for the first that is not."""
+    unproven = [each for each in deduced if not each.proven]
+    if len(deduced) > 1 and unproven:
+        yield f"layouts: proven cheapest in {len(deduced) - len(unproven)} of {len(deduced)} stages"
+    shown = unproven[:1] or deduced[:1]
+    yield next(deduction_notes(shown), "layouts: there is nothing to choose")
+    broken = sum(each.broken for each in deduced)
+    if broken:
+        yield f"note: {broken} uses of parameters depart from the strategy's layouts: their ops admit nothing else"
+
+
+def _notes(compiled: Compiled) -> Iterator[str]:
+    """What was asked for and not possible, and what is not as in a step of the whole batch; repeated blocks once."""
+    found = Counter(map(stars, (*compiled.notes, *exceptions(compiled.graph))))
+    for text, count in list(found.items())[:NOTES]:
+        yield f"note: {text}" + (f" (×{count})" if count > 1 else "")
+    if len(found) > NOTES:
+        yield f"… and {len(found) - NOTES} more notes, below the tables"

@@ -1,0 +1,104 @@
+"""What limits a step, as `Program.explain` says it: computing, communication or memory, by the plan's own estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.compiler.options import Options
+from weft.compiler.pipeline import Compiled
+from weft.compiler.schedule.durations import Durations
+from weft.compiler.schedule.schedule import bubble, busy
+from weft.hardware import links_text, usual_device
+from weft.ir.plan import Communicate, Compute, RankPlan
+from weft.program.explain.memory import KINDS, ProgramMemory
+from weft.units import bytes_text
+
+# From this part of the memory limit on, memory is what limits.
+TIGHT = 0.9
+# A kind of memory with less than this part of the peak is not named.
+LEAST = 0.01
+
+
+def memory_line(peaks: ProgramMemory) -> str:
+    """The kinds of memory of the rank that holds most, of those of this process."""
+    most = max(peaks, key=lambda each: each.predicted.peak)
+    peak = most.predicted.peak
+    sizes = {kind: getattr(most.predicted, kind) for kind in KINDS}
+    shares = [
+        f"{kind} {bytes_text(size)} ({100 * size / peak:.0f} %)"
+        for kind, size in sorted(sizes.items(), key=lambda item: -item[1])
+        if size >= LEAST * peak > 0
+    ]
+    measured = f", measured {bytes_text(most.measured.peak)}" if most.measured else ""
+    return (
+        f"memory of rank {most.rank}, the fullest here: {bytes_text(peak)} as planned{measured}; "
+        f"{', '.join(shares)}"
+    )
+
+
+def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> Iterator[str]:
+    """What takes longest in a step, and how much of a pipeline's time is idle."""
+    schedule = compiled.schedule
+    computing, communication = _seconds(compiled, options)
+    first = "computing" if computing >= communication else "communication"
+    known = (
+        f"links as measured, {links_text(options.device)}" if options.device else "usual devices"
+    )
+    yield (
+        f"limited by {first}, as estimated ({known}): {_ms(computing)} of computing and "
+        f"{_ms(communication)} of communication on a rank, the one beside the other where it can be"
+    )
+    limit, most = options.memory_limit, max(each.predicted.peak for each in peaks)
+    if limit is not None and most >= TIGHT * limit:
+        yield f"limited by memory, too: {100 * most / limit:.0f} % of memory_limit={limit} are planned"
+    if schedule.rehearsal is not None:
+        idle = [bubble(schedule, plan.rank) for plan in schedule.plans]
+        least, largest = f"{100 * min(idle):.0f}", f"{100 * max(idle):.0f}"
+        share = f"{least} %" if least == largest else f"{least} to {largest} %"
+        yield (
+            f"estimated {_ms(schedule.rehearsal.makespan)} a step, in which ranks have nothing to compute for "
+            f"{share} of the time"
+        )
+
+
+def _seconds(compiled: Compiled, options: Options) -> tuple[float, float]:
+    """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
+    schedule = compiled.schedule
+    if schedule.rehearsal is not None:
+        ranks = [plan.rank for plan in schedule.plans]
+        return (
+            max(sum(busy(schedule, rank).values()) for rank in ranks),
+            max(
+                _busiest(_rehearsed(compiled, plan))
+                for plan in schedule.plans
+                if schedule.classes[plan.rank] == plan.rank
+            ),
+        )
+    device = options.device or usual_device(compiled.graph.placements[0].device_type)
+    durations = Durations(device, compiled.plan.communicators)
+    plan, program = compiled.plan.ranks[0], compiled.programs[0]
+    computing, queues = 0.0, dict[str, float]()
+    for actor, seconds in zip(plan.actors, durations.of(program, plan.actors), strict=True):
+        if isinstance(actor, Compute):
+            computing += seconds
+        elif isinstance(actor, Communicate):
+            queues[actor.queue] = queues.get(actor.queue, 0.0) + seconds
+    return computing, _busiest(queues)
+
+
+def _rehearsed(compiled: Compiled, plan: RankPlan) -> dict[str, float]:
+    """Seconds that each queue of communication of a rank is busy, as rehearsed."""
+    found: dict[str, float] = {}
+    for act in compiled.schedule.timeline(plan.rank):
+        actor = plan.actors[act.actor]
+        if isinstance(actor, Communicate):
+            found[actor.queue] = found.get(actor.queue, 0.0) + act.end - act.start
+    return found
+
+
+def _busiest(queues: dict[str, float]) -> float:
+    return max(queues.values(), default=0.0)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

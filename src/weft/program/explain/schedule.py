@@ -1,0 +1,201 @@
+"""What `Program.explain` prints of the schedule: a row for each stage and rank, and the step as a whole.
+
+What `Program.explain` says about stages: what runs where, how much of the work it is, and what comes in.
+
+What `Program.explain` says about micro-batches, a line each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+from rich.table import Table
+
+from weft.boxing import steps
+from weft.compiler.families.batch_norm import STATISTICS, takes_statistics
+from weft.compiler.microbatch.loops import cut_leaves, loop_values, runs_in_loop
+from weft.compiler.schedule.phases import node_phases
+from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
+from weft.compiler.signatures import layout_of
+from weft.compiler.stages.balance import call_cost
+from weft.compiler.stages.stages import Stages
+from weft.hardware import CostModel
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, node_outputs, node_uses
+from weft.ir.nodes import OVER_STEP, PhaseKind
+from weft.ir.plan import RankPlan
+from weft.program.explain.tables import table
+from weft.units import ITEM_SIZE, bytes_text
+
+_KINDS: tuple[PhaseKind, ...] = ("forward", "backward", "weight")
+_COLUMNS = ("stage", "rank", "in flight", *_KINDS, "idle")
+
+
+def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
+    """The table, when stages or micro-batches were scheduled.
+
+    Times are estimates from shapes: their proportions decide, not their size.
+    """
+    if scheduled.rehearsal is None:
+        return ()
+    made = table(
+        f"schedule: {scheduled.name}, {scheduled.plans[0].micro_batches} micro-batches",
+        _COLUMNS,
+        (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
+    )
+    made.caption = f"estimated {_seconds(scheduled.rehearsal.makespan)} a step"
+    made.caption_justify = "left"
+    return (made,)
+
+
+def _rows(scheduled: Scheduled, plan: RankPlan) -> Iterator[tuple[str, ...]]:
+    work = busy(scheduled, plan.rank)
+    for stage in sorted({phase.stage for phase in work}):
+        times = {phase.kind: seconds for phase, seconds in work.items() if phase.stage == stage}
+        yield (
+            str(stage),
+            str(plan.rank),
+            str(in_flight(plan, stage)),
+            *(_seconds(times[kind]) if kind in times else "" for kind in _KINDS),
+            f"{bubble(scheduled, plan.rank):.0%}",
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+# As many modules of a stage are named.
+NAMED = 12
+
+
+def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
+    """A row for each stage; nothing for a program of one stage."""
+    if len(stages.placements) == 1:
+        return
+    work, incoming = _work(graph), _incoming(graph, stages)
+    parameters = Counter[int]()
+    for node in graph.of_kind(Input):
+        if node.role == "parameter":
+            size = prod(node.value.shape) * ITEM_SIZE[node.value.dtype]
+            parameters[stages.homes.get(node.key, 0)] += size
+    rows = [
+        (
+            str(stage),
+            str(placement),
+            _modules(graph, stage),
+            bytes_text(parameters[stage]),
+            f"{100 * work[stage] / (work.total() or 1):.0f} %",
+            bytes_text(incoming[stage]),
+        )
+        for stage, placement in enumerate(stages.placements)
+    ]
+    columns = ("stage", "runs on", "modules", "parameters", "of the work", "comes in a step")
+    yield table("stages", columns, rows)
+
+
+def _work(graph: LogicalGraph) -> Counter[int]:
+    """What the calls of each stage cost in a step, on whole tensors."""
+    loop, found = loop_values(graph), Counter[int]()
+    for call in graph.of_kind(Call):
+        times = graph.micro_batches if runs_in_loop(call, loop) else 1
+        found[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
+    return found
+
+
+def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
+    """Bytes that come to each stage from other ranks in a step."""
+    loop, found = loop_values(graph), Counter[int]()
+    phases = node_phases(graph, stages.homes)
+    for node, phase in zip(graph.nodes, phases, strict=True):
+        if isinstance(node, Box):
+            value = graph.values[node.input.name]
+            source, target = layout_of(value), layout_of(node.output)
+            if source.placement != target.placement and not _handed_out(graph, node):
+                chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
+                times = graph.micro_batches if node.output.name in loop else 1
+                found[phase.stage] += times * sum(step.bytes for step in chain)
+    return found
+
+
+def _handed_out(graph: LogicalGraph, node: Box) -> bool:
+    """Whether only the caller reads a boxing."""
+    return all(isinstance(reader, Output) for reader in graph.users[node.output.name])
+
+
+def _modules(graph: LogicalGraph, stage: int) -> str:
+    """The outermost modules whose forward is all in a stage."""
+    found: dict[str, set[int]] = {}
+    for call in graph.of_kind(Call):
+        path = call.location.module if call.location and call.phase.kind == "forward" else ""
+        while path:
+            found.setdefault(path, set()).add(call.phase.stage)
+            path = path.rpartition(".")[0]
+    own = [path for path, where in found.items() if where == {stage}]
+    outer = [path for path in own if found.get(path.rpartition(".")[0]) != {stage}]
+    more = f" and {len(outer) - NAMED} more" if len(outer) > NAMED else ""
+    return ", ".join(sorted(outer, key=list(found).index)[:NAMED]) + more
+
+
+def time_notes(graph: LogicalGraph) -> Iterator[str]:
+    """How the batch is cut in time, and what is not as in a step of the whole batch."""
+    if graph.micro_batches == 1:
+        return
+    leaves = [node for node in graph.of_kind(Input) if node.value.name in cut_leaves(graph)]
+    loop, calls = loop_values(graph), graph.of_kind(Call)
+    inside = sum(runs_in_loop(call, loop) for call in calls)
+    names = ", ".join(node.key for node in leaves) or "nothing of the batch is cut"
+    samples = leaves[0].value.shape[1] if leaves else 0
+    yield (
+        f"{graph.micro_batches} micro-batches of {samples} samples ({names}): {inside} calls run in "
+        f"each, {len(calls) - inside} once a step"
+    )
+    yield from exceptions(graph)
+
+
+def exceptions(graph: LogicalGraph) -> Iterator[str]:
+    """What is not as in a step of the whole batch."""
+    if graph.micro_batches == 1:
+        return
+    loop, calls = loop_values(graph), graph.of_kind(Call)
+    modules = _normalized(calls, loop)
+    if modules:
+        yield (
+            f"BatchNorm sees micro-batches in {', '.join(modules)}: statistics of each, and a new version "
+            "of the running ones from each, as when gradients are accumulated in PyTorch"
+        )
+    for call in barriers(graph):
+        yield f"all micro-batches wait for one another in {call.op} at {call.location}"
+
+
+def _normalized(calls: list[Call], loop: frozenset[str]) -> tuple[str, ...]:
+    """The modules whose statistics differ between micro-batches."""
+    own = (
+        call.location.module or "the model"
+        for call in calls
+        if call.location
+        and (call.op == STATISTICS or takes_statistics(call))
+        and runs_in_loop(call, loop)
+    )
+    return tuple(dict.fromkeys(own))
+
+
+def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
+    """The calls that make one value of all micro-batches for which a node of the loop waits."""
+    loop = loop_values(graph)
+    causes: dict[str, frozenset[int]] = {}
+    found: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        before = frozenset[int]().union(*(causes.get(use, frozenset()) for use in node_uses(node)))
+        if runs_in_loop(node, loop):
+            found |= before
+            before = frozenset((number,)) if _joins(node) else frozenset()
+        causes |= {value.name: before for value in node_outputs(node)}
+    return tuple(
+        node for i, node in enumerate(graph.nodes) if i in found and isinstance(node, Call)
+    )
+
+
+def _joins(node: Node) -> bool:
+    return isinstance(node, Call) and node.op in OVER_STEP

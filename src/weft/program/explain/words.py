@@ -1,0 +1,92 @@
+"""What a program is, in two lines: model, optimizer, placement; and how its work is shared out, as it was planned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from weft.compiler.microbatch.loops import cut_leaves
+from weft.compiler.options import Options
+from weft.compiler.pipeline import Compiled
+from weft.ir.logical import Input, LogicalGraph, Update
+from weft.layout import Placement, Split
+
+
+def title(graph: LogicalGraph) -> str:
+    """The model, how it is trained, and where."""
+    rules = dict.fromkeys(each.rule for each in graph.of_kind(Update) if each.rule != "copy")
+    kind = f"training step by {', '.join(rules)}" if rules else "evaluation"
+    return f"{graph.name}, {kind} on {', '.join(map(str, graph.placements))}"
+
+
+def strategy_words(compiled: Compiled, options: Options) -> str:
+    """How the step is shared out, read off its layouts; options where layouts do not tell."""
+    graph, stages = compiled.graph, len(compiled.stages.placements)
+    words = [*_batch(graph), *_parameters(compiled), *_zero(compiled, options)]
+    if stages > 1:
+        words.append(f"{stages} stages × {graph.micro_batches} micro-batches")
+        words.append(f"schedule {compiled.schedule.name}")
+    elif graph.micro_batches > 1:
+        words.append(f"{graph.micro_batches} micro-batches")
+    if options.precision is not None:
+        content = options.precision.content()
+        words.append(" ".join(("precision", *(f"{name} {told}" for name, told in content.items()))))
+    if any(each.rule != "copy" for each in graph.of_kind(Update)):
+        for name in ("recompute", "offload"):
+            if getattr(options, name):
+                words.append(f"{name} {', '.join(getattr(options, name))}")
+        if options.clip_norm is not None:
+            words.append(f"gradients clipped to norm {options.clip_norm:g}")
+    return ", ".join(words) or "all ranks compute the same"
+
+
+def _batch(graph: LogicalGraph) -> Iterator[str]:
+    """Along which axes and dimensions leaves of the batch are split."""
+    cut = cut_leaves(graph)
+    found: dict[tuple[int, int, int], None] = {}
+    for node in graph.of_kind(Input):
+        if node.role == "batch":
+            # A leaf in micro-batches has one dimension more.
+            before = 1 if node.value.name in cut else 0
+            found.update(((axis, ranks, dim - before), None) for axis, ranks, dim in _splits(node))
+    for axis, ranks, dim in found:
+        where = f"axis {axis} ({ranks} ranks)"
+        yield (
+            f"data parallel over {where}"
+            if dim == 0
+            else f"dimension {dim} of the batch over {where}"
+        )
+
+
+def _parameters(compiled: Compiled) -> Iterator[str]:
+    """Along which axes how many parameters are used in shards."""
+    split, every = Counter[tuple[int, int]](), 0
+    for node in compiled.graph.of_kind(Input):
+        if node.role == "parameter":
+            every += 1
+            split.update(
+                (axis, ranks)
+                for axis, ranks, _ in _splits(node)
+                if compiled.stored.get(node.key) != axis
+            )
+    for (axis, ranks), number in split.items():
+        yield f"{number} of {every} parameters split over axis {axis} ({ranks} ranks)"
+
+
+def _zero(compiled: Compiled, options: Options) -> Iterator[str]:
+    axes = ", ".join(map(str, dict.fromkeys(compiled.stored.values())))
+    if options.zero is not None and not axes:
+        yield f"ZeRO {options.zero.level}, which shards nothing here"
+    elif axes:
+        level = f"ZeRO {options.zero.level}" if options.zero else "parameters kept in shards"
+        yield f"{level} over axis {axes}"
+
+
+def _splits(node: Input) -> Iterator[tuple[int, int, int]]:
+    """Axis, its ranks and the dimension, where a value is split over several ranks."""
+    layout = node.value.layout
+    assert layout is not None  # all values of a compiled graph have one
+    placement: Placement = layout.placement
+    for axis, sbp in enumerate(layout.sbp):
+        if isinstance(sbp, Split) and placement.shape[axis] > 1:
+            yield axis, placement.shape[axis], sbp.dim

@@ -1,0 +1,1 @@
+"""Batches: what each rank takes of them."""

@@ -1,0 +1,147 @@
+"""From a batch to what each rank takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.capture.batch import BatchSpec
+from weft.errors import BatchError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input
+from weft.layout import Layout
+from weft.layout.region import Region
+from weft.program.agreement import BatchSums, batch_sums
+from weft.program.feeding.shards import (
+    in_micro_batches,
+    layouts_on,
+    own_part,
+    region_part,
+    without_shards,
+)
+from weft.tensor import GlobalTensor
+
+
+class Feeder:
+    """Cuts the batches of a program for the ranks of this process.
+
+    Args:
+        spec: what a batch looks like.
+        graph: with the layouts of its leaves.
+        devices: of the ranks of this process.
+        compared: whether other processes must be given the same batches, so that checksums are wanted.
+    """
+
+    def __init__(
+        self,
+        spec: BatchSpec,
+        graph: LogicalGraph,
+        devices: Mapping[int, torch.device],
+        compared: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._devices = dict(devices)
+        self._layouts = {rank: layouts_on(graph, rank, "batch") for rank in devices}
+        self._shapes = {
+            node.key: node.value.shape for node in graph.of_kind(Input) if node.role == "batch"
+        }
+        self._compared = compared
+        # For each rank, where its part of each leaf lies.
+        self._regions: dict[int, dict[str, Region]] = {
+            rank: {
+                key: layout.local_ranges(self._shapes[key], rank) for key, layout in keys.items()
+            }
+            for rank, keys in self._layouts.items()
+        }
+
+    def feeds(self, batch: Any, step: int = 0) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """For each rank, its part of every leaf by key, contiguous and on its device; and checksums of all of them.
+
+        Args:
+            batch: built like the example.
+            step: of the program; decides how much of the batch the checksums look at.
+
+        Raises:
+            BatchError: when the batch differs from the example.
+        """
+        leaves = self._spec.read_batch(batch)
+        if leaves is None:
+            return self._feeds_of_any(batch, step)
+        whole = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
+        feeds = {
+            rank: {
+                key: _lay(region_part(whole[key], region), device)
+                for key, region in regions.items()
+            }
+            for (rank, regions), device in zip(
+                self._regions.items(), self._devices.values(), strict=True
+            )
+        }
+        return feeds, self._sums(leaves, {}, step)
+
+    def takes(self, batch: Any) -> bool:
+        """Whether a batch looks as the example did."""
+        try:
+            self._spec.flatten_batch(without_shards(batch)[0])
+        except BatchError:
+            return False
+        return True
+
+    def differs_in_shape(self, batch: Any) -> bool:
+        """Whether a batch is built like the example, but for shapes of its tensors."""
+        return self._spec.differs_in_shape(without_shards(batch)[0])
+
+    def _sums(
+        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
+    ) -> BatchSums:
+        return batch_sums(leaves, given, step) if self._compared else BatchSums()
+
+    def _feeds_of_any(
+        self, batch: Any, step: int
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """The same for a batch in any container, whose leaves may be global tensors."""
+        whole, shards = without_shards(batch)
+        leaves = self._spec.flatten_batch(whole)
+        given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
+        cut = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
+        parts = self._in_micro_batches(given)
+        feeds = {
+            rank: {
+                key: _lay(own_part(key, cut[key], parts.get(key), layout, rank), device)
+                for key, layout in self._layouts[rank].items()
+            }
+            for rank, device in self._devices.items()
+        }
+        plain = {key: leaf for key, leaf in leaves.items() if key not in given}
+        return feeds, self._sums(plain, given, step)
+
+    def _cut(self, key: str, leaf: Tensor) -> Tensor:
+        """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""
+        shape = self._shapes[key]
+        return leaf if leaf.shape == shape else leaf.reshape(shape)
+
+    def _in_micro_batches(self, given: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
+        """Leaves that are global tensors, in the shapes of their inputs."""
+        layouts: dict[str, Layout] = {}
+        for every in self._layouts.values():
+            layouts.update(every)
+        return {
+            key: in_micro_batches(leaf, self._shapes[key], layouts[key])
+            for key, leaf in given.items()
+            if key in layouts
+        }
+
+
+def _lay(tensor: Tensor, device: torch.device) -> Tensor:
+    """Contiguous, with its own elements, on a device; nothing is copied that is so already."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # From pinned memory the host need not wait for the copy; it is our own, since the caller
+        # may overwrite the batch.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor).to(device, non_blocking=True)
+    if tensor.device != device:
+        tensor = tensor.to(device)
+    return tensor.contiguous().resolve_conj().resolve_neg()

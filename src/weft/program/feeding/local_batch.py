@@ -1,0 +1,79 @@
+"""Batches of which each process brings its own rows, as loaders with a `DistributedSampler` do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from weft.capture.tree import flatten, unflatten
+from weft.errors import UserError
+from weft.layout import SBP, Broadcast, Placement, Split
+from weft.program.strategy.strategy import Strategy
+from weft.program.strategy.text import SBPs
+from weft.runtime.world.world import World
+from weft.tensor import GlobalTensor
+from weft.tensor.create import from_local
+
+
+class LocalBatch:
+    """Makes whole batches, as global tensors, of what each process brings.
+
+    A leaf lies as the strategy says: where it is split, every process brings its part, all of the
+    same size; what is Broadcast is the same on all. A process that has all ranks brings all.
+
+    Args:
+        strategy: names the layouts of the batch's leaves.
+        placement: of all ranks; there are no stages.
+        world: the ranks of this process.
+
+    Raises:
+        UserError: when the strategy has stages, or this process some of several ranks.
+    """
+
+    def __init__(self, strategy: Strategy, placement: Placement, world: World) -> None:
+        self._patterns: Mapping[str, SBPs] = strategy.batch
+        self._placement = placement
+        self._whole = len(world.ranks) == world.size
+        if strategy.stages and strategy.stages != 1:
+            raise UserError(
+                'batch="local" goes with strategies without stages: in a pipeline, not every rank has rows of its own. '
+                "Give every process the whole batch"
+            )
+
+    def whole(self, batch: Any) -> Any:
+        """The batch with a global tensor in place of each leaf that is split."""
+        if self._whole:
+            return batch
+        found, tree = flatten(batch, "batch")
+        return unflatten([self._leaf(key, leaf) for key, leaf in found], tree)
+
+    def _leaf(self, key: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, GlobalTensor) or not leaf.dim():
+            return leaf
+        sbp = self._sbp(key, leaf)
+        if all(isinstance(each, Broadcast) for each in sbp):
+            return leaf
+        shape = list(leaf.shape)
+        for each, parts in zip(sbp, self._placement.shape, strict=True):
+            if isinstance(each, Split):
+                shape[each.dim] *= parts
+        return from_local(leaf, placement=self._placement, sbp=sbp, shape=shape)
+
+    def _sbp(self, key: str, leaf: torch.Tensor) -> tuple[SBP, ...]:
+        """How a leaf lies, one SBP for each axis."""
+        axes = self._placement.axes
+        for pattern, given in self._patterns.items():
+            if key == pattern or fnmatchcase(key, pattern):
+                every = given if isinstance(given, tuple) else (given,) * axes
+                if len(every) == axes:
+                    return tuple(
+                        Split(each.dim % leaf.dim()) if isinstance(each, Split) else each
+                        for each in every
+                    )
+        raise UserError(
+            f'batch="local": the strategy does not say how the leaf {key!r} lies; name it in '
+            f"Strategy(batch={{{key!r}: …}}), split along the axes whose ranks have rows of their own"
+        )

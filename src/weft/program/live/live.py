@@ -1,0 +1,235 @@
+"""The user's model, live: its parameters and buffers are the variables of programs, until they are given back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture.optimizers.groups import Optimizing, optimizers_of
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input
+from weft.layout import Layout, Placement, Shares
+from weft.program.everyone import agreed, check_same_example, everyone, told
+from weft.program.feeding.shards import shares_of
+from weft.program.live.holds import (
+    Hold,
+    check_unread,
+    global_variables,
+    held_names,
+    named_variables,
+)
+from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
+from weft.program.live.unwrapped import retired
+from weft.program.live.variables import check_initial_values, initial_values
+from weft.runtime.executor.state import Variables
+from weft.runtime.world.world import World
+from weft.tensor import GlobalTensor
+from weft.tensor.global_tensor import keep_gradient_with
+from weft.tensor.mesh import Mesh, mesh_of
+
+# Attributes of global tensors, which plain ones do not have.
+_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
+
+
+def take_over(
+    model: nn.Module,
+    graph: LogicalGraph,
+    stored: Mapping[str, int],
+    world: World,
+    placement: Placement,
+) -> dict[int, Variables]:
+    """Make the tensors of a model those of a program, and give every rank of this process its part.
+
+    With several ranks they become `GlobalTensor`s; with one they stay ordinary tensors. Values are
+    those of the first process; one tensor is whole at a time.
+
+    Args:
+        model: plain, on the meta device, or live already.
+        graph: compiled; says how parameters and buffers lie.
+        stored: by key, the axis along which a layout is only how a tensor is stored.
+        world, placement: of the program.
+
+    Raises:
+        UserError: on every process, before anything is taken over, what one of them finds against it.
+    """
+    inputs = [node for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    layouts = {node.key: node.value.layout for node in inputs if node.value.layout is not None}
+    shares = shares_of(graph)
+    ranks = [rank for rank in world.ranks if rank in placement.coordinates]
+    parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
+    device, alone = world.device(ranks[0]), len(placement.ranks) == 1
+    _agree(model, graph, world, device if alone else None)
+    meshes = _meshes(model, layouts.values())
+    with everyone(world) as channel:
+        values = initial_values(model, device, lambda fill: agreed(world, "first values", fill))
+        for key, own, value in values:
+            layout, mesh = layouts[key], meshes[layouts[key].placement]
+            if isinstance(own, GlobalTensor):
+                _lay(own, layout, mesh, shares.get(key))
+            else:
+                value = value.detach().to(device).contiguous()
+                value = value if channel is None else channel.broadcast(value, 0)
+                if not alone:
+                    _swap(own, cut_value(value, layout, mesh, shares.get(key)))
+                elif not _stays(own, device):
+                    _swap(own, value)
+            for rank, part in _parts(own, placement, stored.get(key)).items():
+                parts[rank][key] = part
+    return {rank: Variables(own) for rank, own in parts.items()}
+
+
+def _agree(model: nn.Module, graph: LogicalGraph, world: World, own: torch.device | None) -> None:
+    """Check on every process that a model can be taken over, for the same step.
+
+    Args:
+        model: to be taken over.
+        graph: of the step.
+        world: of all processes.
+        own: the device of the only rank, on which plain tensors stay as they are; None for several.
+
+    Raises:
+        UserError: on every process, what one of them finds against it.
+    """
+
+    def check() -> str:
+        check_initial_values(model)
+        for key, tensor in named_variables(model).items():
+            plain = not isinstance(tensor, GlobalTensor)
+            if plain and (own is None or not _stays(tensor, own)):
+                _check_free(model, key, tensor)
+        return "; ".join(str(node) for node in graph.of_kind(Input) if node.role == "batch")
+
+    with retired(model):
+        check_same_example(told(world, "what is taken over", check))
+
+
+def _kept_with_graph(model: nn.Module) -> str:
+    """What to do about a tensor that a module keeps with its graph of autograd; "" where there is none."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                return (
+                    f". {path}.{name} is kept by its module with such a graph, as torch.nn.utils.weight_norm and "
+                    "torch.nn.utils.prune do: use torch.nn.utils.parametrizations, make pruning permanent "
+                    f"(prune.remove), or cut it off, module.{name} = module.{name}.detach(), which a call of the "
+                    "module computes anew"
+                )
+    return ""
+
+
+def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
+    """Check that nothing would go on with what a tensor is before it is taken over: no graph, no open program."""
+    try:
+        check_unused(own, key)
+    except UserError as error:
+        raise UserError(f"{error}{_kept_with_graph(model)}") from None
+    check_unread(key, own)
+
+
+def _meshes(model: nn.Module, layouts: Iterable[Layout]) -> dict[Placement, Mesh]:
+    """The meshes on which a program lays a model, of one family where they are several."""
+    placements = dict.fromkeys(layout.placement for layout in layouts)
+    held = [
+        x.spec.mesh.family for x in global_variables(model).values() if x.hold and x.hold.programs
+    ]
+    family = frozenset(placements).union(*held)
+    return {x: mesh_of(x, family if len(family) > 1 else frozenset()) for x in placements}
+
+
+def _parts(own: Tensor, placement: Placement, stored: int | None) -> dict[int, Tensor]:
+    """For every rank of this process, its part of a live tensor, which is held from now on."""
+    if not isinstance(own, GlobalTensor):
+        return {placement.ranks[0]: own.detach()}
+    if own.hold is None or not own.hold.programs:
+        own.hold = Hold(stored)
+    return parts_of(own)
+
+
+def _stays(own: Tensor, device: torch.device) -> bool:
+    """Whether the memory of a plain tensor can be that of a program with one rank."""
+    return own.device == device and own.is_contiguous()
+
+
+def _lay(tensor: GlobalTensor, layout: Layout, mesh: Mesh, shares: Shares | None) -> None:
+    """Bring a live tensor to another layout, in the current world."""
+    moved = laid_as(tensor, layout, tensor.dtype, shares, mesh)
+    if moved is tensor:
+        return
+    gradient, tensor.grad, tensor.hold = tensor.grad, None, None
+    tensor.become(moved)
+    if isinstance(gradient, GlobalTensor):
+        tensor.grad = laid_as(gradient, layout, gradient.dtype, mesh=mesh)
+    if tensor.requires_grad:
+        keep_gradient_with(tensor)
+
+
+def release(model: nn.Module, optimizer: Optimizing = None) -> None:
+    """Give a model whose programs are closed ordinary, whole tensors back, the same on every process.
+
+    Every process must call it.
+
+    Args:
+        model: live, as `weft.compile` leaves it; what is not live stays as it is.
+        optimizer: whose states become whole, too; one, or a list of several.
+
+    Raises:
+        UserError: when a program of the model is still open, or a graph of autograd needs it, on any
+            process.
+    """
+    optimizers = optimizers_of(optimizer)
+    for world in _worlds(model):
+        world.calls.enter("release")
+        told(world, "what can be released", lambda: _check_released(model))
+    for tensor in global_variables(model).values():
+        _swap(tensor, whole_of(tensor))
+    for entries in (state for one in optimizers.each for state in one.state.values()):
+        for name, value in entries.items():
+            if isinstance(value, GlobalTensor):
+                entries[name] = whole_of(value)
+
+
+def _worlds(model: nn.Module) -> list[World]:
+    """Where the tensors of a live model lie: in one world, but for what was laid in others before."""
+    return list(dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()))
+
+
+def _check_released(model: nn.Module) -> str:
+    for name in held_names(model)[:1]:
+        raise UserError(
+            f"weft.release: an open program works with {name}; call program.close() first"
+        )
+    for key, tensor in global_variables(model).items():
+        check_unused(tensor, key)
+    return ""
+
+
+def _swap(own: Tensor, content: Tensor) -> None:
+    """Give the object `own` another content; what users put on it, attributes, hooks and a gradient, stays."""
+    new = content.detach()
+    if isinstance(own, nn.Parameter):
+        new = nn.Parameter(new, own.requires_grad)
+    kept = {name: x for name, x in vars(own).items() if name not in vars(new)}
+    hooks, gradient = own._backward_hooks or {}, own.grad
+    own.grad = None
+    swap(own, new)
+    vars(own).update({name: x for name, x in kept.items() if name not in _OF_GLOBAL})
+    own._backward_hooks = OrderedDict(
+        (key, hook) for key, hook in hooks.items() if not hasattr(hook, "lays_gradient")
+    )
+    if gradient is not None:
+        own.grad = _like(gradient, own)
+    if isinstance(own, GlobalTensor) and own.requires_grad:
+        keep_gradient_with(own)
+
+
+def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient, global or plain as its parameter is."""
+    if isinstance(parameter, GlobalTensor) and not isinstance(gradient, GlobalTensor):
+        return cut_value(gradient, parameter.spec.layout, parameter.spec.mesh)
+    if isinstance(gradient, GlobalTensor) and not isinstance(parameter, GlobalTensor):
+        return whole_of(gradient)
+    return gradient

@@ -1,0 +1,91 @@
+"""Where the modules and live tensors of a model stand: compared before every step, which reads what was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UserError
+from weft.program.live.holds import named_variables
+from weft.runtime.executor.state import Variables
+from weft.tensor import GlobalTensor
+
+# Behind all that stands in a model.
+_END = object()
+
+
+class Places:
+    """The places of a model's parameters and buffers.
+
+    Args:
+        model: live.
+        variables: of the ranks of this process; of plain tensors, the memory that a step works with.
+    """
+
+    def __init__(self, model: nn.Module, variables: Mapping[int, Variables]) -> None:
+        # The dicts of modules, and all that was in them, in order.
+        self._spaces: list[dict[str, Any]] = []
+        self._held: list[Any] = []
+        # Where each tensor and module stands, and what it was.
+        self._slots: list[tuple[str, dict[str, Any], str]] = []
+        self._tensors: list[Any] = []
+        plain: dict[str, Tensor] = {}
+        for path, module in model.named_modules():
+            for space in (module._parameters, module._buffers, module._modules):
+                names = [name for name, tensor in space.items() if tensor is not None]
+                if names:
+                    self._spaces.append(space)
+                    self._held += space.values()
+                    self._slots += [(f"{path}.{x}" if path else x, space, x) for x in names]
+                    self._tensors += [space[name] for name in names]
+        self._held.append(_END)
+        (first, *_) = variables.values()
+        every = named_variables(model)
+        if not any(isinstance(tensor, GlobalTensor) for tensor in every.values()):
+            plain = every
+        self._plain = [tensor for key, tensor in plain.items() if key in first]
+        self._memory = [first[key] for key in plain if key in first]
+        self._pointers = list(map(Tensor.data_ptr, self._memory))
+
+    def check(self) -> None:
+        """Check that the tensors are those that were compiled; some microseconds.
+
+        New values that were put into `tensor.data` of ordinary tensors are written into the memory
+        that steps work with.
+
+        Raises:
+            UserError: naming a tensor that was replaced by another, or converted.
+        """
+        now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
+        if not all(map(is_, now, self._held)):
+            self._check_each()
+        if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
+            self._write_back()
+
+    def _check_each(self) -> None:
+        """Something was replaced, or has come, which may: it is no part of the step."""
+        for (text, space, name), tensor in zip(self._slots, self._tensors, strict=True):
+            if space.get(name) is not tensor:
+                kind = "module" if isinstance(tensor, nn.Module) else "tensor"
+                raise UserError(
+                    f"{text} was replaced by another {kind} after the step was compiled, which goes on with the one "
+                    f"before; write values into it (tensor.copy_(…), load_state_dict without assign=True), or close "
+                    "the program, weft.release(model) and compile again"
+                )
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for tensor, memory in zip(self._plain, self._memory, strict=True):
+                if tensor.data_ptr() != memory.data_ptr():
+                    if tensor.shape != memory.shape or tensor.dtype != memory.dtype:
+                        raise UserError(
+                            f"a tensor {memory.dtype} {list(memory.shape)} of the compiled model has become "
+                            f"{tensor.dtype} {list(tensor.shape)}; close the program before the model is converted"
+                        )
+                    memory.copy_(tensor)
+                    tensor.data = memory.detach()

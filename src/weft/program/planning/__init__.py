@@ -1,0 +1,1 @@
+"""Plans of one program: for its batches, shapes and what the guards compare."""

@@ -1,0 +1,347 @@
+"""From a captured step to executors: the parts that `compile`, `evaluation` and `full_state_dict` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture import Captured, capture
+from weft.capture.optimizers.groups import Optimizers
+from weft.compiler.layouts.deduce import Hints
+from weft.compiler.options import Options
+from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.schedule.replays import replays
+from weft.compiler.training.precision import Precision
+from weft.errors import LayoutError
+from weft.hardware import usual_device
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, Output, Ref, Update, Value
+from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
+from weft.ir.plan import RankPlan
+from weft.layout import SBP, Layout, Placement, Shares, Split
+from weft.program.everyone import agreed, told
+from weft.program.feeding.buckets import Buckets
+from weft.program.feeding.local_batch import LocalBatch
+from weft.program.feeding.shards import (
+    layouts_of_shards,
+    layouts_on,
+    local_part,
+    shares_of,
+    without_shards,
+)
+from weft.program.live.holds import Lying
+from weft.runtime.channels.channel import Channel
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.cuda.graphs import CudaTape, graph_mode
+from weft.runtime.cuda.replay import Replayer, obstacle
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.threads import Executor
+from weft.runtime.world.world import World
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all programs of one model share.
+
+    Attributes:
+        model: the user's model, live.
+        world: the ranks of this process.
+        placement: all ranks.
+        options: what the training step was compiled with.
+        variables: the variables of each rank of this process that is in the placement.
+        seed: of the random ops.
+        kernels: how segments run.
+        buckets: pads batches.
+        local: makes whole batches of what each process brings; None where each brings all.
+    """
+
+    model: nn.Module
+    world: World
+    placement: Placement
+    options: Options
+    variables: Mapping[int, Variables]
+    seed: int
+    kernels: Kernels = "aten"
+    local: LocalBatch | None = None
+    buckets: Buckets | None = None
+
+    def whole(self, batch: Any) -> Any:
+        """A batch as the program takes it: padded, and whole where each process brings a part."""
+        if self.buckets is not None:
+            batch = self.buckets.padded(batch, self._sizes(batch))
+        return batch if self.local is None else self.local.whole(batch)
+
+    def _sizes(self, batch: Any) -> dict[str, int]:
+        """What all processes pad a batch to of which each brings its own rows: the longest that one needs."""
+        buckets, world = self.buckets, self.world
+        if buckets is None or self.local is None or not self.several:
+            return {}
+        world.calls.enter("lengths of a batch")
+        texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
+        every = [json.loads(text) for text in texts]
+        return {key: max(each.get(key, 0) for each in every) for key in every[0]}
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes take part, which must be given the same."""
+        return self.world.size > len(self.world.ranks)
+
+    def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
+        results = self.world.run(lambda rank: function(rank) if rank in self.variables else None)
+        return next(result for result in results if result is not None)
+
+
+def local_ranks(world: World, placement: Placement) -> tuple[int, ...]:
+    """The ranks of this process that are in the placement.
+
+    Raises:
+        LayoutError: when the placement does not fit the world, or leaves this process without work.
+    """
+    world.check(placement)
+    ranks = tuple(rank for rank in world.ranks if rank in placement.coordinates)
+    if not ranks:
+        raise LayoutError(
+            f"rank {world.ranks[0]} is not in the placement {placement}; every process of the world "
+            f"(ranks 0 to {world.size - 1}) must have work: start {len(placement.ranks)} processes"
+        )
+    return ranks
+
+
+def build(
+    setting: Setting,
+    constants: Mapping[str, Tensor],
+    compiled: Compiled,
+    optimizers: Optimizers,
+) -> dict[int, Executor | DeviceExecutor]:
+    """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
+
+    Raises:
+        UserError, RankFailure: on every process, when one of them cannot start.
+    """
+    world = setting.world
+    world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
+    channels = world.connect(compiled.plan.communicators)
+    executors: dict[int, Executor | DeviceExecutor] = {}
+
+    def start() -> None:
+        for plan in compiled.plan.ranks:
+            own = channels[plan.rank]
+            executors[plan.rank] = _executor(setting, constants, compiled, plan, own, optimizers)
+
+    try:
+        agreed(world, "the start of the ranks", start)
+    except BaseException:
+        for executor in executors.values():
+            executor.close()
+        raise
+    return executors
+
+
+def _executor(
+    setting: Setting,
+    constants: Mapping[str, Tensor],
+    compiled: Compiled,
+    plan: RankPlan,
+    channels: Mapping[int, Channel],
+    optimizers: Optimizers,
+) -> Executor | DeviceExecutor:
+    """What runs the plan of one rank of this process."""
+    world = setting.world
+    device = world.device(plan.rank)
+    layouts = layouts_on(compiled.graph, plan.rank, "constant")
+    own = {
+        key: local_part(constants[key], layout, plan.rank).to(device)
+        for key, layout in layouts.items()
+    }
+    make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+    # What is compiled and measured on the way runs on the current device.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return make(
+            plan,
+            channels,
+            device,
+            setting.variables[plan.rank].with_constants(own),
+            optimizer=optimizers,
+            seed=setting.seed,
+            timeout=world.timeout,
+            kernels=setting.kernels,
+        )
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device is put on streams and goes on by itself."""
+    return device.type == "cuda"
+
+
+def _on_streams(
+    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+) -> Callable[..., DeviceExecutor]:
+    """An executor that runs the acts of a step as they were rehearsed."""
+    replayer = make_replayer(setting, compiled, plan, device)
+    make = partial(DeviceExecutor, replayer=replayer)
+    rehearsal = compiled.schedule.rehearsal
+    if rehearsal is None:
+        return make
+    return partial(make, order=[(a.actor, a.micro) for a in compiled.schedule.timeline(plan.rank)])
+
+
+def make_replayer(
+    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+) -> Replayer | None:
+    """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
+    # Only one thread of a process may capture at a time, and none may wait for the device then.
+    if device.type != "cuda" or len(setting.world.ranks) > 1:
+        return None
+    (program,) = (each for each in compiled.programs if each.rank == plan.rank)
+    chosen = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
+    return Replayer(plan, chosen, CudaTape(device), device, setting.seed)
+
+
+def evaluation(
+    setting: Setting,
+    trained: Compiled,
+    function: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    like: Captured | None = None,
+) -> tuple[Captured, Compiled]:
+    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes."""
+    device_type = setting.placement.device_type
+    precision = setting.options.precision or Precision()
+    whole, _ = without_shards(batch)
+    captured = capture(
+        setting.model,
+        function,
+        None,
+        whole,
+        device_type,
+        training=False,
+        precision=precision.compute,
+        apart=_in_pieces(trained),
+        parameters=precision.parameters,
+        like=like,
+    )
+    return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
+
+
+def _in_pieces(trained: Compiled) -> frozenset[str]:
+    """The names of parameters that lie in pieces, and are used so."""
+    return frozenset(
+        node.key
+        for node in trained.graph.of_kind(Input)
+        if node.role == "parameter" and node.key not in trained.stored
+        if node.value.layout and any(isinstance(sbp, Split) for sbp in node.value.layout.sbp)
+    )
+
+
+def gathering(setting: Setting, trained: Compiled, masters: bool = False) -> Compiled:
+    """A step that returns all parameters and buffers of `trained` whole, or their masters in place of them."""
+    every = trained.graph.of_kind(Input)
+    of_key = {node.key: node for node in every if masters and _is_master(node)}
+    inputs = [
+        of_key.get(f"{node.key}.{MASTER}", node)
+        for node in every
+        if node.role in ("parameter", "buffer")
+    ]
+    # Who only reads a master may take it for a parameter.
+    values = [Value(n.value.name, n.value.shape, n.value.dtype) for n in inputs]
+    roles: list[Role] = ["parameter" if n.role == "state" else n.role for n in inputs]
+    bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
+    outputs = [Output(Ref(n.value.name), n.key.removesuffix(f".{MASTER}")) for n in inputs]
+    gather = LogicalGraph("full state", (*bare, *outputs))
+    return compiled_like(setting, trained, gather)
+
+
+def _is_master(node: Input) -> bool:
+    return node.role == "state" and node.key.endswith(f".{MASTER}")
+
+
+def compiled_like(
+    setting: Setting,
+    trained: Compiled,
+    graph: LogicalGraph,
+    leaves: Mapping[str, Layout] | None = None,
+    clipped: bool = False,
+) -> Compiled:
+    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
+
+    Gradients are clipped and measured as in that step only where it is said.
+    """
+    old = setting.options
+    options = Options(cost_model=old.cost_model, stages=old.stages)
+    if clipped:
+        options = replace(options, clip_norm=old.clip_norm, metrics=old.metrics)
+    read = {node.key for node in graph.of_kind(Input)}
+    hints = with_leaves(as_they_lie(trained, read), leaves or {})
+    stages = trained.stages
+    ranks = tuple(setting.variables)
+    masters = {f"{key}.{MASTER}": stage for key, stage in stages.homes.items()}
+    homes = {**stages.homes, **masters}
+    return compile_graph(graph, hints, setting.placement, ranks, options, homes)
+
+
+def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dict[int, Hints]:
+    """Hints that fix leaves of the batch to how they lie, too, where nothing else is said of them."""
+    return {
+        axes: replace(
+            own,
+            inputs={
+                **{
+                    key: layout.sbp
+                    for key, layout in leaves.items()
+                    if layout.placement.axes == axes
+                },
+                **own.inputs,
+            },
+        )
+        for axes, own in hints.items()
+    }
+
+
+def with_lying(hints: Mapping[int, Hints], held: Lying, graph: LogicalGraph) -> dict[int, Hints]:
+    """Hints that fix what open programs hold, too, to how it lies, where nothing else is said of it."""
+    shares = _with_states(held.shares, graph) if held.layouts else None
+    return {
+        axes: replace(
+            own,
+            inputs={
+                **{k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes},
+                **own.inputs,
+            },
+            stored={**held.stored, **own.stored},
+            shares=shares,
+        )
+        for axes, own in hints.items()
+    }
+
+
+def _with_states(shares: Mapping[str, Shares], graph: LogicalGraph) -> dict[str, Shares]:
+    """Shares of variables, and of masters and states, whose elements are updated with those of their parameter."""
+    found = {**shares, **{f"{key}.{MASTER}": each for key, each in shares.items()}}
+    inputs = {node.value.name: node for node in graph.of_kind(Input)}
+    for update in graph.of_kind(Update):
+        target = inputs[update.target.name]
+        if target.key in shares:
+            states = (inputs[ref.name] for ref in update.states)
+            alike = (node for node in states if node.value.shape == target.value.shape)
+            found |= {node.key: shares[target.key] for node in alike}
+    return found
+
+
+def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
+    """Hints that fix variables to their layouts, by the number of axes of their placements."""
+    found: dict[int, dict[str, tuple[SBP | None, ...]]]
+    found = {placement.axes: {} for placement in trained.stages.placements}
+    for node in trained.graph.of_kind(Input):
+        if node.key in keys and node.role in VARIABLE_ROLES and node.value.layout is not None:
+            found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
+    shares = shares_of(trained.graph)
+    return {axes: Hints(inputs, trained.stored, shares) for axes, inputs in found.items()}

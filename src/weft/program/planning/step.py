@@ -1,0 +1,186 @@
+"""Step: what is to be trained, apart from where and how; captured once for all strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from weft.capture import Captured, capture
+from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
+from weft.compiler.training.precision import Precision
+from weft.errors import UserError
+from weft.program.feeding.shards import layouts_of_shards, without_shards
+from weft.program.live.unwrapped import unwrapped
+from weft.program.planning.guards import Guards
+from weft.program.planning.progress import uncollected
+
+# What the graph of a step depends on, in words.
+_Facts: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A capture, and what it was made for."""
+
+    device_type: str
+    precision: Precision
+    apart: frozenset[str]
+    captured: Captured
+    guards: Guards
+
+    def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
+        """Whether another strategy would capture the same."""
+        differs = (self.apart ^ apart) & self.captured.recurrent
+        return (self.device_type, self.precision) == (device_type, precision) and not differs
+
+
+class Step:
+    """One training or evaluation step of an ordinary model, for `weft.compile` with one strategy after another.
+
+    The step is captured when a strategy first needs it; strategies that need another capture
+    (another precision or device type, weights of recurrent layers in pieces) get one of their own,
+    and all are kept while the values of Python that the model reads, such as a number in an
+    attribute, and its hooks are what they were. A program takes the model over until it is closed; then the next
+    one may lay it out otherwise.
+
+    Args:
+        model, loss_fn, optimizer, example_batch: as `weft.compile` takes them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        optimizer: Optimizing,
+        example_batch: Any,
+    ) -> None:
+        self.model = unwrapped(model)
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.example_batch = example_batch
+        self.optimizers = optimizers_of(optimizer)
+        self._batch, _ = without_shards(example_batch)
+        # How leaves of the example lie that are global tensors.
+        self.leaves = layouts_of_shards(example_batch)
+        self._known: list[_Known] = []
+        # The same step for other shapes, whose captures make those of this one quicker.
+        self._like: Step | None = None
+        self._facts: _Facts | None = None
+
+    @property
+    def captures(self) -> tuple[Captured, ...]:
+        """The captures so far, in the order in which they were made."""
+        return tuple(known.captured for known in self._known)
+
+    def captured(
+        self,
+        device_type: str = "cpu",
+        precision: Precision | None = None,
+        apart: Collection[str] = (),
+    ) -> Captured:
+        """The step as one graph on whole tensors; captured now if it was not yet.
+
+        Args:
+            device_type: where it will run: "cpu" or "cuda".
+            precision: of the step; how its sums are exchanged and added up is no matter here.
+            apart: names of parameters that will lie in pieces.
+
+        Raises:
+            CaptureError: the step cannot be one graph; names the user's line.
+            UserError: model or optimizer have changed since the first capture; names what.
+        """
+        facts = tuple(_facts(self.model, self.optimizers))
+        if self._facts is None:
+            self._facts = facts
+        _check_same(self._facts, facts)
+        wanted = device_type, _captured_part(precision or Precision()), frozenset(apart)
+        # Another value of a number that the model reads makes another graph, as another hook does.
+        self._known = [known for known in self._known if not known.guards.changed()]
+        found = next((known for known in self._known if known.serves(*wanted)), None)
+        if found is None:
+            captured = self._capture(*wanted)
+            guards = Guards(captured.watch, self.model, self.optimizers)
+            found = _Known(*wanted, captured, guards)
+            self._known.append(found)
+        return found.captured
+
+    def now(self) -> Step:
+        """The step of what model and optimizers are now: itself while nothing of that has changed."""
+        if self._facts in (None, tuple(_facts(self.model, self.optimizers))):
+            return self
+        anew = self.of_shape(self._batch)
+        anew.leaves = self.leaves
+        return anew
+
+    def of_shape(self, batch: Any) -> Step:
+        """The same step for a batch of other shapes."""
+        step = Step(self.model, self.loss_fn, self.optimizer, batch)
+        step._like = self._like or self
+        return step
+
+    def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
+        known = self._like._known if self._like else []
+        like = next((k for k in known if k.serves(device_type, precision, frozenset(apart))), None)
+        with uncollected():
+            return capture(
+                self.model,
+                self.loss_fn,
+                self.optimizers,
+                self._batch,
+                device_type,
+                bool(self.optimizers),
+                precision.compute,
+                apart,
+                precision.parameters,
+                precision.masters,
+                like.captured if like else None,
+            )
+
+
+def _captured_part(precision: Precision) -> Precision:
+    """What a capture depends on."""
+    return Precision(precision.compute, precision.parameters, masters=precision.masters)
+
+
+def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
+    """What the graph of a step depends on of its model and optimizers, one fact a line."""
+    for name, parameter in model.named_parameters():
+        trained = "trained" if parameter.requires_grad else "not trained"
+        yield f"parameter {name}: {_text(parameter)}, {trained}"
+    for name, buffer in model.named_buffers():
+        yield f"buffer {name}: {_text(buffer)}"
+    # Evaluation sets all modules to eval mode itself.
+    for path, module in model.named_modules() if optimizers else ():
+        yield f"module {path or type(module).__name__}: {'train' if module.training else 'eval'} mode"
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for label, _, group in optimizers.groups():
+        members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
+        yield f"{label}: {members}"
+        # Whether there is a momentum decides which states there are; how large it is does not.
+        for key, value in group.items():
+            if key != "params":
+                shown = type(value).__name__ if isinstance(value, torch.Tensor) else bool(value)
+                yield f"option {key} of {label}: {shown}"
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _check_same(before: _Facts, now: _Facts) -> None:
+    if before == now:
+        return
+    old, new = (dict(fact.split(": ", 1) for fact in facts) for facts in (before, now))
+    name = next(
+        (name for name in {**old, **new} if old.get(name) != new.get(name)),
+        "the order of parameters",
+    )
+    raise UserError(
+        f"the step was captured with another model or optimizer than there is now: {name} was "
+        f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
+        "new weft.Step"
+    )

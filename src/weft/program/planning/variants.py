@@ -1,0 +1,271 @@
+"""Plans of one step for batches of several shapes and other values of Python, which share variables and states."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from weft.capture import Captured
+from weft.capture.batch import BatchSpec, describe_batch
+from weft.capture.optimizers.groups import Optimizers
+from weft.compiler.pipeline import Compiled
+from weft.compiler.training.clip import METRIC
+from weft.errors import BatchError, UserError
+from weft.ir.logical import Input
+from weft.ir.nodes import VARIABLE_ROLES
+from weft.layout import Layout, Shares
+from weft.program.agreement import BatchSums
+from weft.program.everyone import agreed
+from weft.program.feeding.feed import Feeder
+from weft.program.feeding.shards import shares_of, without_shards
+from weft.program.live.holds import Lying
+from weft.program.planning.build import Setting, build
+from weft.program.planning.guards import Guards
+from weft.program.planning.progress import uncollected
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.executor.threads import Executor
+
+Planned: TypeAlias = tuple[Captured, Compiled]
+# How often a program is planned; each plan keeps its threads and its kernels.
+MOST = 16
+_log = logging.getLogger("weft")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The step for one shape of the batch, and for what the guards compare, ready to run."""
+
+    number: int
+    captured: Captured
+    compiled: Compiled
+    executors: Mapping[int, Executor | DeviceExecutor]
+    feeder: Feeder
+    guards: Guards
+
+    @cached_property
+    def name(self) -> str:
+        """The leaves of its batch; and which plan it is, where ranks could choose another one."""
+        shapes = _shapes(self.captured.batch)
+        return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
+
+    def serves(self, batch: Any) -> bool:
+        """Whether it is the step for a batch, as things are now."""
+        return self.guards.changed() is None and self.feeder.takes(batch)
+
+    def step(
+        self,
+        setting: Setting,
+        number: int,
+        feeds: Mapping[int, Mapping[str, Tensor]],
+        update: bool,
+        stamp: Callable[[tuple[int, ...]], int] | None,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Run step `number` of the program on what each rank takes of a batch.
+
+        Args:
+            stamp: that messages among some ranks carry; None where there is nothing to compare.
+
+        Returns:
+            What the loss function returned, and the metrics that were asked for.
+        """
+        for executor in self.executors.values():
+            executor.steps = number
+            if stamp is not None:
+                executor.put_stamp(stamp)
+        results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
+        metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
+        return self.captured.unflatten_outputs(results), metrics
+
+    def close(self) -> None:
+        for executor in self.executors.values():
+            executor.close()
+
+
+class Variants:
+    """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
+
+    Args:
+        setting: of the program.
+        first: as compiled.
+        optimizers: the user's; none for evaluation.
+        plan: what a step is for another batch, or as things are now, as `plan(batch)`; needs no
+            other process.
+        note: is told each plan that is built.
+
+    Attributes:
+        current: the one that ran last, or is to run.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        first: Planned,
+        optimizers: Optimizers,
+        plan: Callable[[Any], Planned],
+        note: Callable[[Compiled], None] = lambda _: None,
+    ) -> None:
+        self.setting = setting
+        self.optimizers = optimizers
+        self._plan = plan
+        self._note = note
+        self._all: list[Variant] = []
+        self._all.append(self._build(*first))
+        self.current = self._all[0]
+
+    def feeds(
+        self, batch: Any, step: int, enter: Callable[[str], object]
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """What each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
+
+        Args:
+            batch: of any shape.
+            step: of the program.
+            enter: is told which variant it is as soon as that is known, before anything needs the
+                other ranks.
+
+        Raises:
+            BatchError: when the batch differs from the example in more than shapes, or there are
+                too many plans.
+        """
+        changed = self.current.guards.changed()
+        try:
+            found = None if changed else self.current.feeder.feeds(batch, step)
+        except BatchError as error:
+            found = None
+            if not self.current.feeder.differs_in_shape(batch):
+                raise
+            changed = str(error)
+        if found is None:
+            self.current = self._other(batch, changed or "", enter)
+            return self.current.feeder.feeds(batch, step)
+        enter(self.current.name)
+        return found
+
+    def constants(self) -> Iterator[Tensor]:
+        """Tensors of elsewhere that the plans read."""
+        return (tensor for each in self._all for tensor in each.captured.constants.values())
+
+    def renew(self) -> None:
+        """Run the current variant by new threads and groups, after a step has failed. Every process must call it."""
+        variant, setting = self.current, self.setting
+        variant.close()
+        constants = variant.captured.constants
+        executors = build(setting, constants, variant.compiled, self.optimizers)
+        self.current = replace(variant, executors=executors)
+        self._all[variant.number] = self.current
+
+    def close(self) -> None:
+        """End the threads of all."""
+        for variant in self._all:
+            variant.close()
+
+    def _other(self, batch: Any, why: str, enter: Callable[[str], object]) -> Variant:
+        """The variant for a batch: one that is there, or a new one; `why` not the current one, in words."""
+        for variant in self._all:
+            if variant.serves(batch):
+                enter(variant.name)
+                return variant
+        if len(self._all) == MOST:
+            raise BatchError(
+                f"{why}. The step was planned {MOST} times already, which is the most; pad batches to a few lengths, "
+                "and pass values that change in the batch, as tensors"
+            )
+        started = time.perf_counter()
+        shapes = _shapes(describe_batch(without_shards(batch)[0]))
+        enter(f"{shapes} (planned anew, no. {len(self._all)})")
+        with uncollected():
+            planned = agreed(
+                self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
+            )
+            variant = self._build(*planned)
+        self._all.append(variant)
+        seconds = time.perf_counter() - started
+        _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
+        return variant
+
+    def _checked(self, planned: Planned) -> Planned:
+        """The same plan, when its variables are those of the first one, and lie as they do."""
+        first = self._all[0].compiled
+        _check_known(planned[1], first)
+        given = Lying(layouts(first), {}, shares_of(first.graph))
+        check_lying(planned[1], given, "the batch that it was compiled for")
+        return planned
+
+    def _build(self, captured: Captured, compiled: Compiled) -> Variant:
+        setting = self.setting
+        self._note(compiled)
+        executors = build(setting, captured.constants, compiled, self.optimizers)
+        devices = {rank: setting.world.device(rank) for rank in executors}
+        guards = Guards(captured.watch, setting.model, self.optimizers)
+        feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
+        return Variant(len(self._all), captured, compiled, executors, feeder, guards)
+
+
+def _shapes(batch: BatchSpec) -> str:
+    return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in batch.tensors)
+
+
+def layouts(compiled: Compiled) -> dict[str, Layout]:
+    """How the variables of a plan lie."""
+    inputs = compiled.graph.of_kind(Input)
+    found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
+    return {key: layout for key, layout in found.items() if layout is not None}
+
+
+def lying_in(compiled: Compiled) -> Lying:
+    """How the parameters and buffers of a plan lie."""
+    nodes = compiled.graph.of_kind(Input)
+    kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
+    found = {key: layout for key, layout in layouts(compiled).items() if key in kept}
+    return Lying(found, compiled.stored, shares_of(compiled.graph))
+
+
+def _check_known(compiled: Compiled, first: Compiled) -> None:
+    """Check that a plan reads no parameter or buffer that the model had not when it was taken over.
+
+    Raises:
+        UserError: naming the first.
+    """
+    known = {node.key for node in first.graph.of_kind(Input)}
+    for node in compiled.graph.of_kind(Input):
+        own = node.role in ("parameter", "buffer")
+        if own and node.key not in known and compiled.graph.users.get(node.value.name):
+            raise UserError(
+                f"{node.key} is a {node.role} that came after the step was compiled, and the step reads it: the "
+                "program has no variable for it. Close the program, weft.release(model), and compile again with an "
+                "optimizer that has it"
+            )
+
+
+def check_lying(compiled: Compiled, given: Lying, where: str) -> None:
+    """Check that the variables of a plan lie as they do already.
+
+    Args:
+        compiled: the plan.
+        given: how they lie; what it does not name may lie in any way.
+        where: who laid them, for the error.
+
+    Raises:
+        UserError: naming the first that would lie otherwise.
+    """
+    shares = shares_of(compiled.graph)
+    for key, layout in layouts(compiled).items():
+        if key not in given.layouts:
+            continue
+        would = _text(layout, shares.get(key))
+        lies = _text(given.layouts[key], given.shares.get(key))
+        if would != lies:
+            raise UserError(
+                f"{key} would lie as {would}, but lies as {lies} for {where}; name its layout in "
+                f"Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or close the other program"
+            )
+
+
+def _text(layout: Layout, shares: Shares | None) -> str:
+    return f"{layout} in {shares}" if shares else str(layout)

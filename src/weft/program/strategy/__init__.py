@@ -1,0 +1,1 @@
+"""Strategies: which layouts the user fixes, as readable data."""

@@ -1,0 +1,1 @@
+"""What a program that trains keeps between steps: gradients and the optimizer's states."""

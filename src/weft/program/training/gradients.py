@@ -1,0 +1,382 @@
+"""Gradients that stay: `parameter.grad` after a step without an update, and the plan of an update that reads them."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.compiler.pipeline import Compiled
+from weft.compiler.training.clip import METRIC
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import ROLES, Input, Ref, Update, Value
+from weft.layout import Layout, Shares
+from weft.program.live.holds import named_variables
+from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, parts_of
+from weft.program.live.masters import follow
+from weft.program.planning.build import Setting, build, compiled_like
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.executor.threads import Executor
+from weft.tensor import GlobalTensor
+from weft.tensor.shares import stored_in
+from weft.tensor.spec import contiguous
+
+_log = logging.getLogger("weft")
+_gradient = attrgetter("grad")
+
+
+def check_adding(graph: LogicalGraph, update: bool) -> None:
+    """Raise UserError unless the gradients of several steps may simply be added up.
+
+    Args:
+        graph: of a step.
+        update: whether it is to update, by its gradients and those that stand in `parameter.grad`.
+    """
+    where = "step(…, update=False)"
+    updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
+    if not updates:
+        raise UserError(f"{where} keeps gradients, but this program has no optimizer")
+    if any(each.skip is not None for each in updates):
+        if update:
+            raise UserError(
+                'a step with a scaled loss (precision "fp16") found gradients in parameter.grad, which it cannot add '
+                "to: an overflow would have to skip them, too; call optimizer.zero_grad() before, or use bf16"
+            )
+        raise UserError(
+            f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
+            "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
+        )
+
+
+# So many plans of updates are kept; the oldest one goes.
+MOST = 16
+
+
+class Gradients:
+    """The gradients of the parameters that a program updates.
+
+    Args:
+        setting: of the program.
+        optimizers: the user's.
+    """
+
+    def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
+        self._setting = setting
+        self._optimizers = optimizers
+        self._members: dict[str, _Graded] = {}
+        # Plans of steps, and the keys of the parameters that each updates.
+        self._steps: list[tuple[Compiled, frozenset[str]]] = []
+        # Plans of updates, by the keys of the parameters that have a gradient.
+        self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
+        # All parameters that may have a gradient for the optimizers, by name.
+        self._parameters: dict[str, Tensor] = {}
+        # Gradients that an optimizer has used, or that stood when the model was compiled, and their
+        # versions: a loop clears such before it goes on.
+        self._used: dict[str, tuple[Tensor, int]] | None = None
+        self._left_out: list[str] = []
+        # Whether steps have left gradients that no update has used.
+        self.open = self._said = False
+        for optimizer in optimizers.each:
+            _trained.setdefault(optimizer, WeakSet()).add(self)
+
+    def know(self, compiled: Compiled) -> None:
+        """The plan of a step is to run, which updates these parameters."""
+        members = {each.key: each for each in _graded(self._setting.model, compiled)}
+        # The last plan knows the groups that parameters are in now.
+        self._steps.insert(0, (compiled, frozenset(members)))
+        self.renew()
+        self._members = members | self._members
+        every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
+        named = self._setting.model.named_parameters()
+        self._parameters = {key: p for key, p in named if key in self._members or id(p) in every}
+        if self._used is None:
+            self.note_used()
+
+    def note_used(self) -> None:
+        """What stands in `parameter.grad` now has been used: the next step begins without, unless more is added."""
+        given = ((key, p.grad) for key, p in self._parameters.items())
+        self._used = {key: (x, x._version) for key, x in given if x is not None}
+
+    def clear_used(self) -> None:
+        """Let gradients be None that an optimizer has used and nobody has changed since, as `zero_grad` does."""
+        for key, (gradient, version) in (self._used or {}).items():
+            parameter = self._parameters.get(key)
+            if (
+                parameter is not None
+                and parameter.grad is gradient
+                and gradient._version == version
+            ):
+                parameter.grad = None
+        self._used = {}
+
+    def standing(self) -> bool:
+        """Whether there are gradients in `parameter.grad`; some microseconds."""
+        return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
+
+    def check_update(self, compiled: Compiled) -> None:
+        """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
+
+        Says once that a step adds to gradients that no step has left.
+
+        Raises:
+            UserError: naming a parameter that has a gradient, and that no step updates.
+        """
+        given = {key for key, p in self._parameters.items() if p.grad is not None}
+        self._step_of((*given, *self._updated_by(compiled)))
+        if not self.open and not self._said:
+            self._said = True
+            _log.warning(
+                "program.step adds to the gradients that eager code has left in parameter.grad, such as that of %s, as "
+                "backward() would; where they are not wanted, call optimizer.zero_grad() before",
+                min(given),
+            )
+
+    def take(self) -> None:
+        """Let the ranks add to what is in `parameter.grad` now; what nobody has written stays as wide as it is."""
+        for member in self._members.values():
+            gradient = member.parameter.grad
+            laid = None if gradient is None else member.laid(gradient, member.shares)
+            for rank, variables in self._setting.variables.items():
+                wider = variables.gradients.pop(member.key, None)
+                if laid is not None and member.key in variables:
+                    part = of_rank(laid, rank)
+                    if wider is not None and wider.dtype != member.parameter.dtype:
+                        follow(wider, part.to(member.parameter.dtype))
+                        part = wider
+                    variables.gradients[member.key] = part
+
+    def show(self, compiled: Compiled) -> None:
+        """Let `parameter.grad` be what the ranks have added up in a step; the same memory."""
+        for member in map(self._members.__getitem__, self._updated_by(compiled)):
+            every = by_placement(self._setting.variables, member.parameter)
+            parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
+            member.show(parts)
+        self.open = True
+        self._say_left_out()
+
+    def _say_left_out(self) -> None:
+        """Say once which parameters get no gradient here that `backward()` might give one."""
+        if self._left_out:
+            return
+        named = self._setting.model.named_parameters()
+        self._left_out = [k for k, p in named if p.requires_grad and k not in self._parameters]
+        if self._left_out:
+            _log.warning(
+                "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
+                "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
+                ", ".join(self._left_out[:5]),
+            )
+
+    def _keys(self) -> tuple[str, ...]:
+        """The parameters that have a gradient."""
+        return tuple(key for key, p in self._parameters.items() if p.grad is not None)
+
+    @property
+    def text(self) -> str:
+        """What stands in `parameter.grad`, the same on all ranks that have gradients alike."""
+        keys = self._keys()
+        return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
+
+    def executors(self) -> dict[int, Executor | DeviceExecutor]:
+        """What runs an update by what is in `parameter.grad`.
+
+        Raises:
+            UserError: when no parameter has a gradient, or no step updates all that have one.
+        """
+        keys = self._keys()
+        if not keys:
+            raise UserError(
+                "program.update() found no gradients; make a step(batch, update=False) before, or call backward() on "
+                "a loss of the live model"
+            )
+        if keys not in self._plans:
+            if len(self._plans) == MOST:
+                _end(self._plans.pop(next(iter(self._plans))))
+            trained = self._step_of(keys)
+            graph, leaves = _update_graph(trained.graph, keys)
+            compiled = compiled_like(self._setting, trained, graph, leaves, clipped=True)
+            self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
+        return self._plans[keys]
+
+    def update(self, executors: Mapping[int, Executor | DeviceExecutor]) -> dict[str, Tensor]:
+        """One update by what is in `parameter.grad`, which is None afterwards.
+
+        Args:
+            executors: as `executors()` gives them.
+
+        Returns:
+            The metrics that were asked for.
+        """
+        self.take()
+        given = self._given()
+        keys = [member.key for member in given]
+        # What is stored in shares is fed in the usual order.
+        ordered: dict[str, dict[int, Tensor]] = {}
+        for member in given:
+            if member.shares is not None and member.parameter.grad is not None:
+                laid: Any = member.laid(member.parameter.grad, None)
+                ordered[member.key] = parts_of(laid)
+        feeds = {
+            rank: {
+                f"{key}.grad": ordered[key][rank] if key in ordered else variables.gradients[key]
+                for key in keys
+                if key in variables
+            }
+            for rank, variables in self._setting.variables.items()
+        }
+        results = self._setting.run(lambda rank: executors[rank].step(feeds[rank]))
+        self.drop()
+        return {key.removeprefix(METRIC): x for key, x in results.items()}
+
+    def drop(self) -> None:
+        """Let there be no gradients."""
+        for member in self._members.values():
+            member.parameter.grad = None
+        for variables in self._setting.variables.values():
+            variables.gradients.clear()
+        self.open = False
+
+    def renew(self) -> None:
+        """Forget the plans of updates, of which one has failed: the next update makes its own."""
+        self.close()
+        self._plans.clear()
+
+    def close(self) -> None:
+        """End the threads of the plans of updates."""
+        for executors in self._plans.values():
+            _end(executors)
+
+    def _given(self) -> list[_Graded]:
+        """The parameters that have a gradient now."""
+        return [each for each in self._members.values() if each.parameter.grad is not None]
+
+    def _updated_by(self, step: Compiled) -> frozenset[str]:
+        """The keys of the parameters that a step updates."""
+        return next(keys for compiled, keys in self._steps if compiled is step)
+
+    def _step_of(self, keys: tuple[str, ...]) -> Compiled:
+        """The plan of a step that updates all these parameters."""
+        for compiled, updated in self._steps:
+            if updated.issuperset(keys):
+                return compiled
+        strange = [key for key in keys if key not in self._members]
+        if strange:
+            raise UserError(
+                f"{strange[0]} has a gradient, but no step of this program updates it; optimizer.step() uses all "
+                "gradients that there are, or let this one be None"
+            )
+        raise UserError(
+            f"no step of this program updates all of {', '.join(keys[:5])} together, which have gradients; call "
+            "program.update() before other parameters are frozen or thawed, or optimizer.zero_grad()"
+        )
+
+
+@dataclass(frozen=True)
+class _Graded:
+    """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""
+
+    key: str
+    parameter: Tensor
+    value: Value
+    shares: Shares | None
+
+    @property
+    def layout(self) -> Layout:
+        """Of the gradient."""
+        assert self.value.layout is not None  # all values of a compiled graph have one
+        return self.value.layout
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradient in the plan; `parameter.grad` has that of the parameter."""
+        found: torch.dtype = getattr(torch, self.value.dtype)
+        return found
+
+    def laid(self, gradient: Tensor, shares: Shares | None) -> Tensor:
+        """A gradient as a plan wants it; itself when it lies so."""
+        if isinstance(gradient, GlobalTensor):
+            return laid_as(gradient, self.layout, self.dtype, shares)
+        plain = gradient.detach().to(self.parameter.device, self.dtype)
+        if isinstance(self.parameter, GlobalTensor):
+            mesh = self.parameter.spec.mesh.at(self.layout.placement)
+            return cut_value(plain, self.layout, mesh, shares)
+        return plain.contiguous()
+
+    def show(self, parts: list[Tensor]) -> None:
+        """Put the parts of this process's ranks into `parameter.grad`."""
+        parts = [part.to(self.parameter.dtype) for part in parts]
+        if isinstance(self.parameter, GlobalTensor):
+            mesh = self.parameter.spec.mesh.at(self.layout.placement)
+            spec = contiguous(mesh, self.layout, self.value.shape, self.parameter.dtype)
+            self.parameter.grad = stored_in(GlobalTensor(spec, tuple(parts)), self.shares)
+        else:
+            self.parameter.grad = parts[0]
+
+
+def _graded(model: nn.Module, compiled: Compiled) -> Iterator[_Graded]:
+    tensors, graph = named_variables(model), compiled.graph
+    inputs = {node.value.name: node for node in graph.of_kind(Input)}
+    for update in graph.of_kind(Update):
+        if update.rule != "copy":
+            node = inputs[update.target.name]
+            value = graph.values[update.source.name]
+            yield _Graded(node.key, tensors[node.key], value, node.shares)
+
+
+def _update_graph(
+    trained: LogicalGraph, keys: tuple[str, ...]
+) -> tuple[LogicalGraph, dict[str, Layout]]:
+    """The updates of some parameters alone, by gradients that are fed; and how these lie."""
+    inputs = {node.value.name: node for node in trained.of_kind(Input)}
+    updates = [
+        each
+        for each in trained.of_kind(Update)
+        if each.rule != "copy" and inputs[each.target.name].key in keys
+    ]
+    read = {ref.name for each in updates for ref in (each.target, *each.states)}
+    variables = [_bare(node) for name, node in inputs.items() if name in read]
+    fed, layouts, by_fed = [], {}, []
+    for each in updates:
+        key = f"{inputs[each.target.name].key}.grad"
+        source = trained.values[each.source.name]
+        value = Value(f"{key}.fed", source.shape, source.dtype)
+        fed.append(Input(value, "batch", key))
+        by_fed.append(replace(each, source=Ref(value.name), skip=None))
+        if source.layout is not None:
+            layouts[key] = source.layout
+    variables.sort(key=lambda node: ROLES.index(node.role))
+    return LogicalGraph("update", (*variables, *fed, *by_fed)), layouts
+
+
+def _bare(node: Input) -> Input:
+    return replace(node, value=replace(node.value, layout=None))
+
+
+def _end(executors: Mapping[int, Executor | DeviceExecutor]) -> None:
+    """End the threads of a plan."""
+    for executor in executors.values():
+        executor.close()
+
+
+# Who is told of the steps of an optimizer that eager code makes.
+_trained: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Gradients]] = WeakKeyDictionary()
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for each in _trained.get(optimizer, ()):
+        each.note_used()
+
+
+_stepped.notes_use = True  # type: ignore[attr-defined]
+register_optimizer_step_post_hook(_stepped)

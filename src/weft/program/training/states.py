@@ -1,0 +1,340 @@
+"""What an optimizer keeps for parameters: in the user's optimizer and on the ranks, the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node, tree_map
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, Update, Value
+from weft.ir.nodes import MASTER
+from weft.layout import Layout, Shares
+from weft.program.live.holds import named_variables
+from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
+from weft.runtime.executor.state import Variables
+from weft.tensor import GlobalTensor
+from weft.tensor.divergence import note_write
+from weft.tensor.shares import stored_in
+from weft.tensor.spec import contiguous
+
+
+class States:
+    """The states of the parameters that a program updates by one optimizer.
+
+    After the first step the user's `optimizer.state` holds them as global tensors (ordinary ones
+    where there is one rank). What the user puts there, by `load_state_dict` or by hand, is taken over
+    before the next step.
+
+    Args:
+        optimizers: the user's.
+        optimizer: whose states these are, of them.
+        model: live.
+        variables: of the ranks of this process.
+    """
+
+    def __init__(
+        self,
+        optimizers: Optimizers,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        variables: Mapping[int, Variables],
+    ) -> None:
+        self._optimizers = optimizers
+        self.optimizer = optimizer
+        self._model = model
+        self._variables = variables
+        self._members: dict[str, _Stated] = {}
+        self._changes = _changes.setdefault(optimizer, _Changes())
+        # What was there when it was last compared: the user's dicts, the changes in them, and the
+        # ranks' versions.
+        self._state: Any = None
+        self._dicts: list[Any] = []
+        self._change = self._version = -1
+        # Entries that are no tensors, for which there is no common memory.
+        self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
+
+    def know(self, graph: LogicalGraph) -> None:
+        """A plan is to run, which updates these parameters. Call `check_states` first."""
+        # The user may have loaded states since the last step.
+        self.take()
+        for each in _stated(self._model, graph):
+            if self._optimizers.place(each.group)[0] is not self.optimizer:
+                self._members.pop(each.key, None)
+            elif each.key not in self._members:
+                self._members[each.key] = each
+                self._take(each)
+        self._note()
+
+    def take(self) -> None:
+        """Take over what has changed in the user's optimizer; some microseconds when nothing has.
+
+        Raises:
+            UserError: as `check_states`.
+        """
+        state = self.optimizer.state
+        same = state is self._state and len(state) == len(self._dicts)
+        if not (
+            same
+            and self._change == self._changes.count
+            and all(map(is_, state.values(), self._dicts))
+        ):
+            for member in self._members.values():
+                self._take(member)
+            self._note()
+        for shown, name, kept in self._numbers:
+            for entries in kept:
+                entries[name] = shown[name]
+
+    def show(self) -> None:
+        """Let the user's optimizer hold what the ranks have made in a step; some microseconds when that is nothing."""
+        if self._version != self._versions():
+            for member in self._members.values():
+                self._show(member)
+            self._note()
+        for shown, name, kept in self._numbers:
+            dict.__setitem__(shown, name, kept[0][name])
+
+    def _take(self, member: _Stated) -> None:
+        """Give the ranks what the user's optimizer holds for a parameter."""
+        found = self.optimizer.state.get(member.parameter)
+        laid = {name: member.laid(name, value) for name, value in (found or {}).items()}
+        same = isinstance(found, _Shown)
+        for rank, variables in self._variables.items():
+            if member.key in variables:
+                own = {name: of_rank(value, rank) for name, value in laid.items()}
+                same &= _keep(variables, member.key, own if found else None)
+        if found and not same:
+            kept = self._kept(member)
+            shown = {
+                name: member.shown(name, [own[name] for own in kept]) if kept else value
+                for name, value in laid.items()
+            }
+            self.optimizer.state[member.parameter] = _Shown(shown, self._changes)
+
+    def _show(self, member: _Stated) -> None:
+        """Let the user's optimizer hold what the ranks keep for a parameter that it knows nothing of."""
+        if self.optimizer.state.get(member.parameter):
+            return
+        kept = self._kept(member)
+        if kept and not kept[0]:
+            return
+        names = kept[0] if kept else member.states
+        entries = {name: member.shown(name, [own[name] for own in kept]) for name in names}
+        self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
+
+    def _kept(self, member: _Stated) -> list[dict[str, Any]]:
+        """What the ranks of this process keep for a parameter; nothing where it lives on others."""
+        every = by_placement(self._variables, member.parameter)
+        return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
+
+    def _note(self) -> None:
+        state = self.optimizer.state
+        self._state, self._dicts = state, list(state.values())
+        self._change, self._version = self._changes.count, self._versions()
+        self._numbers = [
+            (state[member.parameter], name, kept)
+            for member in self._members.values()
+            if (kept := self._kept(member)) and member.parameter in state
+            for name, value in kept[0].items()
+            if isinstance(value, int | float)
+        ]
+
+    def _versions(self) -> int:
+        return sum(each.kept.version for each in self._variables.values())
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
+
+    key: str
+    parameter: Tensor
+    group: int
+    states: Mapping[str, Value]
+    shares: Mapping[str, Shares]
+
+    def laid(self, name: str, value: Any) -> Any:
+        """A state that the user's optimizer holds, as the plan wants it; itself when it lies so."""
+        if not isinstance(value, Tensor):
+            return value
+        self.check(name, value)
+        layout, dtype = _laid_out(self.states[name])
+        if isinstance(value, GlobalTensor):
+            return laid_as(value, layout, dtype, self.shares.get(name))
+        if not isinstance(self.parameter, GlobalTensor):
+            return value.to(self.parameter.device, dtype).contiguous()
+        mesh = self.parameter.spec.mesh.at(layout.placement)
+        if not mesh.in_process:
+            note_write(mesh.placement, f"{self.key}.{name}", [value])
+        return cut_value(value.detach().to(dtype), layout, mesh, self.shares.get(name))
+
+    def shown(self, name: str, parts: list[Any]) -> Any:
+        """A state that the ranks keep, as the user sees it."""
+        value = self.states.get(name)
+        if value is None or not isinstance(self.parameter, GlobalTensor):
+            return parts[0]
+        layout, dtype = _laid_out(value)
+        mesh = self.parameter.spec.mesh.at(layout.placement)
+        if (
+            parts and parts[0].device.type != mesh.device.type
+        ):  # numbers of steps stay with the host
+            return parts[0]
+        spec = contiguous(mesh, layout, value.shape, dtype)
+        return stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
+
+    def check(self, name: str, found: Tensor) -> None:
+        """Raise UserError unless a state that the user's optimizer holds is one of the update's, with values."""
+        value = self.states.get(name)
+        if value is None or value.shape != tuple(found.shape):
+            expected = "no such state" if value is None else f"shape {list(value.shape)}"
+            raise UserError(
+                f"the optimizer brings the state {self.key}.{name} of shape {list(found.shape)}, its update has "
+                f"{expected}"
+            )
+        if found.is_meta:
+            raise UserError(
+                f"the optimizer brings the state {self.key}.{name} without values, on the meta device"
+            )
+
+
+def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) -> None:
+    """Check that what the user's optimizers hold fits a plan; needs no other process.
+
+    Raises:
+        UserError: naming a state that an optimizer brings and its update does not have, or of
+            another shape.
+    """
+    for member in _stated(model, graph):
+        optimizer, _ = optimizers.place(member.group)
+        for name, value in optimizer.state.get(member.parameter, {}).items():
+            if isinstance(value, Tensor):
+                member.check(name, value)
+
+
+def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What `optimizer.state_dict()` gives, with whole, plain copies of its tensors. Collective."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, GlobalTensor):
+            return whole_of(value)
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
+    found: dict[str, Any] = tree_map(whole, optimizer.state_dict())
+    return found
+
+
+class _Changes:
+    """Counts what users put into the dicts that an optimizer shows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+_changes: WeakKeyDictionary[torch.optim.Optimizer, _Changes] = WeakKeyDictionary()
+
+
+class _Shown(dict[str, Any]):
+    """What an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts."""
+
+    def __init__(self, entries: Mapping[str, Any], changes: _Changes) -> None:
+        super().__init__(entries)
+        self._changes = changes
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        # Optimizers put back what they took out.
+        if self.get(name) is not value:
+            self._changes.count += 1
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._changes.count += 1
+        super().__delitem__(name)
+
+    def clear(self) -> None:
+        self._changes.count += 1
+        super().clear()
+
+    def update(self, *entries: Any, **named: Any) -> None:
+        self._changes.count += 1
+        super().update(*entries, **named)
+
+    def __ior__(self, entries: Any) -> Any:  # type: ignore[misc]  # `|` gives a plain dict
+        self.update(entries)
+        return self
+
+    def setdefault(self, name: str, value: Any = None) -> Any:
+        self._changes.count += 1
+        return super().setdefault(name, value)
+
+    def popitem(self) -> tuple[str, Any]:
+        self._changes.count += 1
+        return super().popitem()
+
+    def pop(self, *args: Any) -> Any:
+        self._changes.count += 1
+        return super().pop(*args)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+# Who walks over states finds the tensors in them.
+register_pytree_node(
+    _Shown,
+    lambda shown: (list(shown.values()), list(shown)),
+    lambda x, names: dict(zip(names, x, strict=True)),
+)
+
+
+def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[_Stated]:
+    inputs = {node.value.name: node for node in graph.of_kind(Input)}
+    tensors = named_variables(model)
+    for update in graph.of_kind(Update):
+        if update.rule != "copy":
+            key = inputs[update.target.name].key
+            states = [inputs[ref.name] for ref in update.states]
+            named = {node.key.removeprefix(f"{key}."): node for node in states}
+            named.pop(MASTER, None)
+            values = {name: node.value for name, node in named.items()}
+            shares = {name: node.shares for name, node in named.items() if node.shares}
+            yield _Stated(key, tensors[key], update.group, values, shares)
+
+
+def _laid_out(value: Value) -> tuple[Layout, torch.dtype]:
+    """Layout and dtype of a value of a compiled graph."""
+    assert value.layout is not None  # all values of a compiled graph have one
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    return value.layout, dtype
+
+
+def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
+    """Let a rank keep other values for a parameter, in the memory that it has; whether they were these already."""
+    before = variables.kept.entries.get(key)
+    if not own or not before or not _alike(own, before):
+        variables.keep(key, own)
+        return False
+    same = True
+    for name, value in own.items():
+        if isinstance(value, Tensor) and isinstance(before[name], Tensor):
+            if before[name] is not value:
+                before[name].copy_(value)
+                same = False
+        else:
+            before[name] = value
+    return same
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two dicts hold tensors, and numbers, under the same names."""
+    return one.keys() == other.keys() and all(
+        isinstance(value, Tensor) == isinstance(other[name], Tensor) for name, value in one.items()
+    )

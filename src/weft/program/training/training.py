@@ -1,0 +1,110 @@
+"""What a program that trains has beside the plans of its steps: states of the optimizers, and gradients that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.compiler.pipeline import Compiled
+from weft.ir import LogicalGraph
+from weft.program.everyone import agreed
+from weft.program.live.masters import Masters
+from weft.program.planning.build import Setting
+from weft.program.planning.variants import Variants
+from weft.program.training.gradients import Gradients
+from weft.program.training.states import States, check_states
+from weft.runtime.world.world import World
+
+
+def training_of(setting: Setting, optimizers: Optimizers) -> Training:
+    """What a program has that trains by these optimizers."""
+    variables = setting.variables
+    states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
+    check = partial(check_states, setting.model, optimizers)
+    return Training(
+        setting.world, states, Gradients(setting, optimizers), Masters(variables), check
+    )
+
+
+class Training:
+    """States and gradients of a program.
+
+    Args:
+        world: of all ranks.
+        states: of each optimizer.
+        gradients: that stay after a step without an update.
+        masters: of parameters.
+        check: whether what the optimizers hold fits a graph; raises otherwise.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        states: Sequence[States],
+        gradients: Gradients,
+        masters: Masters,
+        check: Callable[[LogicalGraph], None],
+    ) -> None:
+        self._check = check
+        self._world = world
+        self.states = tuple(states)
+        self.gradients = gradients
+        self.masters = masters
+        self._make: Callable[[], Variants] | None = None
+        self._adding: Variants | None = None
+
+    def know(self, compiled: Compiled) -> None:
+        """A plan of a step is to run. Every process must call it.
+
+        Raises:
+            UserError: on every process, naming a state that an optimizer brings on one of them and
+                its update does not have, or of another shape.
+        """
+        agreed(self._world, "the states of the optimizers", lambda: self._check(compiled.graph))
+        for each in self.states:
+            each.know(compiled.graph)
+        self.gradients.know(compiled)
+
+    def take(self) -> None:
+        """Take over what the user has written since the last step; some microseconds when that is nothing."""
+        for each in self.states:
+            each.take()
+        self.masters.take()
+
+    def show(self, updated: bool) -> None:
+        """Show the user what a step has made; and schedulers, that it has updated.
+
+        Ranks of this process may have run none of an optimizer's updates.
+        """
+        for each in self.states:
+            each.show()
+            if updated:
+                each.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def adds_by(self, variants: Variants | Callable[[], Variants]) -> None:
+        """The variants of the step without an update, or what makes them when they are first wanted."""
+        if isinstance(variants, Variants):
+            self._adding = variants
+        else:
+            self._make = variants
+
+    def adding(self, enter: Callable[[str], object]) -> Variants:
+        """The variants of the step without an update; `enter` is told before the first one is planned."""
+        if self._adding is None:
+            assert self._make is not None  # said by who made the program
+            enter("plan of steps that add")
+            self._adding = self._make()
+        return self._adding
+
+    def constants(self) -> Iterator[Tensor]:
+        """Tensors of elsewhere that plans of steps without an update read."""
+        return iter(()) if self._adding is None else self._adding.constants()
+
+    def close(self, but: Variants) -> None:
+        """End all threads of it but those of the steps with an update."""
+        self.gradients.close()
+        if self._adding is not None and self._adding is not but:
+            self._adding.close()

@@ -1,0 +1,279 @@
+"""A communicator as one of its ranks holds it: the few primitives that every collective is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from weft.errors import RankFailure
+
+# What runs when no larger operation says so.
+EXCHANGE = "exchange"
+# Bytes up to which a message costs its latency rather than its bytes.
+SMALL = 2**16
+
+
+class Channel(ABC):
+    """One rank's end of a communicator. All ranks must call the same primitives in the same order.
+
+    Attributes:
+        ranks: the communicator's ranks, in its order.
+        index: position of this rank among them.
+        device: where the tensors are that it takes.
+        sent: bytes that this rank has sent to others so far, by what ran.
+        running: what runs now: the kind of a collective, or one of the primitives below.
+        while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
+            GPUs. What it raises ends the wait.
+        spins: whether a wait may look again and again for a moment before it sleeps: no other
+            thread of this process has work meanwhile.
+        interruptible: whether a wait ends at once when a rank fails or the user interrupts, in the
+            main thread, too.
+        stamp: of the step that runs (`weft.runtime.failures.stamps`); goes with messages, where the transport
+            has room for it, and is compared with the receiver's.
+    """
+
+    interruptible = False
+
+    def __init__(self, ranks: Sequence[int], index: int, device: torch.device) -> None:
+        self.ranks = tuple(ranks)
+        self.index = index
+        self.device = device
+        self.sent: Counter[str] = Counter()
+        self.running = EXCHANGE
+        self.while_waiting: Callable[[], None] = _nothing
+        self.spins = True
+        self.stamp = 0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.ranks[self.index]
+
+    @abstractmethod
+    def _exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """What `exchange` does, without the counting."""
+
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """Send contiguous tensors to peers and fill contiguous buffers from them.
+
+        Args:
+            sends: for every peer, what it gets, in order; what stands at this rank's own place is
+                ignored.
+            receives: for every peer, buffers for what it sends here: same number, shapes and
+                dtypes.
+        """
+        self.sent[self.running] += sum(
+            part.nbytes for peer, parts in enumerate(sends) if peer != self.index for part in parts
+        )
+        self._exchange(sends, receives)
+
+    @abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """Wake all ranks that wait in this communicator, now or later, with a `RankFailure` that names `error`."""
+
+    @abstractmethod
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        """Have `fail` called when a rank fails that no wait of this rank would notice; only processes need it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the communicator holds."""
+
+    def all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Reduce tensors over all ranks, in place; every rank gets the same bits.
+
+        Args:
+            tensors: contiguous, of one dtype; number, shapes and dtype are the same on all ranks.
+            reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is
+                "and").
+        """
+        if self.size > 1:
+            with self.counting("all_reduce"):
+                self._all_reduce(tensors, reduction)
+
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Each rank reduces one part of every tensor and sends it to all; two ranks send each other little at once."""
+        if self.size == 2 and sum(tensor.nbytes for tensor in tensors) <= SMALL:
+            self._reduce_at_once(tensors, reduction)
+            return
+        with joined(tensors) as whole:
+            pieces = parts_for(whole, self.size)
+            mine = self.reduce_scatter(pieces, reduction)
+            for piece, made in zip(pieces[self.index], mine, strict=True):
+                piece.copy_(made)
+            self.exchange([pieces[self.index]] * self.size, pieces)
+
+    def _reduce_at_once(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        """Two ranks in one exchange: the bytes are the same, and there is one latency."""
+        came = [torch.empty_like(tensor) for tensor in tensors]
+        self.exchange([tensors] * 2, [came] * 2)
+        for own, other in zip(tensors, came, strict=True):
+            pair = (other, own) if self.index else (own, other)
+            reduce_into(own, pair, reduction)
+
+    def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
+        """Reduce the pieces of rank `i` of all ranks on rank `i`, in the order of the ranks.
+
+        Args:
+            pieces: for every rank, contiguous tensors, as many for each; shapes may differ between
+                the ranks that they are for, not between those that hold them.
+            reduction: one of `weft.layout.REDUCTIONS`.
+
+        Returns:
+            Fresh tensors.
+        """
+        mine = pieces[self.index]
+        if self.size == 1:
+            return [piece.clone() for piece in mine]
+        buffers = [list(map(torch.empty_like, mine)) for _ in range(self.size - 1)]
+        buffers.insert(self.index, list(mine))
+        with self.counting("reduce_scatter"):
+            self.exchange(pieces, buffers)
+        # The result takes the place of the first or the second that came from elsewhere.
+        return [
+            reduce_in_order(all_of_one, reduction, all_of_one[not self.index])
+            for all_of_one in zip(*buffers, strict=True)
+        ]
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """The tensor of the rank at position `source`, on every rank; elsewhere `tensor` gives shape and dtype."""
+        mine = (
+            tensor.contiguous() if self.index == source else torch.empty_like(tensor).contiguous()
+        )
+        sends = [[mine] if self.index == source else [] for _ in self.ranks]
+        receives = [[mine] if index == source else [] for index in range(self.size)]
+        with self.counting("broadcast"):
+            self.exchange(sends, receives)
+        return mine
+
+    @contextmanager
+    def counting(self, kind: str) -> Iterator[None]:
+        """Count what is sent meanwhile as `kind`, unless it is part of something else already."""
+        outer = self.running
+        self.running = kind if outer == EXCHANGE else outer
+        try:
+            yield
+        finally:
+            self.running = outer
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        self.all_reduce([torch.zeros((), dtype=torch.int32, device=self.device)], "sum")
+
+    def exchange_text(self, text: str) -> list[str]:
+        """The texts of all ranks, in the communicator's order."""
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor([data.numel()], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in self.ranks]
+        self.exchange([[length]] * self.size, [[buffer] for buffer in lengths])
+        lengths[self.index] = length
+        texts = [data.new_empty(int(length)) for length in lengths]
+        self.exchange([[data]] * self.size, [[buffer] for buffer in texts])
+        texts[self.index] = data
+        return [bytes(part.tolist()).decode() for part in texts]
+
+
+def _nothing() -> None:
+    pass
+
+
+def reduce_in_order(
+    tensors: Sequence[Tensor], reduction: str, into: Tensor | None = None
+) -> Tensor:
+    """Reduce tensors of one shape from first to last.
+
+    Args:
+        tensors: at least one.
+        reduction: one of `weft.layout.REDUCTIONS`.
+        into: the first or the second of them, to be overwritten; without it, or where that cannot
+            be, the result is a fresh tensor.
+    """
+    dtype = tensors[0].dtype
+    if dtype in SIGNED:
+        # With its first bit turned, an unsigned integer has its place in the order of the signed
+        # ones.
+        turned = torch.iinfo(SIGNED[dtype]).min if reduction in ("max", "min") else 0
+        signed = [tensor.view(SIGNED[dtype]) ^ turned for tensor in tensors]
+        return (reduce_in_order(signed, reduction) ^ turned).view(dtype)
+    combine = COMBINE[reduction]
+    if into is None:
+        total = tensors[0].clone()
+    else:
+        total, tensors = combine(tensors[0], tensors[1], out=into), tensors[1:]
+    for tensor in tensors[1:]:
+        combine(total, tensor, out=total)
+    return total
+
+
+def reduce_into(place: Tensor, tensors: Sequence[Tensor], reduction: str) -> None:
+    """Reduce tensors from first to last; `place` gets the result, and may be one of them."""
+    first = any(place is tensor for tensor in tensors[:2])
+    made = reduce_in_order(tensors, reduction, place if first else None)
+    if made is not place:
+        place.copy_(made)
+
+
+def parts_for(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
+    """For each of `size` ranks, a part of every contiguous tensor."""
+    split = [tensor.view(-1).tensor_split(size) for tensor in tensors]
+    return [[parts[index] for parts in split] for index in range(size)]
+
+
+@contextmanager
+def joined(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors, the small ones as a single one; they hold afterwards what it holds."""
+    small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
+    if len(small) < 2:
+        yield list(tensors)
+        return
+    flat = torch.cat([tensor.view(-1) for tensor in small])
+    yield [*(tensor for tensor in tensors if tensor.nbytes > SMALL), flat]
+    for tensor, part in zip(small, flat.split_with_sizes([s.numel() for s in small]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+COMBINE: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "prod": torch.mul,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
+
+# What torch has no sums and extrema for, and the dtype of as many bits that has them.
+SIGNED: dict[torch.dtype, torch.dtype] = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+def check_same(texts: Sequence[str], ranks: Sequence[int], what: str) -> None:
+    """Check that all ranks hold the same text.
+
+    Raises:
+        RankFailure: names the ranks whose text differs from the one that most ranks have.
+    """
+    usual = max(texts, key=lambda text: (list(texts).count(text), -list(texts).index(text)))
+    different = [rank for rank, text in zip(ranks, texts, strict=True) if text != usual]
+    if different:
+        raise RankFailure(
+            f"{what} must be the same on all ranks, but differs on ranks {different} from that of the others; "
+            "check that every rank runs the same script with the same model, strategy and versions"
+        )

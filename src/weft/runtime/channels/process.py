@@ -1,0 +1,283 @@
+"""Communicators between processes, over process groups of `torch.distributed`.
+
+Gloo is used for its sends and receives only: pieces may differ in size, no piece is copied before
+it is sent, large all-gathers and reduce-scatters are several times faster than Gloo's own, and sums
+run in the order of the ranks, so that every rank gets the same bits as in a local world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.errors import RankFailure
+from weft.runtime.channels.channel import Channel, joined
+from weft.runtime.failures.board import FailureBoard, first_line
+from weft.runtime.failures.lookout import OtherThread
+from weft.runtime.failures.stamps import check_stamp
+
+# No exchange has so many pieces for a peer.
+_STAMP_TAG = 1 << 24
+
+# How long a broken connection may wait for the peer's own account of what went wrong.
+EXPLANATION_SECONDS = 1.0
+
+
+class ProcessChannel(Channel):
+    """One rank's end of a communicator between processes.
+
+    Args:
+        ranks: in the communicator's order.
+        index: position of this rank among them.
+        device: the rank's device.
+        board: where failures are made known to all ranks.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], index: int, device: torch.device, board: FailureBoard
+    ) -> None:
+        super().__init__(ranks, index, device)
+        self._board = board
+        self._watchers: list[Callable[[BaseException], object]] = []
+        # What the ranks were doing, in words, for errors.
+        self.account: Callable[[], str] = str
+
+    def watch(self, fail: Callable[[BaseException], object]) -> None:
+        self._board.watch(fail)
+        self._watchers.append(fail)
+
+    def abort(self, error: BaseException) -> None:
+        self._board.announce(error)
+
+    @property
+    def board(self) -> FailureBoard:
+        """Where failures and long waits are made known to all ranks."""
+        return self._board
+
+    def close(self) -> None:
+        for fail in self._watchers:
+            self._board.forget(fail)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say of a backend's error which peers were waited for, and who failed, if that is known."""
+        try:
+            yield
+        except RuntimeError as error:
+            known = self._board.cause(EXPLANATION_SECONDS)
+            if known is not None:
+                raise known from error
+            peers = [rank for rank in self.ranks if rank != self.rank]
+            raise RankFailure(
+                f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
+                f"answer in time: {first_line(error)}{self.account()}"
+            ) from error
+
+
+class GroupChannel(ProcessChannel):
+    """A communicator over a process group of `torch.distributed`.
+
+    Args:
+        group: the process group of exactly these ranks; torch orders a group by rank.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        ranks: Sequence[int],
+        index: int,
+        device: torch.device,
+        board: FailureBoard,
+    ) -> None:
+        super().__init__(ranks, index, device, board)
+        self._group = group
+        by_rank = sorted(self.ranks)
+        # For every peer, its number in the process group.
+        self._members = [by_rank.index(rank) for rank in self.ranks]
+
+    def close(self) -> None:
+        super().close()
+        if not self._board.failed:
+            dist.destroy_process_group(self._group)
+
+    def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
+        """(peer's number, tag, bytes) of every piece that is not empty and not this rank's own."""
+        for peer, parts in enumerate(tensors):
+            if peer == self.index:
+                continue
+            for tag, part in enumerate(parts):
+                if part.numel():
+                    yield self._members[peer], tag, _bytes(part)
+
+
+class GlooChannel(GroupChannel):
+    """A communicator between CPU processes.
+
+    Nothing ends Gloo's waits. Where somebody is told of failures, as executors are, another thread
+    looks around meanwhile; else Gloo waits in another thread. The stamp of a step goes to each peer
+    with the first message that it gets in the step.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._other = OtherThread(f"weft rank {self.rank} gloo")
+        # The stamps that went with messages to, and came from, peers by their numbers in the group.
+        self._went: dict[int, int] = {}
+        self._came: dict[int, int] = {}
+
+    def close(self) -> None:
+        super().close()
+        self._other.close()
+
+    def _exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        with self._explained("an exchange"):
+            if self._watchers:
+                with self._board.lookout.over(self.while_waiting, self._fail):
+                    self._run(sends, receives)
+            else:
+                self._other.run(partial(self._run, sends, receives), self.while_waiting)
+
+    def _fail(self, error: Exception) -> None:
+        for fail in self._watchers:
+            fail(error)
+
+    def _run(self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]) -> None:
+        coming, going = list(self._pairs(receives)), list(self._pairs(sends))
+        stamps = {
+            peer: torch.zeros(1, dtype=torch.int64)
+            for peer in self._unstamped(self._came, [peer for peer, _, _ in coming])
+        }
+        own = torch.tensor([self.stamp])
+        coming += [(peer, _STAMP_TAG, stamp) for peer, stamp in stamps.items()]
+        going += [
+            (peer, _STAMP_TAG, own)
+            for peer in self._unstamped(self._went, [peer for peer, _, _ in going])
+        ]
+        works = [
+            dist.irecv(part, group=self._group, group_src=peer, tag=tag)
+            for peer, tag, part in coming
+        ]
+        works += [
+            dist.isend(part, group=self._group, group_dst=peer, tag=tag)
+            for peer, tag, part in going
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        for peer, stamp in stamps.items():
+            check_stamp(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+
+    def _unstamped(self, stamped: dict[int, int], peers: Sequence[int]) -> list[int]:
+        """The peers with which no stamp of this step was exchanged; it is from now on."""
+        new = [peer for peer in dict.fromkeys(peers) if stamped.get(peer, 0) != self.stamp]
+        stamped.update(dict.fromkeys(new, self.stamp))
+        return new
+
+
+class NcclChannel(GroupChannel):
+    """A communicator between CUDA devices. What NCCL does itself is left to it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # NCCL connects ranks in their first operation, which all of them must take part in; in an
+        # exchange some may have nothing to send.
+        self.barrier()
+        self.sent.clear()
+
+    def _exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
+        if self.running == "all_gather" and _even(receives):
+            self._all_gather(sends[self.index], receives)
+            return
+        group: Any = self._group
+        with self._explained("an exchange"):
+            operations = [
+                dist.P2POp(dist.irecv, part, group=group, group_peer=peer, tag=tag)
+                for peer, tag, part in self._pairs(receives)
+            ]
+            operations += [
+                dist.P2POp(dist.isend, part, group=group, group_peer=peer, tag=tag)
+                for peer, tag, part in self._pairs(sends)
+            ]
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+
+    def _all_gather(self, mine: Sequence[Tensor], receives: Sequence[Sequence[Tensor]]) -> None:
+        """What every rank sends to all: along NCCL's rings it crosses between two hosts once."""
+        with self._explained("an all_gather"):
+            for number, part in enumerate(mine):
+                arrived = {
+                    member: _bytes(parts[number])
+                    for member, parts in zip(self._members, receives, strict=True)
+                }
+                places = [arrived[member] for member in sorted(arrived)]
+                dist.all_gather(places, _bytes(part), group=self._group)
+
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        if not _reduces(tensors[0], reduction):
+            super()._all_reduce(tensors, reduction)
+            return
+        with joined(tensors) as whole, self._explained("an all_reduce"):
+            for tensor in whole:
+                # NCCL's ring: every piece goes once around to be reduced, and once around to be shared.
+                pieces = [piece.nbytes for piece in tensor.view(-1).tensor_split(self.size)]
+                self.sent[self.running] += sum(pieces) + (self.size - 2) * pieces[self.index]
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                dist.all_reduce(real, _OPERATIONS[reduction], group=self._group)
+
+    def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
+        mine = pieces[self.index]
+        shapes = [own.shape for own in mine]
+        even = all([part.shape for part in parts] == shapes for parts in pieces)
+        numel = sum(own.numel() for own in mine)
+        if not (even and mine[0].is_floating_point() and numel and reduction in _OPERATIONS):
+            return super().reduce_scatter(pieces, reduction)
+        ordered: list[Sequence[Tensor]] = [mine] * self.size
+        for member, parts in zip(self._members, pieces, strict=True):
+            ordered[member] = parts
+        self.sent[self.running] += (self.size - 1) * numel * mine[0].itemsize
+        flat = torch.cat([part.reshape(-1) for parts in ordered for part in parts])
+        made = flat.new_empty(numel)
+        with self._explained("a reduce_scatter"):
+            dist.reduce_scatter_tensor(made, flat, _OPERATIONS[reduction], group=self._group)
+        split = made.split_with_sizes([own.numel() for own in mine])
+        return [part.view(own.shape) for part, own in zip(split, mine, strict=True)]
+
+    def abort(self, error: BaseException) -> None:
+        super().abort(error)
+        self._group.abort()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same contiguous memory as bytes."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _even(receives: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all ranks give pieces of the same sizes, none of them empty."""
+    sizes = [[part.nbytes for part in parts] for parts in receives]
+    return all(size == sizes[0] for size in sizes) and all(sizes[0])
+
+
+def _reduces(tensor: Tensor, reduction: str) -> bool:
+    """Whether NCCL has a reduction of a dtype."""
+    if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
+        return False
+    return not tensor.is_complex() or reduction == "sum"
+
+
+_OPERATIONS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}

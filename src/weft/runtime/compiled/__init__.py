@@ -1,0 +1,1 @@
+"""Parts of segments compiled by Inductor where that is measured to be faster."""

@@ -1,0 +1,89 @@
+"""Where weft keeps on disk what is costly to find out again: compiled kernels and what was measured.
+
+What is compiled is code, run as it stands there: its folders are this user's alone, which is checked
+whenever they are used, and what others may write to is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UserError
+from weft.runtime.compiled.private import close_private, is_private, make_private
+
+FOLDER = "WEFT_CACHE"
+_INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the cache, made and checked; it may be deleted at any time.
+
+    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. Where others may
+    write to the latter, it is a folder for this user in the system's one for temporary files, and a
+    warning says so.
+
+    Raises:
+        UserError: others may write to it; names the folder and what would work.
+    """
+    folder = make_private(_root() / name, _INSTEAD)
+    _close_once(folder)
+    return folder
+
+
+# What is closed stays so: nobody else can reach what lies there.
+@cache
+def _close_once(folder: Path) -> None:
+    close_private(folder, _INSTEAD)
+
+
+def _root() -> Path:
+    if chosen := os.environ.get(FOLDER):
+        return make_private(Path(chosen), _INSTEAD)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    usual = (Path(caches) if caches else Path.home() / ".cache") / "weft"
+    try:
+        return make_private(usual, _INSTEAD)
+    except UserError as error:
+        user = os.geteuid() if hasattr(os, "geteuid") else ""
+        spare = make_private(Path(tempfile.gettempdir()) / f"weft-{user}", _INSTEAD)
+        warnings.warn(f"{error}; compiled code is kept in {spare} until then", stacklevel=3)
+        return spare
+
+
+def read_cached(path: Path) -> Any:
+    """The content of a JSON file, or None when there is none that can be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_cached(path: Path, content: Any) -> None:
+    """Write a JSON file, as `write_text`."""
+    write_text(path, json.dumps(content))
+
+
+def read_code(path: Path) -> str | None:
+    """The text of a file; None when there is none, or when another user may have written it."""
+    try:
+        return path.read_text() if is_private(path) else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file for this user alone, whole: readers see all of it or nothing."""
+    part = path.with_suffix(f".{os.getpid()}")
+    with open(part, "w", opener=_open_private) as file:
+        file.write(text)
+    part.replace(path)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,238 @@
+"""How a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
+
+What was measured and compiled is kept on disk (`weft.runtime.compiled.cache`). The ranks of a host compile and
+measure one after another, so each distinct part is compiled once, and parts that differ between
+ranks only in where they cut a tensor are chosen alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from weft.errors import UserError
+from weft.runtime.compiled.cache import (
+    cache_folder,
+    read_cached,
+    read_code,
+    write_cached,
+    write_text,
+)
+from weft.runtime.compiled.inductor import (
+    Boxed,
+    check_places,
+    compile_boxed,
+    load,
+    missing_compiler,
+)
+from weft.runtime.compiled.measure import TOO_SHORT, Measured, compare, foreseen
+
+Kernels: TypeAlias = Literal["aten", "inductor", "auto"]
+KERNELS: tuple[Kernels, ...] = ("aten", "inductor", "auto")
+
+# What cuts a tensor, up to where.
+_PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
+
+
+class Spec(NamedTuple):
+    """What a kernel is compiled for: one input's shape, strides, dtype and device."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: Tensor) -> Spec:
+        return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor of this shape has these strides, where they mean anything."""
+        if tensor.numel() == 0:
+            return True
+        pairs = zip(self.shape, self.stride, tensor.stride(), strict=True)
+        return all(size == 1 or mine == found for size, mine, found in pairs)
+
+    def empty(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def example(self) -> Tensor:
+        """Plain numbers: 1 for floating point, 0 (a valid index) for others."""
+        return self.empty().fill_(1 if self.dtype.is_floating_point else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A part as ATen code.
+
+    Attributes:
+        source: of `function`.
+        function: of the inputs; returns the outputs.
+        inputs: what it takes.
+    """
+
+    source: str
+    function: Callable[..., Sequence[Tensor]]
+    inputs: tuple[Spec, ...]
+
+    def key(self) -> str:
+        """What compiled code holds for."""
+        flags = sorted(pair for pair in os.environ.items() if pair[0].startswith("TORCHINDUCTOR_"))
+        return self._digest(self.source, _version(), flags)
+
+    def kind(self) -> str:
+        """What a measurement holds for: where a tensor is cut makes no difference."""
+        return self._digest(_PLACES.sub(r"\1", self.source))
+
+    def examples(self) -> list[Tensor]:
+        return [spec.example() for spec in self.inputs]
+
+    def _digest(self, *what: object) -> str:
+        device = self.inputs[0].device
+        cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if cuda else _processor()
+        every = (*what, self.inputs, torch.__version__, name, torch.get_num_threads())
+        return hashlib.sha256(repr(every).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a part runs.
+
+    Attributes:
+        compiled: Inductor's function; None for ATen code.
+        aten, inductor: measured seconds, or None.
+        problem: why it was not compiled, or "".
+    """
+
+    compiled: Boxed | None
+    aten: float | None = None
+    inductor: float | None = None
+    problem: str = ""
+
+
+def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
+    """What of `kernels` can be had on devices of this type here: "auto" is ATen code without a compiler.
+
+    Raises:
+        UserError: there is no such way to run kernels, no compiler for it, or others may write to
+            the folder of the cache.
+    """
+    if kernels not in KERNELS:
+        raise UserError(f'kernels= takes "aten", "inductor" or "auto", found {kernels!r}')
+    if kernels == "aten":
+        return kernels
+    missing = missing_compiler(device_type)
+    if missing is None:
+        check_places()
+        return kernels
+    if kernels == "inductor":
+        raise UserError(f'kernels="inductor" cannot be had: {missing}, or use kernels="aten"')
+    warnings.warn(f'kernels="auto" runs ATen code: {missing}', stacklevel=3)
+    return "aten"
+
+
+def choose(code: Code, kernels: Kernels, least: float = 0.0) -> Choice:
+    """Compile a part if that pays, or if it is asked for.
+
+    Args:
+        code: the part.
+        kernels: "inductor", or "auto" to take what is faster.
+        least: seconds of a part that "auto" compiles.
+    """
+    with _one_at_a_time(), torch.no_grad():
+        return _asked_for(code) if kernels == "inductor" else _faster(code, least)
+
+
+def _asked_for(code: Code) -> Choice:
+    try:
+        return Choice(_compiled(code))
+    except UserError:
+        raise
+    except Exception as error:  # whatever Inductor cannot lower runs as ATen code
+        return Choice(None, problem=_line(error))
+
+
+def _faster(code: Code, least: float) -> Choice:
+    """What is faster, as was measured once on this kind of processor."""
+    file = cache_folder("kernels") / f"{code.kind()}.json"
+    stored = read_cached(file)
+    known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)
+    if known is not None and not known.pays:
+        _remember(file, known)
+        return Choice(None, *known)
+    try:
+        compiled = _compiled(code)
+    except UserError:
+        raise
+    except Exception as error:  # as above
+        known = Measured(None, None, _line(error))
+        _remember(file, known)
+        return Choice(None, *known)
+    if known is None:
+        known = compare(code.function, compiled, code.examples())
+        _remember(file, known)
+    return Choice(compiled if known.pays else None, *known)
+
+
+def _remember(file: Path, known: Measured) -> None:
+    """Keep what is known of a part, but not what depends on the program around it."""
+    if known.why != TOO_SHORT:
+        write_cached(file, known)
+
+
+def _compiled(code: Code) -> Boxed:
+    """Inductor's function: out of what was kept of it, if that can be had."""
+    file = cache_folder("kernels") / f"{code.key()}.py"
+    source = read_code(file)
+    if source is not None:
+        try:
+            return load(source)
+        except Exception:  # what was kept may lack what it needs: made anew
+            file.unlink(missing_ok=True)
+    with FakeTensorMode():
+        examples = [spec.empty() for spec in code.inputs]
+    compiled = compile_boxed(code.function, examples)
+    if compiled.source is not None:
+        write_text(file, compiled.source)
+    return compiled.function
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keeps other threads and other ranks of this host from compiling and measuring meanwhile."""
+    with _lock, FileLock(cache_folder("kernels") / "compiling.lock"):
+        yield
+
+
+def _processor() -> str:
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+@cache
+def _version() -> str:
+    """Of weft's own ops, which are compiled as parts of segments: a digest of their code."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,178 @@
+"""Torch's Inductor, the compiler of fused loops: one function over ATen ops in, one fast function out.
+
+All of torch's private interfaces of Inductor that weft needs stand here; `tests/runtime/test_inductor.py`
+says what is asked of them. They are imported when first needed, since that takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import cache
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from weft.runtime.compiled.cache import cache_folder
+
+# Takes its inputs as a list, which it empties.
+Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+class Compiled(NamedTuple):
+    """What Inductor made.
+
+    Attributes:
+        function: takes its inputs as a list, which it empties.
+        source: Python code of the same, for `load`; None where code alone does not tell all.
+    """
+
+    function: Boxed
+    source: str | None
+
+
+def missing_compiler(device_type: str) -> str | None:
+    """Why Inductor cannot work on devices of this type here; None when it can."""
+    if device_type == "cpu":
+        builder = _module("torch._inductor.cpp_builder")
+        try:
+            builder.get_cpp_compiler()
+        except Exception as error:  # its class has moved between versions of torch
+            return f"there is no C++ compiler ({_line(error)}); install g++ or set CXX"
+        return None
+    if _module("torch.utils._triton").has_triton():
+        return None
+    return "there is no Triton; install the package triton"
+
+
+def compile_boxed(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
+) -> Compiled:
+    """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
+
+    Results have the strides that `function` gives them, and share memory with inputs where its
+    results do. Sums may be added up in another order. What was compiled before, in whatever process,
+    is taken from disk.
+
+    Args:
+        function: forward only; of tensors, returns tensors.
+        examples: fake tensors of one mode.
+    """
+    with ExitStack() as stack:
+        for one in _settings(examples):
+            stack.enter_context(one)
+        table = _module("torch._inductor.decomposition").select_decomp_table()
+        trace = _module("torch.fx.experimental.proxy_tensor").make_fx
+        with examples[0].fake_mode:  # type: ignore[attr-defined]  # of fake tensors
+            graph = trace(function, decomposition_table=table)(*examples)
+        _name_linear(graph)
+        outputs = next(iter(graph.graph.find_nodes(op="output")))
+        # Whoever reads these counts on their strides.
+        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
+        compiler = _module("torch._inductor.compile_fx").compile_fx_inner
+        compiled = compiler(graph, list(examples), is_inference=True)
+    # Of nothing but views it makes a plain function; elsewhere than on a CPU, inputs may have to be
+    # aligned before.
+    whole = getattr(compiled, "source_code", None) and not compiled.constants
+    if not whole or compiled.inputs_to_check or examples[0].device.type != "cpu":
+        return Compiled(compiled, None)
+    # Without what Inductor puts around its own code for CUDA graphs and caches, 5 µs a call.
+    return Compiled(compiled.current_callable, compiled.source_code)
+
+
+def load(source: str) -> Boxed:
+    """The function of code that `compile_boxed` made for a CPU, in whatever process.
+
+    Its loops are taken from disk, or compiled again. `source` is run: it must be weft's own.
+    """
+    namespace: dict[str, Any] = {"__name__": "weft.runtime.kept_kernel"}
+    with ExitStack() as stack:
+        for one in _places():
+            stack.enter_context(one)
+        # Where this was compiled, vector code had been tried; a trial takes 0.2 s.
+        stack.enter_context(_module("torch._inductor.config").patch({"cpp.vec_isa_ok": True}))
+        exec(compile(source, "<weft kept kernel>", "exec"), namespace)
+    function: Boxed = namespace["call"]
+    return function
+
+
+@torch.library.custom_op("weft::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """OneDNN's linear layer (`weft.runtime.kernels.matmul`): Inductor takes torch's op for constants only."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return product
+
+
+@_linear.register_fake
+def _like_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _name_linear(graph: torch.fx.GraphModule) -> None:
+    """Have Inductor call oneDNN's linear layers as they are."""
+    for node in graph.graph.nodes:
+        if str(node.target) == "mkldnn._linear_pointwise.default":
+            with graph.graph.inserting_before(node):
+                linear = graph.graph.call_function(torch.ops.weft.linear.default, node.args[:3])
+            linear.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(linear)
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _settings(examples: Sequence[Tensor]) -> list[AbstractContextManager[Any]]:
+    """What holds while a function is traced and compiled: nothing of the caller's modes."""
+    guards = _module("torch._guards")
+    mode = examples[0].fake_mode  # type: ignore[attr-defined]  # of fake tensors
+    return [
+        torch.no_grad(),
+        torch.autocast(examples[0].device.type, enabled=False),
+        guards.tracing(guards.TracingContext(mode)),
+        *_places(),
+    ]
+
+
+def check_places() -> None:
+    """Check that nobody else may write to where compiled code is kept.
+
+    Raises:
+        UserError: names the folder that others may write to.
+    """
+    for name in ("kernels", "inductor"):
+        cache_folder(name)
+
+
+def _places() -> list[AbstractContextManager[Any]]:
+    """Where Inductor keeps what it makes, and where it compiles: in this process."""
+    folders = _module("torch._inductor.runtime.cache_dir_utils")
+    config = _module("torch._inductor.config")
+    code = _module("torch._inductor.codecache")
+    folder = cache_folder("inductor")
+    headers = str(folder / "precompiled_headers")
+    return [
+        folders.temporary_cache_dir(str(folder)),
+        # By default in a folder of a known name in /tmp, which another user may have made.
+        patch.object(code, "_HEADER_DIR", headers),
+        patch.object(code, "_HEADER_LOCK_DIR", f"{headers}/locks"),
+        patch.object(code, "_precompile_header", _precompile_header(headers)),
+        # Strides are checked once (`weft.runtime.compiled.parts`); a pool of compiling processes would
+        # outlive a rank that fails.
+        config.patch(size_asserts=False, compile_threads=1),
+    ]
+
+
+@cache
+def _precompile_header(folder: str) -> Callable[..., str]:
+    """Inductor's function, which keeps its results for good, with results of its own for each folder."""
+    return cache(_module("torch._inductor.codecache")._precompile_header.__wrapped__)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"

@@ -1,0 +1,244 @@
+"""Segments cut into parts that Inductor compiles, and what stays ATen code between them.
+
+Parts are whole repeated layers (`weft.compiler.schedule.repeats`), so equal layers share one kernel. What is
+no plain function of ATen ops stays as it is: most of weft's own ops, random draws, ops over a step and
+arguments that vary between micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from weft.compiler.schedule.durations import Durations
+from weft.compiler.schedule.repeats import Form, Part, part_of, repeats
+from weft.hardware import usual_device
+from weft.ir.logical import Ref
+from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.runtime.compiled.choice import Choice, Code, Kernels, Spec, choose
+from weft.runtime.compiled.inductor import Boxed
+from weft.runtime.executor.memory import note_made
+from weft.runtime.kernels.generated import (
+    Cut,
+    build_kernel,
+    call_refs,
+    differs,
+    is_local,
+    may_alias,
+)
+from weft.runtime.kernels.matmul import join_sums
+from weft.runtime.torch_ops import torch_op
+
+# A kernel of fewer calls gains nothing.
+FEWEST_CALLS = 3
+# The part of a step's seconds that a part must take to be worth a second of compiling and more.
+LEAST = 1e-3
+
+# Those of weft's own ops that are plain functions of ATen ops.
+PLAIN = frozenset(
+    f"weft.{name}" for name in ("hint", "keep", "pad", "scale", "slice", "square_sum", "use")
+)
+
+
+class PartKernel:
+    """A part as a kernel: takes its inputs as a list, which it empties.
+
+    Args:
+        compiled: Inductor's function.
+        code: the same as ATen code; runs when the inputs do not lie as `code.inputs` says.
+    """
+
+    def __init__(self, compiled: Boxed, code: Code) -> None:
+        self._compiled = compiled
+        self._code = code
+        self._checked = False
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        if self._checked:
+            return self._compiled(inputs)
+        return self._first(inputs)
+
+    def _first(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        """Look at the strides of the inputs: they are the same in every step."""
+        pairs = zip(self._code.inputs, inputs, strict=True)
+        if not all(spec.fits(tensor) for spec, tensor in pairs):
+            self._compiled = self._as_code
+        self._checked = True
+        outputs = self._compiled(inputs)
+        note_made(outputs)
+        return outputs
+
+    def _as_code(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        tensors = tuple(inputs)
+        inputs.clear()
+        return self._code.function(*tensors)
+
+
+@dataclass(eq=False)
+class Distinct:
+    """One of the distinct parts of a rank: what is known of it, and how often it stands there."""
+
+    calls: int
+    outputs: tuple[Spec, ...]
+    choice: Choice
+    code: Code
+    times: int = 0
+
+
+@dataclass(eq=False)
+class Parts:
+    """Cuts the segments of one rank; asked for each, in the order of the plan.
+
+    Args:
+        plan: of the rank.
+        device: the rank's.
+        lasting: the tensors of variables and constants, by the names of values.
+        kernels: how parts run.
+    """
+
+    plan: RankPlan
+    device: torch.device
+    lasting: Mapping[str, Tensor]
+    kernels: Kernels
+    distinct: dict[tuple[str, tuple[Spec, ...]], Distinct] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        segments = [actor for actor in self.plan.actors if isinstance(actor, Compute)]
+        calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
+        # Calls are known by identity: equal ones stand in many places.
+        self._begins = {id(calls[place]) for place in repeats(calls)}
+        self._looped = {id(node) for one in segments if one.acts > 1 for node in one.nodes}
+        self._specs = {name: Spec.of(tensor) for name, tensor in self.lasting.items()}
+        self._values = {one.value.name: one.value for one in self.plan.inputs}
+        self._values.update((one.value.name, one.value) for one in self.plan.registers)
+        self._least = LEAST * self._act_seconds(segments)
+
+    def _act_seconds(self, segments: Sequence[Compute]) -> float:
+        """Seconds of a step, as estimated; of one micro-batch where there are several."""
+        made = {value.name: value for one in segments for node in one.nodes for value in node.makes}
+        durations = Durations(usual_device(self.device.type), ())
+        values = {**self._values, **made}
+        return sum(durations.node(node, values) for one in segments for node in one.nodes)
+
+    def cut(self, calls: Sequence[LocalCall], outputs: Collection[str]) -> Cut:
+        """The calls of one segment with its parts in place of what they hold.
+
+        Args:
+            calls: of the segment.
+            outputs: what leaves it.
+        """
+        nodes: list[LocalCall] = []
+        functions: dict[str, Callable[..., Any]] = {}
+        reads = Counter(name for call in calls for name in set(call_refs(call)))
+        reads.update(set(outputs))
+        # Products that are added to a sum over a step stay so: that is faster than both apart.
+        looped = any(id(call) in self._looped for call in calls)
+        for run in self._runs(calls, join_sums(calls, outputs) if looped else calls):
+            if not _plain(run[0]):
+                self._skip(run)
+                nodes += run
+                continue
+            inside = Counter(name for call in run for name in set(call_refs(call)))
+            part = part_of(run, {name for name in reads if reads[name] > inside[name]})
+            kernel = self._kernel(part)
+            if kernel is None:
+                nodes += run
+                continue
+            op = f"part.{len(functions)}"
+            functions[op] = kernel
+            nodes.append(_call(op, part, run))
+        return Cut(tuple(nodes), functions)
+
+    def _runs(
+        self, calls: Sequence[LocalCall], joined: Sequence[LocalCall]
+    ) -> list[list[LocalCall]]:
+        """Stretches of the joined calls between the cuts that are all plain, or not."""
+        begun = accumulate(id(call) in self._begins for call in calls)
+        numbers = {id(call): number for call, number in zip(calls, begun, strict=True)}
+        # What was joined is not plain, and stands alone.
+        keyed = [((numbers.get(id(call), -1), _plain(call)), call) for call in joined]
+        return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
+
+    def _kernel(self, part: Part) -> PartKernel | None:
+        """A part's kernel, or None where it runs as its calls."""
+        inputs = tuple(self._spec(name) for name in part.inputs)
+        kernel = build_kernel(part.form.calls, part.form.outputs, self.device)
+        key = (kernel.source, inputs)
+        if key not in self.distinct:
+            self.distinct[key] = self._distinct(part.form, inputs, kernel.source, kernel.function)
+        found = self.distinct[key]
+        found.times += 1
+        self._specs.update(zip(part.outputs, found.outputs, strict=True))
+        compiled = found.choice.compiled
+        return None if compiled is None else PartKernel(compiled, found.code)
+
+    def _distinct(
+        self,
+        form: Form,
+        inputs: tuple[Spec, ...],
+        source: str,
+        function: Callable[..., Sequence[Tensor]],
+    ) -> Distinct:
+        def bare(*tensors: Tensor) -> Sequence[Tensor]:
+            return function(None, *tensors)
+
+        code = Code(source, bare, inputs)
+        with FakeTensorMode(), torch.no_grad():
+            outputs = tuple(map(Spec.of, bare(*[spec.empty() for spec in inputs])))
+        small = len(form.calls) < FEWEST_CALLS or not inputs or not outputs
+        choice = Choice(None) if small else choose(code, self.kernels, self._least)
+        return Distinct(len(form.calls), outputs, choice, code)
+
+    def _skip(self, run: Sequence[LocalCall]) -> None:
+        """Note how the results of calls lie that are no part."""
+        for call in run:
+            for value in call.makes:
+                self._values[value.name] = value
+                of = next(iter(call_refs(call)), None)
+                if of is not None and may_alias(call.op) and self._spec(of).shape == value.shape:
+                    self._specs[value.name] = self._spec(of)
+
+    def _spec(self, name: str) -> Spec:
+        """How a value lies; contiguous when nothing else is known, as what is fed or communicated is."""
+        if name not in self._specs:
+            value = self._values[name]
+            dtype = getattr(torch, value.dtype)
+            self._specs[name] = Spec(value.shape, _contiguous(value.shape), dtype, self.device)
+        return self._specs[name]
+
+
+def _plain(call: LocalCall) -> bool:
+    """Whether Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
+
+    No such call draws random numbers: capture leaves that to `weft.uniform`.
+    """
+    is_complex = any(value.dtype.startswith("complex") for value in call.makes)
+    if differs(call) or is_complex:
+        return False
+    aten = not is_local(call.op) and call.op.startswith("aten.")
+    return call.op in PLAIN or (aten and not torch_op(call.op)._schema.is_mutable)
+
+
+def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:
+    """A part as one call on a list."""
+    made: dict[str, LocalValue] = {value.name: value for call in run for value in call.makes}
+    inputs = tuple(map(Ref, part.inputs))
+    return replace(
+        run[0],
+        op=op,
+        args=(inputs,),
+        kwargs=(),
+        outputs=tuple(made[name] for name in part.outputs),
+    )
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

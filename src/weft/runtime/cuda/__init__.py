@@ -1,0 +1,1 @@
+"""Ranks on devices with streams: launches, copies, CUDA graphs."""

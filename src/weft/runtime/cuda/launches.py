@@ -1,0 +1,143 @@
+"""The acts of a step as one list, for devices on which work is only put on a stream.
+
+There the host need not wait for anything: one thread puts all acts of a rank on the streams of
+their queues, in an order that is fixed when compiling, and events make streams wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from weft.actors.needs import needs_in_step
+from weft.errors import InternalError
+from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
+from weft.runtime.executor.work import Work
+
+# A register, and the number of a version among those of the step.
+Key: TypeAlias = "tuple[str, int]"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A version that an act takes: whether no later act does, and whether another queue made it."""
+
+    key: Key
+    last: bool
+    foreign: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One act of a step.
+
+    Attributes:
+        place: its place in the list.
+        actor, micro: the act.
+        queue: whose stream it goes to; feeding and fetching move nothing, so they go to compute's.
+        reads: tensors that it takes, as `Work.reads` lists them.
+        writes: for each of `Work.writes`, the version that is complete then; None in the middle of
+            one, or where nobody reads it.
+        waits: places of acts of other queues that must have ended; none that its queue has waited
+            for already.
+    """
+
+    place: int
+    actor: int
+    micro: int
+    queue: str
+    reads: tuple[Read, ...]
+    writes: tuple[Key | None, ...]
+    waits: tuple[int, ...]
+
+
+def launches(
+    plan: RankPlan, works: Mapping[int, Work], order: Iterable[tuple[int, int]] | None = None
+) -> tuple[Launch, ...]:
+    """The list of a rank.
+
+    Args:
+        plan: what it runs.
+        works: what its actors do, by id.
+        order: (actor, micro-batch) of all acts; where acts of several ranks meet, the same on all
+            of them. By default that of the plan, for plans without micro-batches.
+
+    Raises:
+        InternalError: when the order lacks an act, or an act stands before one that it needs.
+    """
+    acts = [actor for actor in plan.actors if not isinstance(actor, Hold)]
+    every = [(actor.id, micro) for actor in acts for micro in range(actor.acts)]
+    ordered = every if order is None else list(order)
+    if sorted(ordered) != sorted(every):
+        raise InternalError(f"rank {plan.rank}: the order has not every act of the plan once")
+    places = {act: place for place, act in enumerate(ordered)}
+    builder = _Builder(plan, works, places)
+    return tuple(builder.launch(*act) for act in ordered)
+
+
+@dataclass
+class _Builder:
+    """Makes launches in their order.
+
+    Attributes:
+        waited: for two queues, up to which place the first has waited for the second.
+    """
+
+    plan: RankPlan
+    works: Mapping[int, Work]
+    places: Mapping[tuple[int, int], int]
+    waited: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.needs = needs_in_step(self.plan)
+        self.producers = {r.value.name: r.producer for r in self.plan.registers}
+        # The last place at which each version is read.
+        self.last: dict[Key, int] = {}
+        for (actor, micro), place in self.places.items():
+            for name in self.works[actor].reads:
+                key = self._key(actor, micro, name)
+                self.last[key] = max(place, self.last.get(key, -1))
+
+    def launch(self, actor: int, micro: int) -> Launch:
+        place, queue = self.places[actor, micro], _queue(self.plan.actors[actor])
+        work = self.works[actor]
+        reads = tuple(self._read(actor, micro, name) for name in work.reads)
+        writes = tuple(self._written(actor, micro, name) for name in work.writes)
+        waits = self._waits(place, queue, self.needs[actor, micro])
+        return Launch(place, actor, micro, queue, reads, writes, waits)
+
+    def _key(self, actor: int, micro: int, name: str) -> Key:
+        once = name in self.works[actor].once
+        return name, 0 if once else micro
+
+    def _read(self, actor: int, micro: int, name: str) -> Read:
+        key = self._key(actor, micro, name)
+        maker = self.plan.actors[self.producers[name]]
+        foreign = _queue(maker) != _queue(self.plan.actors[actor])
+        return Read(key, self.last[key] == self.places[actor, micro], foreign)
+
+    def _written(self, actor: int, micro: int, name: str) -> Key | None:
+        work = self.works[actor]
+        if name in work.once and micro + 1 < work.acts:
+            return None
+        key = self._key(actor, micro, name)
+        return key if key in self.last else None
+
+    def _waits(self, place: int, queue: str, needs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """The last needed act of each other queue, unless this queue has waited for a later one."""
+        latest: dict[str, int] = {}
+        for act in needs:
+            other, there = _queue(self.plan.actors[act[0]]), self.places[act]
+            if there >= place:
+                raise InternalError(
+                    f"rank {self.plan.rank}: act {place} of the order needs act {there}, {act}"
+                )
+            if other != queue and there > self.waited.get((queue, other), -1):
+                latest[other] = max(there, latest.get(other, -1))
+        self.waited.update({(queue, other): there for other, there in latest.items()})
+        return tuple(sorted(latest.values()))
+
+
+def _queue(actor: Actor) -> str:
+    return COMPUTE if isinstance(actor, (Feed, Fetch)) else actor.queue

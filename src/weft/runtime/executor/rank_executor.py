@@ -1,0 +1,196 @@
+"""What all executors of a rank share: its works, a step's frame, and that a failure is for good."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TypeVar
+
+from torch import Tensor
+
+from weft.actors import Act, actor_text, when_text
+from weft.compiler.memory.walk import Memory
+from weft.errors import BatchError, RankFailure
+from weft.ir.plan import Feed, Hold, RankPlan
+from weft.runtime.compiled.parts import Distinct
+from weft.runtime.cuda.launch_record import LaunchRecorder
+from weft.runtime.cuda.replay import Replayer
+from weft.runtime.executor.measured_step import MeasuredStep
+from weft.runtime.executor.trace import Recorder
+from weft.runtime.executor.work import Rank, bind_work
+from weft.runtime.failures.board import PeerFailure, first_line
+
+Own = TypeVar("Own", bound="RankExecutor")
+
+
+class RankExecutor(ABC):
+    """Runs the plan of one rank, step by step.
+
+    Args:
+        plan: as compiled.
+        rank: what its actors work with; `rank.plan` is what runs.
+
+    Attributes:
+        measured: after the first step, the most memory that it took, by kind.
+        recorder: when the acts of the last step ran.
+    """
+
+    recorder: Recorder | LaunchRecorder
+
+    def __init__(self, plan: RankPlan, rank: Rank) -> None:
+        self.plan = plan
+        self.measured: Memory | None = None
+        self._rank = rank
+        self._done = 0
+        self._keys = {key for actor in plan.actors if isinstance(actor, Feed) for key in actor.keys}
+        # The first failure of this rank; set once, under the lock, before anyone is woken.
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        # Whether `step` has raised it; another rank may fail between two steps of this one.
+        self._raised = False
+        acting = (actor for actor in rank.plan.actors if not isinstance(actor, Hold))
+        self._works = {actor.id: bind_work(actor, rank) for actor in acting}
+        # Memory is measured in the first step.
+        self._measuring: MeasuredStep | None = MeasuredStep(plan, self._works)
+
+    @property
+    def parts(self) -> tuple[Distinct, ...]:
+        """The distinct parts of the segments that were to be compiled; none with ATen kernels."""
+        return () if self._rank.parts is None else tuple(self._rank.parts.distinct.values())
+
+    @property
+    def replayer(self) -> Replayer | None:
+        """What replays segments as CUDA graphs; None where nothing does."""
+        return self._rank.replayer
+
+    @property
+    def steps(self) -> int:
+        """Number of the next step, for the random ops."""
+        return self._rank.batches.first + self._done
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        self._rank.batches.first = number - self._done
+
+    def step(self, feed: Mapping[str, Tensor], update: bool = True) -> dict[str, Tensor]:
+        """Run one step.
+
+        Args:
+            feed: this rank's part of every leaf of the batch, by key.
+            update: False keeps the gradients and adds them to those of the next step.
+
+        Returns:
+            What the plan fetches, by key: once every actor has acted; on a device with streams,
+            once all work is on its way, for use on the current stream.
+
+        Raises:
+            BatchError: when a leaf of the batch is missing.
+            RankFailure: when an actor of this rank raised (its error is the cause), when another
+                rank failed, or when nothing happened for the time-out. No later step will run.
+        """
+        self._check(feed)
+        step = self._done
+        self._rank.batches.fed[step] = feed
+        self._rank.batches.held, self._rank.batches.updated = not update, False
+        self.recorder.begin()
+        try:
+            self._run(step)
+        except BaseException as error:
+            failure = self._fail(error)
+            self._raised = True
+            self._failure = _bare(failure)
+            raise failure from failure.__cause__
+        self.recorder.end(step)
+        self._done += 1
+        results = self._rank.batches.fetched.pop(step, {})
+        if self._measuring is not None:
+            self.measured = self._measuring.end(self._rank.variables, feed, results.values())
+            self._measuring = None
+        return results
+
+    @property
+    def updated(self) -> bool:
+        """Whether the last step has updated parameters, or added to gradients that are kept, be it in part."""
+        return self._rank.batches.updated
+
+    def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
+        """What goes with messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""
+        for channel in self._rank.channels.values():
+            channel.stamp = stamp(channel.ranks)
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads, and close the channels."""
+
+    @abstractmethod
+    def _run(self, step: int) -> None:
+        """Run all acts of a step; what it fetches stands in the rank's batches."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Wake whoever waits on this rank, after a failure."""
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What is raised in place of an error: with the name of the actor that raised it, where that is known."""
+        return error
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Record a failure, wake everyone who waits for this rank, and return the failure that came first.
+
+        Other ranks' failures come from threads of their channels.
+        """
+        with self._lock:
+            first = self._failure is None
+            if self._failure is None:
+                self._failure = self._explain(error)
+        if first:
+            cause = _bare(self._failure.__cause__ or self._failure)
+            for channel in self._rank.channels.values():
+                channel.abort(cause)
+            self._wake()
+        return self._failure
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check(self, feed: Mapping[str, Tensor]) -> None:
+        """Raise what stands against another step."""
+        failure = self._failure
+        if failure is not None and self._raised:
+            text = f"rank {self.plan.rank} has already failed: {first_line(failure)}"
+            raise RankFailure(text) from failure
+        if failure is not None:
+            self._raised = True
+            raise failure from failure.__cause__
+        missing = sorted(self._keys - set(feed))
+        if missing:
+            raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
+
+    def _named(self, act: Act, cause: BaseException) -> BaseException:
+        """What an act raised, with the name of its actor; it has `cause` as its cause."""
+        if not isinstance(cause, Exception):
+            return cause
+        actor = self.plan.actors[act.actor]
+        where = f"{actor_text(actor)} failed in {when_text(actor, act.step, act.micro)}"
+        kind = PeerFailure if isinstance(cause, PeerFailure) else RankFailure
+        failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
+        failure.__cause__ = cause
+        return failure
+
+
+def _bare(failure: BaseException) -> BaseException:
+    """The same failure without the frames that it comes through, which hold on to whoever called."""
+    try:
+        return type(failure)(*failure.args)
+    except Exception:
+        return RankFailure(first_line(failure))

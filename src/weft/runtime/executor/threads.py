@@ -1,0 +1,207 @@
+"""One rank at run time: a thread for each queue, and `step`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from queue import Empty
+
+import torch
+
+from weft.actors import (
+    Begin,
+    Event,
+    QueueMachine,
+    machines,
+)
+from weft.capture.optimizers.groups import Optimizing
+from weft.errors import RankFailure
+from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
+from weft.runtime.channels.channel import Channel
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.executor.lone_acts import LoneActs
+from weft.runtime.executor.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.executor.rank_executor import RankExecutor
+from weft.runtime.executor.state import Variables
+from weft.runtime.executor.trace import Recorder
+from weft.runtime.executor.work import Rank
+from weft.runtime.failures.silence import silence_text
+from weft.runtime.world.world import TIMEOUT
+
+_NOTHING = nullcontext()
+
+
+class Executor(RankExecutor):
+    """Runs the plan of one rank on a device that computes where it is called: a CPU.
+
+    The thread that calls `step` computes, and feeds and fetches, which takes no time; every
+    communicator has a thread of its own until `close`, in whose place the first one acts where
+    nothing else can go on meanwhile (`executor/lone_acts.py`).
+
+    Args:
+        plan: what runs.
+        channels: this rank's ends of the plan's communicators, by id; closed with the executor.
+        device: the rank's device.
+        variables: shards of all inputs of the plan that are no batch; states that the optimizer
+            makes may be missing.
+        optimizer: the user's, one or several, for plans with updates.
+        seed: of the random ops.
+        timeout: seconds without any act after which a step gives up.
+        kernels: how segments run.
+    """
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        channels: Mapping[int, Channel],
+        device: torch.device,
+        variables: Variables,
+        *,
+        optimizer: Optimizing = None,
+        seed: int = 0,
+        timeout: float = TIMEOUT,
+        kernels: Kernels = "aten",
+    ) -> None:
+        own = _own_thread(plan)
+        rank = Rank(own, device, channels, variables, optimizer, seed, kernels=kernels)
+        super().__init__(plan, rank)
+        self.timeout = timeout
+        # Queues that have not ended the step that runs.
+        self._open = 0
+        self._queues: dict[str, Queue] = {}
+        every = machines(own)
+        every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
+        for name, machine in every.items():
+            end = self._end_own if name == COMPUTE else partial(self._end_other, name)
+            control = self._control_own if name == COMPUTE else self._control_other
+            Queue(machine, self._works, self._queues, end, control)
+        self._compute = self._queues[COMPUTE]
+        others = [queue for name, queue in self._queues.items() if name != COMPUTE]
+        self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
+        self.recorder = Recorder(queue.spans for queue in self._queues.values())
+        for channel in channels.values():
+            channel.watch(self._fail)
+            channel.spins = False
+        self._threads = [
+            self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
+        ]
+
+    def close(self) -> None:
+        """End the threads and close the channels."""
+        for queue in self._queues.values():
+            queue.post(Stop())
+        # After a failure a thread may still wait for a peer that is gone; it ends with the process.
+        patience = 5.0 if self._failure is None else 0.5
+        for thread in self._threads:
+            thread.join(patience)
+        self._threads = []
+        for channel in self._rank.channels.values():
+            channel.close()
+
+    def _run(self, step: int) -> None:
+        self._open = len(self._queues)
+        for name, queue in self._queues.items():
+            if name != COMPUTE:
+                queue.mailbox.put(Begin(step))
+                self._compute.told.append(queue)
+        with torch.no_grad(), _no_autocast(self._rank.device.type):
+            self._compute.receive(Begin(step))
+            while self._open:
+                self._lone_acts.run()
+                self._compute.receive(self._wait())
+
+    def _wait(self) -> Event | Control:
+        """The next message of the compute queue; gives up when no queue starts an act for `timeout` seconds."""
+        started = self._started()
+        while True:
+            try:
+                return self._compute.mailbox.get(timeout=self.timeout)
+            except Empty:
+                if self._started() == started:
+                    raise self._silence() from None
+                started = self._started()
+
+    def _started(self) -> int:
+        return sum(queue.machine.started for queue in self._queues.values())
+
+    def _silence(self) -> RankFailure:
+        statistics = [queue.machine.statistics() for queue in self._queues.values()]
+        text = silence_text(self.plan, statistics, self._rank.channels)
+        return RankFailure(
+            f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}"
+        )
+
+    def _thread(self, queue: Queue) -> threading.Thread:
+        name = f"weft rank {self.plan.rank} {queue.name}"
+        thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _serve(self, queue: Queue) -> None:
+        """The life of a thread of a queue other than compute."""
+        try:
+            with torch.no_grad():
+                while True:
+                    queue.serve()
+        except _Stopped:
+            return
+        except BaseException as error:
+            self._fail(error)
+
+    def _wake(self) -> None:
+        for queue in self._queues.values():
+            queue.post(Stop())
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """Name the actor that raised."""
+        cause = error.__cause__
+        if not isinstance(error, ActError) or cause is None:
+            return error
+        return self._named(error.act, cause)
+
+    def _end_own(self, step: int) -> None:
+        self._open -= 1
+
+    def _end_other(self, queue: str, step: int) -> None:
+        self._compute.mailbox.put(Ended(queue, step))
+
+    def _control_own(self, message: Control) -> None:
+        if isinstance(message, Ended):
+            self._open -= 1
+        elif self._failure is not None:
+            raise _Stopped
+
+    def _control_other(self, message: Control) -> None:
+        raise _Stopped
+
+
+class _Stopped(Exception):
+    """A queue was told to start no further act."""
+
+
+def _own_thread(plan: RankPlan) -> RankPlan:
+    """The plan with feed and fetch on the compute queue: a thread of their own would cost more than they do.
+
+    What may fire stays so until it fires, so a plan that is live remains so.
+    """
+    actors = (
+        replace(actor, queue=COMPUTE) if isinstance(actor, (Feed, Fetch)) else actor
+        for actor in plan.actors
+    )
+    return replace(plan, actors=tuple(actors))
+
+
+def _by_queue(plan: RankPlan, channels: Mapping[int, Channel]) -> dict[str, Channel]:
+    """The channel of each communicator's queue."""
+    acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
+    return {actor.queue: channels[actor.collectives[0].communicator] for actor in acts}
+
+
+def _no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Ends an autocast of the caller, which is in the graph already, where it belongs."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return _NOTHING

@@ -1,0 +1,310 @@
+"""What each kind of actor does when it acts: a function from input tensors to output tensors, bound once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from weft.capture.optimizers.groups import Optimizing
+from weft.compiler.local.overwritten import overwritten
+from weft.errors import InternalError
+from weft.ir.logical import VARIABLE_ROLES
+from weft.ir.plan import (
+    Actor,
+    Collective,
+    Communicate,
+    Compute,
+    Feed,
+    Fetch,
+    LocalCall,
+    LocalUpdate,
+    RankPlan,
+    Transfer,
+)
+from weft.runtime.channels.channel import Channel
+from weft.runtime.channels.collectives import run_collectives, run_transfer
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.compiled.parts import Parts
+from weft.runtime.cuda.replay import Call, ReplayedSegment, Replayer, Run, draws_of
+from weft.runtime.executor.batches import Batches
+from weft.runtime.executor.memory import note_gradients
+from weft.runtime.executor.optimizer import Updates, group_updates
+from weft.runtime.executor.state import Variables
+from weft.runtime.kernels.generated import Kernel, aliases, build_kernel
+from weft.runtime.random import uniform
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Everything that the actors of a rank work with.
+
+    Attributes:
+        plan: what runs.
+        device: where.
+        channels: this rank's ends of the communicators, by id.
+        variables: the rank's shards.
+        optimizer: the user's, one or several, for plans with updates.
+        seed: of the random ops.
+        batches: where batches come from and results go.
+        kernels: how segments run.
+        replayer: what replays some of them; None launches every call of all.
+    """
+
+    plan: RankPlan
+    device: torch.device
+    channels: Mapping[int, Channel]
+    variables: Variables
+    optimizer: Optimizing = None
+    seed: int = 0
+    batches: Batches = field(default_factory=Batches)
+    kernels: Kernels = "aten"
+    replayer: Replayer | None = None
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """What cuts segments into parts for Inductor; None where all is ATen code."""
+        if self.kernels == "aten":
+            return None
+        keys = self.lasting.items()
+        there = {name: self.variables[key] for name, key in keys if key in self.variables}
+        return Parts(self.plan, self.device, there, self.kernels)
+
+    @cached_property
+    def lasting(self) -> dict[str, str]:
+        """Registers whose tensor lasts from step to step, with the key of their variable."""
+        return {given.value.name: given.key for given in self.plan.inputs if given.role != "batch"}
+
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """Registers through which no tensor passes: those of variables, and control registers."""
+        control = (r.value.name for r in self.plan.registers if r.kind == "control")
+        return frozenset((*self.lasting, *control))
+
+    @cached_property
+    def fetched(self) -> frozenset[str]:
+        """What the step returns."""
+        fetches = (actor for actor in self.plan.actors if isinstance(actor, Fetch))
+        return frozenset(name for fetch in fetches for name in fetch.consumes)
+
+    @cached_property
+    def overwritten(self) -> frozenset[str]:
+        """Registers over which all-reduces write their results."""
+        return overwritten(self.plan)
+
+    @cached_property
+    def volatile(self) -> frozenset[str]:
+        """Values that some actor overwrites in place: variables with a producer that acts."""
+        inputs = (given for given in self.plan.inputs if given.role in VARIABLE_ROLES)
+        segments = (actor for actor in self.plan.actors if isinstance(actor, Compute))
+        written = {name for segment in segments for name in segment.produces}
+        return frozenset(given.value.name for given in inputs if given.value.name in written)
+
+    @cached_property
+    def readers(self) -> Counter[tuple[str, str]]:
+        """How many actors of a queue read a register, by its name and the queue."""
+        return Counter((name, actor.queue) for actor in self.plan.actors for name in actor.consumes)
+
+    @cached_property
+    def once(self) -> frozenset[str]:
+        """Registers of one version a step."""
+        return frozenset(r.value.name for r in self.plan.registers if r.rate == 1)
+
+
+# `act(step, micro, inputs) -> outputs`: inputs and outputs are the tensors of `Work.reads` and
+# `Work.writes`, in order. It may empty the list of inputs, to free them early.
+ActFunction = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one actor does.
+
+    Attributes:
+        reads: consumed registers that hold something new in every step.
+        writes: produced registers that hold something new in every step.
+        act: the work.
+        acts: how often it is done in a step.
+        once: of several acts a step, the registers that all of them read or make together.
+        sole: registers of which this is the only reader on its queue.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    act: ActFunction
+    acts: int = 1
+    once: frozenset[str] = frozenset()
+    sole: frozenset[str] = frozenset()
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether nobody else on its queue reads anything that it reads."""
+        return self.sole.issuperset(self.reads)
+
+
+def bind_work(actor: Actor, rank: Rank) -> Work:
+    """Compile and bind the work of an actor that acts."""
+    reads = tuple(name for name in actor.consumes if name not in rank.silent)
+    writes = tuple(name for name in actor.produces if name not in rank.silent)
+    match actor:
+        case Feed():
+            act: ActFunction = partial(_feed, rank.batches, actor.keys)
+        case Fetch():
+            act = _bind_fetch(actor, rank, reads)
+        case Communicate():
+            act = _bind_communicate(actor, rank, reads)
+        case Compute():
+            act = _bind_compute(actor, rank, reads, writes)
+        case _:
+            raise InternalError(f"actor {actor.id} never acts")
+    once = rank.once.intersection(reads + writes) if actor.acts > 1 else frozenset()
+    sole = frozenset(name for name in reads if rank.readers[name, actor.queue] == 1)
+    return Work(reads, writes, act, actor.acts, once, sole - once)
+
+
+def _feed(
+    batches: Batches, keys: Sequence[str], step: int, micro: int, inputs: list[Tensor]
+) -> Sequence[Tensor]:
+    batch = batches.fed.pop(step)
+    return [batch[key] for key in keys]
+
+
+def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
+    gather = _bind_operands(actor.consumes, reads, rank)
+    # What graphs make lies in the same memory in every step, and anything may be a view of it.
+    replays = rank.replayer is not None and bool(rank.replayer.replays.replayed)
+    copied = [replays or name in rank.lasting for name in actor.consumes]
+
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+        results = rank.batches.fetched.setdefault(step, {})
+        for key, tensor, copy in zip(actor.keys, gather(inputs), copied, strict=True):
+            results[key] = tensor.clone() if copy else tensor
+        return ()
+
+    return act
+
+
+def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> ActFunction:
+    first = actor.collectives[0]
+    channel = rank.channels[first.communicator]
+    if isinstance(first, Transfer):
+        return _bind_transfer(first, channel, _bind_operands(tuple(first.reads), reads, rank))
+    collectives = [each for each in actor.collectives if isinstance(each, Collective)]
+    gather = _bind_operands([each.input.name for each in collectives], reads, rank)
+
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+        return run_collectives(channel, collectives, gather(inputs), rank.overwritten)
+
+    return act
+
+
+def _bind_transfer(
+    transfer: Transfer, channel: Channel, gather: Callable[[list[Tensor]], list[Tensor]]
+) -> ActFunction:
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+        operands = gather(inputs)
+        made = run_transfer(channel, transfer, operands[0] if operands else None)
+        return () if made is None else (made,)
+
+    return act
+
+
+def _bind_compute(
+    actor: Compute, rank: Rank, reads: Sequence[str], writes: Sequence[str]
+) -> ActFunction:
+    calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
+    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
+    held = partial(getattr, rank.batches, "held")
+    joined = group_updates(updates, rank.variables, rank.optimizer, held)
+    sources = [name for names, _ in joined for name in names]
+    # Readers of a view of a variable hold back its update. Sources are read while other variables
+    # are written, and results live on after the step: these must be copies.
+    copied = aliases(calls, rank.volatile) & {*sources, *rank.fetched}
+    made = (*writes, *sources)
+    cut = None if rank.parts is None else rank.parts.cut(calls, made)
+    kernel = build_kernel(calls, made, rank.device, copied, actor.acts, drains=True, cut=cut)
+    gather = _bind_operands(kernel.inputs, reads, rank)
+    run = _bind_kernel(actor, kernel, rank)
+    counts = [(len(names), update) for names, update in joined]
+    fresh = len(writes)
+    changes = any(update.rule != "copy" for update in updates)
+
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+        outputs = run(step, micro, gather(inputs))
+        if not counts:
+            return outputs
+        if changes:
+            rank.batches.updated = True
+        _run_updates(counts, outputs[fresh:])
+        return outputs[:fresh]
+
+    return act
+
+
+def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
+    """A segment's calls as a function of step, micro-batch and operands."""
+    function, batches = kernel.function, rank.batches
+    draws = partial(partial, uniform, rank.seed) if kernel.draws else None
+
+    def launched(step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
+        draw = draws(batches.first + step) if draws else None
+        return function(draw, micro, operands) if kernel.looped else function(draw, operands)
+
+    replayer = rank.replayer
+    if replayer is None or actor.id not in replayer.replays.replayed:
+        return launched
+    call: Call = function if kernel.looped else lambda draw, _, operands: function(draw, operands)
+    bound = frozenset(rank.lasting)
+    return ReplayedSegment(
+        actor.id, replayer, call, launched, kernel, bound, draws_of(actor), batches
+    )
+
+
+def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tensor]) -> None:
+    """Run updates on their sources, given how many each of them takes."""
+    note_gradients(sources)
+    start = 0
+    for count, update in updates:
+        update.run(sources[start : start + count])
+        start += count
+
+
+def _bind_operands(
+    names: Sequence[str], reads: Sequence[str], rank: Rank
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A function from the tensors of `reads` to those of `names`: registers' contents and variables mixed.
+
+    It empties the list that it takes, or gives it on: nobody else holds what is freed early.
+    """
+    lasting = rank.lasting
+    if list(names) == list(reads):
+        return lambda inputs: inputs
+    bound: list[Tensor | None] = []
+    places: list[tuple[int, int]] = []
+    for index, name in enumerate(names):
+        if name in lasting:
+            bound.append(_variable(rank, name, lasting[name]))
+        elif name in reads:
+            bound.append(None)
+            places.append((index, reads.index(name)))
+        else:
+            raise InternalError(f"rank {rank.plan.rank}: nothing gives {name} to its reader")
+
+    def gather(inputs: list[Tensor]) -> list[Tensor]:
+        operands: list[Tensor] = bound.copy()  # type: ignore[assignment]  # the gaps are filled next
+        for index, position in places:
+            operands[index] = inputs[position]
+        inputs.clear()
+        return operands
+
+    return gather
+
+
+def _variable(rank: Rank, name: str, key: str) -> Tensor:
+    if key not in rank.variables:
+        raise InternalError(f"rank {rank.plan.rank}: there is no variable {key} for {name}")
+    return rank.variables[key].detach()

@@ -1,0 +1,1 @@
+"""Ops on local tensors: the functions that segments are made of."""

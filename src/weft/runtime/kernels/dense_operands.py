@@ -1,0 +1,115 @@
+"""ATen ops whose kernels trust the strides of operands: here operands are laid as the kernels expect.
+
+Such a kernel reads an operand by its pointer, or refuses it, where it lies in memory in another way. In
+PyTorch nobody meets that, since autograd lays operands before it calls the kernel. A captured step has
+these copies only where they did something on whole tensors; on a rank a value may lie otherwise, as boxing
+makes tensors contiguous, and element-wise ops lay results as their operands lie. Nothing is copied that
+lies well already.
+
+`python -m tools.opinfo` runs the calls of every op on operands that lie in other ways, and so finds the
+kernels that belong here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.runtime.torch_ops import torch_op
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def dense_op(op: str) -> Callable[..., Any]:
+    """Torch's op of that name, behind what lays its operands where the kernel trusts their strides."""
+    lay, function = _LAID.get(op), torch_op(op)
+    if lay is None:
+        return function
+
+    def laid(*args: Any, **kwargs: Any) -> Any:
+        return function(*lay(*args), **kwargs)
+
+    return laid
+
+
+def _contiguous(*args: Any) -> list[Any]:
+    return [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+
+
+def _group_norm(x: Tensor, *rest: Any) -> list[Any]:
+    return [x.contiguous(memory_format=_format(x)), *_contiguous(*rest)]
+
+
+def _group_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
+    """The kernel takes both as `x` lies."""
+    form = _format(x)
+    both = [one.contiguous(memory_format=form) for one in (grad, x)]
+    return [*both, *_contiguous(*rest)]
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    """How the kernels of group norm want a tensor: with channels last where it lies so, on a CPU."""
+    last = _CHANNELS_LAST.get(x.dim())
+    if x.is_contiguous() or last is None or x.device.type != "cpu":
+        return torch.contiguous_format
+    return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
+
+
+def _pairs(x: Tensor) -> list[Any]:
+    """Real and imaginary parts side by side, from an even place on."""
+    *strides, last = x.stride()
+    fits = last == 1 and not any(stride % 2 for stride in strides) and x.storage_offset() % 2 == 0
+    return [x if fits else x.clone(memory_format=torch.contiguous_format)]
+
+
+def _dense_rows(*args: Any) -> list[Any]:
+    """Attention on a CPU takes the last dimension as dense."""
+    return [x.contiguous() if isinstance(x, Tensor) and _gaps(x) else x for x in args]
+
+
+def _volumes(*args: Any) -> list[Any]:
+    """A volume without a batch has the rank of a batch of images; laid as those with channels last, it is refused."""
+    return [x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
+
+
+def _gaps(x: Tensor) -> bool:
+    return x.dim() > 0 and x.stride(-1) != 1
+
+
+Lay = Callable[..., list[Any]]
+
+_SPECIAL: dict[str, Lay] = {
+    "aten.native_group_norm.default": _group_norm,
+    "aten.native_group_norm_backward.default": _group_norm_backward,
+    "aten.view_as_complex.default": _pairs,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _dense_rows,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _dense_rows,
+    "aten.nanmedian.dim": _contiguous,
+    "aten.max_pool3d_with_indices.default": _volumes,
+    "aten.max_pool3d_with_indices_backward.default": _volumes,
+}
+_PLAIN: dict[str, Lay] = {
+    f"aten.{name}.default": _contiguous
+    for name in (
+        "_embedding_bag",
+        "_embedding_bag_backward",
+        "_embedding_bag_dense_backward",
+        "_embedding_bag_forward_only",
+        "_embedding_bag_per_sample_weights_backward",
+        # Of a contiguous matrix they factorize the transpose, which their backward knows; see
+        # `weft.capture.ops.decompositions`.
+        "_linalg_det",
+        "_linalg_slogdet",
+        "_pdist_backward",
+        "_pdist_forward",
+        "adaptive_max_pool3d_backward",
+        "fractional_max_pool2d_backward",
+        "fractional_max_pool3d_backward",
+        "native_layer_norm_backward",
+        "nll_loss2d_backward",
+    )
+}
+_LAID = {**_SPECIAL, **_PLAIN}

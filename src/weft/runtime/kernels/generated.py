@@ -1,0 +1,324 @@
+"""Segments as generated Python functions over ATen overloads.
+
+The source is kept: `linecache` knows it, so that a traceback shows the failing call. Intermediate
+values are deleted after their last use. Segments with the same source, such as those of repeated
+layers, share one code object.
+
+A segment that acts for each micro-batch takes its number, `micro`: arguments that vary are tuples
+indexed with it, and ops over a step keep their running result between the acts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.compiler.local.aliases import VIEW_OPS
+from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
+from weft.ir.plan import LocalCall
+from weft.ops.call import Token
+from weft.runtime.kernels.convolution_ops import CONVOLUTION_OPS
+from weft.runtime.kernels.dense_operands import dense_op
+from weft.runtime.kernels.local_ops import LOCAL_OPS
+from weft.runtime.kernels.matmul import join_sums, matmul_op
+from weft.runtime.kernels.norm_ops import norm_op
+from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
+from weft.runtime.torch_ops import torch_op, torch_value
+
+UNIFORM = "weft.uniform"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled run of local calls.
+
+    Attributes:
+        inputs: names of the values that it takes, in the order of `function`'s arguments after
+            `draw` (`draw(size, offset, length, salt, dtype=, device=)` draws `weft.uniform` for the
+            step that runs).
+        outputs: names of the values that it returns.
+        source: what `function` was compiled from.
+        function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
+            when it is `looped`. Results of ops over a step are complete in the last micro-batch.
+        draws: whether it calls `draw`.
+        looped: whether it does not do the same in each micro-batch.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    source: str
+    function: Callable[..., tuple[Tensor, ...]]
+    draws: bool
+    looped: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What stands in place of local calls where some of them are compiled together.
+
+    Attributes:
+        nodes: calls, and parts: calls of one of `functions` on the tuple of a part's inputs.
+        functions: by the name of the op. A function takes its inputs as a list, which it empties.
+    """
+
+    nodes: tuple[LocalCall, ...]
+    functions: Mapping[str, Callable[[list[Tensor]], Sequence[Tensor]]]
+
+
+def build_kernel(
+    calls: Sequence[LocalCall],
+    outputs: Sequence[str],
+    device: torch.device,
+    copied: Collection[str] = (),
+    micro_batches: int = 1,
+    *,
+    drains: bool = False,
+    cut: Cut | None = None,
+) -> Kernel:
+    """Compile local calls into one function.
+
+    Args:
+        calls: in an order in which they may run.
+        outputs: names of the values to return; calls' results or values from outside.
+        device: the rank's device; device constants of its type mean it.
+        copied: outputs to return as copies.
+        micro_batches: how often it runs in a step.
+        drains: whether the function takes its inputs as one list and empties it, so that what
+            nobody else holds is freed after its last use.
+        cut: what is written in place of `calls`.
+    """
+    inputs = _inputs(calls, outputs)
+    names = {name: f"a{index}" for index, name in enumerate(inputs)}
+    looped = micro_batches > 1 and any(map(differs, calls))
+    body = _Body(calls, outputs, device, micro_batches, cut or Cut(tuple(calls), {}))
+    lines = body.lines(names)
+    returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
+    first = ["draw", "micro"] if looped else ["draw"]
+    taken = [names[name] for name in inputs]
+    if drains:
+        lines = [f"    [{', '.join(taken)}] = inputs", "    inputs.clear()", *lines]
+    arguments = ", ".join([*first, *(["inputs"] if drains else taken)])
+    result = f"    return ({''.join(f'{text}, ' for text in returned)})"
+    source = "\n".join([f"def segment({arguments}):", *lines, result, ""])
+    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **body.bound}
+    exec(_compile(source), namespace)
+    draws = any(call.op == UNIFORM for call in calls)
+    return Kernel(inputs, tuple(outputs), source, namespace["segment"], draws, looped)
+
+
+@lru_cache(maxsize=4096)
+def _compile(source: str) -> CodeType:
+    """Compile a source once and make tracebacks find it."""
+    name = f"<weft segment {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    # Without a modification time, linecache keeps the lines for good.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return compile(source, name, "exec")
+
+
+def call_refs(call: LocalCall) -> Iterable[str]:
+    """The names of the values that a call reads."""
+    yield from refs(call.args)
+    for _, arg in call.kwargs:
+        yield from refs(arg)
+
+
+def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Values from outside, in the order of their first use."""
+    made: set[str] = set()
+    found: dict[str, None] = {}
+    for call in calls:
+        found.update(dict.fromkeys(name for name in call_refs(call) if name not in made))
+        made.update(value.name for value in call.outputs if value is not None)
+    found.update(dict.fromkeys(name for name in outputs if name not in made))
+    return tuple(found)
+
+
+def differs(call: LocalCall) -> bool:
+    """Whether a call does not do the same in each micro-batch."""
+    arguments = (call.args, *(arg for _, arg in call.kwargs))
+    return call.op in OVER_STEP or any(True for _ in varyings(arguments))
+
+
+class _Body:
+    """Writes the lines of a function; `bound` is what their global names stand for."""
+
+    def __init__(
+        self,
+        calls: Sequence[LocalCall],
+        outputs: Sequence[str],
+        device: torch.device,
+        micro_batches: int,
+        cut: Cut,
+    ) -> None:
+        self.bound: dict[str, Any] = {}
+        self._calls = calls
+        self._nodes = join_sums(cut.nodes, outputs) if micro_batches > 1 else cut.nodes
+        self._functions = cut.functions
+        self._outputs = outputs
+        self._device = device
+        self._micro_batches = micro_batches
+        # The local names of the values so far.
+        self._names: dict[str, str] = {}
+
+    def lines(self, names: dict[str, str]) -> list[str]:
+        """The lines; adds the local names of values to `names`, which holds those of inputs."""
+        self._names = names
+        last = {name: index for index, call in enumerate(self._nodes) for name in call_refs(call)}
+        lines = []
+        for index, call in enumerate(self._nodes):
+            made = [value.name for value in call.outputs if value is not None]
+            dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
+            gone = [names[name] for name in dead if name not in self._outputs]
+            if call.op in self._functions:
+                text, before, gone = self._part(call), self._handing(call, gone), []
+            else:
+                text, before = self._call(call), []
+            for name in made:
+                names[name] = f"v{len(names)}"
+            gone += [names[name] for name in made if name not in last and name not in self._outputs]
+            lines += [*before, f"    {self._targets(call)}{text}", *_deletion(gone)]
+        return lines
+
+    def _handing(self, part: LocalCall, gone: Sequence[str]) -> list[str]:
+        """Lines that put the inputs of a part into a list, which alone holds what nobody reads later."""
+        inputs = ", ".join(self._names[name] for name in call_refs(part))
+        return [f"    inputs = [{inputs}]", *_deletion(gone)]
+
+    def _part(self, part: LocalCall) -> str:
+        return f"{self._bind('part', self._functions[part.op])}(inputs)"
+
+    def _targets(self, call: LocalCall) -> str:
+        """The left side of a call: `v3 = `, `v3, _ = `, `(v3,) = ` for a list of one, or nothing."""
+        targets = ["_" if value is None else self._names[value.name] for value in call.outputs]
+        if not targets:
+            return ""
+        if len(targets) > 1 or call.op in self._functions or _returns_list(call.op):
+            return f"({', '.join(targets)},) = "
+        return f"{targets[0]} = "
+
+    def _call(self, call: LocalCall) -> str:
+        arguments = [self._text(arg) for arg in call.args]
+        arguments += [f"{key}={self._text(arg)}" for key, arg in call.kwargs]
+        if call.op in OVER_STEP_OPS and self._micro_batches > 1:
+            work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
+            return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
+        op = matmul_op(call, self._device)
+        op = norm_op(call, self._device) if op == call.op else op
+        return f"{_bind_op(op, self.bound)}({', '.join(arguments)})"
+
+    def _text(self, arg: Arg) -> str:
+        match arg:
+            case Ref(name=name):
+                return self._names[name]
+            case Token():
+                return _bind_token(arg, self.bound, self._device)
+            case Varying(values=values):
+                return f"{self._bind('vary', tuple(map(self._constant, values)))}[micro]"
+            case tuple():
+                return f"[{', '.join(map(self._text, arg))}]"
+            case _:
+                return repr(arg)
+
+    def _constant(self, arg: Any) -> Any:
+        """An argument without values as the object that the op takes."""
+        match arg:
+            case Token():
+                return self.bound[_bind_token(arg, self.bound, self._device)]
+            case tuple():
+                return [self._constant(part) for part in arg]
+            case _:
+                return arg
+
+    def _bind(self, prefix: str, value: Any) -> str:
+        """A numbered global name for something that belongs to this kernel alone."""
+        name = f"{prefix}{sum(name.startswith(prefix) for name in self.bound)}"
+        self.bound[name] = value
+        return name
+
+    def _is_owned(self, arg: Arg) -> bool:
+        """Whether a call of this segment made the value afresh for one reader."""
+        name = arg.name if isinstance(arg, Ref) else ""
+        alone = self._reads[name] == 1 and name not in self._outputs
+        return alone and name in self._makers and not may_alias(self._makers[name])
+
+    @cached_property
+    def _reads(self) -> Counter[str]:
+        """How often each value is read."""
+        return Counter(name for call in self._calls for name in call_refs(call))
+
+    @cached_property
+    def _makers(self) -> dict[str, str]:
+        """The op that makes each value of this segment."""
+        return {value.name: call.op for call in self._calls for value in call.makes}
+
+
+def _bind_token(token: Token, bound: dict[str, Any], device: torch.device) -> str:
+    name = re.sub(r"\W", "_", f"{token.kind}_{token.name}")
+    if name not in bound:
+        value = torch_value(token)
+        here = token.kind == "device" and value.type == device.type
+        bound[name] = device if here else value
+    return name
+
+
+def _bind_op(op: str, bound: dict[str, Any]) -> str:
+    if op == UNIFORM:
+        return "draw"
+    name = re.sub(r"\W", "_", op)
+    bound[name] = local_function(op)
+    return name
+
+
+def local_function(op: str) -> Callable[..., Any]:
+    """What runs an op on local tensors."""
+    own = LOCAL_OPS.get(op) or CONVOLUTION_OPS.get(op)
+    return own or dense_op(op)
+
+
+def _deletion(names: Sequence[str]) -> list[str]:
+    return [f"    del {', '.join(names)}"] if names else []
+
+
+def is_local(op: str) -> bool:
+    """Whether weft runs an op itself: torch has none of that name."""
+    return op in LOCAL_OPS or op in OVER_STEP_OPS or op == UNIFORM
+
+
+def _returns_list(op: str) -> bool:
+    if is_local(op):
+        return False
+    returns = _returns(op)
+    return len(returns) == 1 and "List" in str(returns[0].type)
+
+
+def may_alias(op: str) -> bool:
+    """Whether a result of the op may share memory with an operand."""
+    if op in VIEW_OPS or is_local(op):
+        return op in VIEW_OPS
+    return any(result.alias_info is not None for result in _returns(op))
+
+
+def _returns(op: str) -> Sequence[Any]:
+    """What torch's schema says of the op's results."""
+    returns: Sequence[Any] = torch_op(op)._schema.returns
+    return returns
+
+
+def aliases(calls: Sequence[LocalCall], names: Collection[str]) -> set[str]:
+    """The values that may share memory with one of `names`, those included."""
+    found = set(names)
+    for call in calls:
+        if any(name in found for name in call_refs(call)) and may_alias(call.op):
+            found.update(value.name for value in call.outputs if value is not None)
+    return found

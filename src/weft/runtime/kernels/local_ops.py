@@ -1,0 +1,256 @@
+"""weft's own ops on local tensors (design.md, section 6), in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import UserError
+from weft.runtime.kernels.attention_ops import ATTENTION_OPS
+from weft.runtime.kernels.expert_ops import EXPERT_OPS
+from weft.runtime.kernels.loss_ops import CLASS_OPS, LOSS_OPS
+from weft.runtime.kernels.matmul import MATMUL_OPS
+from weft.runtime.kernels.norm_ops import NORM_OPS
+from weft.runtime.kernels.pass_ops import PASS_OPS, TIME_OPS
+from weft.runtime.kernels.recurrent import RECURRENT_OPS
+from weft.runtime.kernels.window_ops import WINDOW_OPS
+
+
+def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
+    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view where that is contiguous.
+
+    Contiguous because some of torch's kernels read saved statistics as if they were:
+    native_layer_norm_backward takes `mean` and `rstd` by their pointers.
+    """
+    return x.narrow(dim, offset, length).contiguous()
+
+
+def pad(x: Tensor, dim: int, offset: int, length: int, around: float = 0) -> Tensor:
+    """`weft.pad`: `around` of size `length` along `dim` with `x` at `offset`."""
+    shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
+    whole = x.new_full(shape, around)
+    whole.narrow(dim, offset, x.shape[dim]).copy_(x)
+    return whole
+
+
+def keep(x: Tensor, kept: bool, instead: float = 0) -> Tensor:
+    """`weft.keep`: `x` where `kept`, `instead` elsewhere, so that reducing over the ranks gives `x`.
+
+    The default is for sums.
+    """
+    return x if kept else torch.full_like(x, instead)
+
+
+def hint(x: Tensor, sbp: Any = None) -> Tensor:
+    """`weft.hint`: the identity; its SBP was for the compiler."""
+    return x
+
+
+def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
+    """`weft.checked`: `x`, unless a factorization failed.
+
+    Args:
+        x: a result of the factorization.
+        info: its error codes, int32, one for each matrix; 0 is success.
+        name: of the function that the user called, such as "torch.linalg.inv".
+        matrix: whether `x` belongs to one matrix; else elements of the batch count from the first
+            that this rank holds.
+
+    Raises:
+        torch.linalg.LinAlgError: with torch's own message.
+    """
+    torch.ops.aten._linalg_check_errors.default(info.contiguous(), name, is_matrix=matrix)
+    return x
+
+
+def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, ...]:
+    """`weft.lstsq`: solution, residuals, ranks and singular values; those that a driver does not make are empty."""
+    return tuple(torch.linalg.lstsq(a, b, rcond=rcond, driver=driver))
+
+
+def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
+    """`weft.required`: `x`, where the step may go on.
+
+    Args:
+        x: any tensor.
+        condition: one truth value, shape [].
+        text: of the error.
+
+    Raises:
+        UserError: the condition is false.
+    """
+    if not bool(condition):
+        raise UserError(text)
+    return x
+
+
+def blank(like: Sequence[Tensor], made: Sequence[Any], op: str) -> Any:
+    """`weft.blank`: what a rank without elements makes, on the device of `like[0]`.
+
+    Args:
+        like: the operands that the op would have had.
+        made: (shape, dtype, value) of each result; None for one that is no tensor.
+        op: that other ranks run.
+    """
+    results = tuple(
+        one and torch.full(one[0], one[2], dtype=one[1], device=like[0].device) for one in made
+    )
+    return results if len(results) > 1 else results[0]
+
+
+def _check_rows(indices: Tensor, rows: int) -> None:
+    least, largest = torch.aminmax(indices)
+    if indices.device.type != "cpu":  # without waiting for the device
+        torch._assert_async((least >= 0) & (largest < rows))
+    elif int(least) < 0 or int(largest) >= rows:
+        raise IndexError(
+            f"index out of range: an embedding of {rows} rows is read at {int(least)} to {int(largest)}"
+        )
+
+
+def embedding_shard(
+    weight: Tensor, indices: Tensor, offset: int, table_rows: int | None = None
+) -> Tensor:
+    """`weft.embedding_shard`: rows of a row-split embedding; zeros for indices outside the shard.
+
+    Args:
+        weight: rows `[offset, offset + len(weight))` of the whole table.
+        indices: whole row numbers, any shape.
+        offset: number of the shard's first row.
+        table_rows: rows of the whole table; None where indices are not checked.
+
+    Returns:
+        Shape `[*indices.shape, weight.shape[1]]`.
+
+    Raises:
+        IndexError: an index is no row of the table (on CUDA: an assertion of the device).
+    """
+    if table_rows is not None and indices.numel():
+        _check_rows(indices, table_rows)
+    rows, width = weight.shape
+    if not rows:
+        return weight.new_zeros((*indices.shape, width))
+    local = indices - offset
+    outside = (local < 0) | (local >= rows)
+    found: Tensor = torch.ops.aten.embedding.default(weight, local.masked_fill(outside, 0))
+    return found.masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def embedding_dense_backward_shard(
+    grad: Tensor, indices: Tensor, rows: int, offset: int, padding_idx: int, scale: bool
+) -> Tensor:
+    """`weft.embedding_dense_backward_shard`: the gradient of a row-split embedding's shard.
+
+    Args:
+        grad: gradient of the result, `[*indices.shape, width]`.
+        indices: whole row numbers.
+        rows: rows of the shard.
+        offset: number of the shard's first row.
+        padding_idx: whole number of the row that gets no gradient, or a negative number.
+        scale: whether gradients are divided by how often their index occurs.
+
+    Returns:
+        Shape `[rows, width]`.
+    """
+    local = indices - offset
+    outside = (local < 0) | (local >= rows)
+    if padding_idx >= 0:
+        outside |= indices == padding_idx
+    # One row more than the shard has takes what lies outside; as the padding row it gets no
+    # gradient.
+    local = local.masked_fill(outside, rows)
+    whole: Tensor = torch.ops.aten.embedding_dense_backward.default(
+        grad, local, rows + 1, rows, scale
+    )
+    return whole[:rows]
+
+
+def nll_loss_shard(
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """`weft.nll_loss_shard`: the losses of the targets among this shard's classes, and their total weight.
+
+    Args:
+        scores: log-probabilities of classes `[offset, offset + classes)`: `[classes]`, `[n,
+            classes]` or `[n, classes, y, x]`.
+        target: whole class numbers, the shape of `scores` without the classes.
+        weight: of the shard's classes, `[classes]`, or None.
+        reduction: torch's number of "none" or "sum".
+        ignore_index: whole class number that counts for nothing.
+        offset: number of the shard's first class.
+    """
+    forward = _of_rank(scores, "nll_loss_forward", "nll_loss2d_forward")
+    own = _own_classes(scores, target, ignore_index, offset)
+    total, total_weight = forward(scores, own, weight, reduction, _IGNORED)
+    return total, total_weight
+
+
+def nll_loss_backward_shard(
+    grad: Tensor,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+    offset: int,
+) -> Tensor:
+    """`weft.nll_loss_backward_shard`: the gradient of this shard's scores; arguments as in `nll_loss_shard`."""
+    backward = _of_rank(scores, "nll_loss_backward", "nll_loss2d_backward")
+    own = _own_classes(scores, target, ignore_index, offset)
+    # The kernel for images wants a gradient that is contiguous, and makes one like the scores.
+    like = scores.contiguous()
+    found: Tensor = backward(grad, like, own, weight, reduction, _IGNORED, total_weight)
+    return found
+
+
+_IGNORED = -100
+
+
+def _own_classes(scores: Tensor, target: Tensor, ignore_index: int, offset: int) -> Tensor:
+    """Targets counted from the shard's first class; `_IGNORED` for those of other shards."""
+    classes = scores.shape[min(1, scores.dim() - 1)]
+    outside = (target < offset) | (target >= offset + classes) | (target == ignore_index)
+    return (target - offset).masked_fill_(outside, _IGNORED)
+
+
+def _of_rank(scores: Tensor, flat: str, image: str) -> Callable[..., Any]:
+    """Torch has one kernel for vectors of scores and one for images of them."""
+    op: Callable[..., Any] = getattr(torch.ops.aten, image if scores.dim() == 4 else flat).default
+    return op
+
+
+# `weft.uniform` is missing: its numbers depend on seed and step, which the executor passes
+# (`weft.runtime.random`).
+LOCAL_OPS: dict[str, Callable[..., Any]] = {
+    "weft.slice": slice_,
+    "weft.pad": pad,
+    "weft.keep": keep,
+    "weft.hint": hint,
+    "weft.blank": blank,
+    "weft.checked": checked,
+    "weft.required": required,
+    "weft.lstsq": lstsq,
+    "weft.embedding_shard": embedding_shard,
+    "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
+    "weft.nll_loss_shard": nll_loss_shard,
+    "weft.nll_loss_backward_shard": nll_loss_backward_shard,
+    **ATTENTION_OPS,
+    **CLASS_OPS,
+    **EXPERT_OPS,
+    **LOSS_OPS,
+    **MATMUL_OPS,
+    **NORM_OPS,
+    **WINDOW_OPS,
+    **PASS_OPS,
+    **RECURRENT_OPS,
+    **TIME_OPS,
+}

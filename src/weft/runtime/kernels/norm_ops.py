@@ -1,0 +1,204 @@
+"""weft's ops of a BatchNorm whose batch is split over ranks (`weft.compiler.families.batch_norm`), on torch's fused kernels.
+
+Two of these kernels are slow on a CPU, and go another way to the same numbers, also where the batch
+is whole (`norm_op`): the one that collects statistics of contiguous images adds up element by
+element, and the backward works on each image of each channel alone, however small it is.
+
+Moments are added up in float64: the sum of squares of float32 data loses nothing by it, however
+far the mean lies from zero, and the ranks exchange one small tensor. (Of float64 data, the variance
+keeps 16 digits less twice those of mean / deviation.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ir.plan import LocalCall
+
+aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+# Positions of an image: from so many on, statistics of each image and channel come first (2 to 5
+# times faster); below so many, the backward runs with the channels last (4 to 8 times faster).
+_MANY, _FEW = 64, 8
+_LARGE = 2**18  # elements from which on the fused forward is worth being taken apart
+_FORWARD = "aten._native_batch_norm_legit_functional.default"
+_BACKWARD = "aten.native_batch_norm_backward.default"
+
+
+def norm_op(call: LocalCall, device: torch.device) -> str:
+    """The op that a kernel calls for `call`: itself, but for a BatchNorm in training that ATen is slow at."""
+    made = call.outputs[0]
+    if made is None or made.dtype != "float32" or device.type != "cpu" or len(made.shape) != 4:
+        return call.op
+    positions = made.shape[2] * made.shape[3]
+    if call.op == _FORWARD and call.args[5] is True:
+        large = positions >= _MANY and math.prod(made.shape) >= _LARGE
+        return "weft.batch_norm" if large else call.op
+    if call.op == _BACKWARD and call.args[7] is True:
+        return "weft.batch_norm_backward" if 1 < positions < _FEW else call.op
+    return call.op
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor | None, ...]:
+    """`aten._native_batch_norm_legit_functional` in training."""
+    settings = (x.numel() // x.shape[1], momentum, eps, x.dtype)
+    moments = batch_moments(x)
+    var, mean, *others = batch_statistics(moments, running_mean, running_var, *settings)
+    found = aten.native_batch_norm.default(x, weight, bias, mean, var, False, 0.0, eps)
+    return found[0], mean, *others
+
+
+def batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    """`aten.native_batch_norm_backward` in training."""
+    first, *others = aten.native_batch_norm_backward.default(*_channels_last(grad, x), *rest)
+    return _as(x, first), *others
+
+
+def _channels_last(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors, with channels last where images are so small that kernels are faster then."""
+    x = tensors[-1]
+    small = x.dim() == 4 and 1 < x.shape[2] * x.shape[3] < _FEW
+    if not small or x.device.type != "cpu":
+        return tensors
+    return tuple(one.contiguous(memory_format=torch.channels_last) for one in tensors)
+
+
+def _as(x: Tensor, made: Tensor) -> Tensor:
+    """`made`, contiguous where `x` is."""
+    return made.contiguous() if x.is_contiguous() else made
+
+
+def batch_moments(x: Tensor) -> Tensor:
+    """`weft.batch_moments`: sum and sum of squares of this rank's part of each channel, [2, C], float64.
+
+    Args:
+        x: [n, C, ...].
+    """
+    if x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous():
+        positions = x.numel() // max(1, x.shape[0] * x.shape[1])
+        if positions >= _MANY:
+            return _moments_of_images(x, positions)
+    # Of half precision, the kernel makes float32 results only where it has running statistics.
+    like = x.new_zeros((2, x.shape[1]), dtype=torch.float32).unbind() if x.dtype in _HALF else None
+    mean, var = aten.batch_norm_update_stats.default(x, *(like or (None, None)), 0.0)
+    moments = x.new_empty((2, x.shape[1]), dtype=torch.float64)
+    total, squares = moments.unbind()
+    total.copy_(mean)
+    torch.addcmul(var, total, total, out=squares)
+    return moments.mul_(x.numel() // max(1, x.shape[1]))
+
+
+def _moments_of_images(x: Tensor, positions: int) -> Tensor:
+    """The same, by mean and deviation of each image and channel: a group norm whose groups are channels."""
+    n, c = x.shape[:2]
+    _, mean, rstd = aten.native_group_norm.default(x, None, None, n, c, positions, c, 0.0)
+    total = mean.double()
+    squares = rstd.double().pow_(-2).addcmul_(total, total)
+    return torch.stack((total, squares)).sum(1).mul_(positions)
+
+
+def batch_statistics(
+    moments: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    count: int,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """`weft.batch_statistics`: what BatchNorm makes of the moments of the whole batch.
+
+    Args:
+        moments: [2, C], float64.
+        running_mean: [C], or None.
+        running_var: [C], or None.
+        count: elements of each channel.
+        momentum: of the running statistics.
+        eps: what is added to the variance.
+        dtype: of the results that are not running statistics.
+
+    Returns:
+        Variance, mean, 1 / sqrt(variance + eps) and the new running statistics, each [C].
+    """
+    mean, squares = (moments / count).unbind()
+    var = torch.addcmul(squares, mean, mean, value=-1).clamp_min_(0)
+    statistics = var.to(dtype), mean.to(dtype), (var + eps).rsqrt_().to(dtype)
+    if running_mean is None or running_var is None:
+        return (*statistics, None, None)
+    unbiased = var * (count / (count - 1))
+    new = zip((running_mean, running_var), (mean, unbiased), strict=True)
+    return (*statistics, *(torch.lerp(old, one.to(old.dtype), momentum) for old, one in new))
+
+
+def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """`weft.batch_norm_sums`: this rank's part of the gradients of weight and bias, [2, C].
+
+    Args:
+        grad: of the result, [n, C, ...].
+        x: what was normalized, the same shape.
+        mean: of the whole batch, [C].
+        rstd: 1 / sqrt(variance + eps) of the whole batch, [C].
+    """
+    mask = [False, True, True]
+    _, to_weight, to_bias = aten.native_batch_norm_backward.default(
+        *_channels_last(grad, x), None, None, None, mean, rstd, True, 0.0, mask
+    )
+    return torch.stack((to_weight, to_bias))
+
+
+def batch_norm_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sums: Tensor,
+    count: int,
+) -> Tensor:
+    """`weft.batch_norm_gradient`: the gradient of this rank's part of `x`; see `batch_norm_sums`.
+
+    With n(x) = (x - mean) * rstd it is weight * rstd * (grad - sum(grad) / count - n(x) *
+    sum(grad * n(x)) / count): a scaled `grad`, and a linear function of x, each of them one pass of
+    a kernel that normalizes with given statistics.
+
+    Args:
+        weight: [C], or None for ones.
+        sums: gradients of weight and bias, of the whole batch, [2, C].
+        count: elements of each channel in the whole batch.
+    """
+    scale = rstd if weight is None else rstd * weight
+    slope, shift = torch.mul(sums, scale).div_(-count).unbind()
+    # Given statistics of variance 1, both kernels multiply by their `weight` alone.
+    zero, one = torch.zeros_like(mean), torch.ones_like(mean)
+    given, read = _channels_last(grad, x)
+    found = aten.native_batch_norm.default(
+        read, slope.mul_(rstd), shift, mean, one, False, 0.0, 0.0
+    )
+    scaled = aten.native_batch_norm_backward.default(
+        given, read, scale, zero, one, None, None, False, 0.0, [True, False, False]
+    )
+    return _as(x, scaled[0].add_(found[0]))
+
+
+NORM_OPS: dict[str, Callable[..., Any]] = {
+    "weft.batch_norm": batch_norm,
+    "weft.batch_norm_backward": batch_norm_backward,
+    "weft.batch_moments": batch_moments,
+    "weft.batch_statistics": batch_statistics,
+    "weft.batch_norm_sums": batch_norm_sums,
+    "weft.batch_norm_gradient": batch_norm_gradient,
+}

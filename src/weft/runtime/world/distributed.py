@@ -1,0 +1,186 @@
+"""The world of one rank per process, as torchrun starts them, and the world that a program runs in by default."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import UserError
+from weft.hardware import Device, usual_device
+from weft.ir.plan import Communicator
+from weft.runtime.channels.channel import Channel, check_same
+from weft.runtime.channels.process import GlooChannel, GroupChannel, NcclChannel, ProcessChannel
+from weft.runtime.channels.shared import SharedChannel
+from weft.runtime.channels.shared_link import host
+from weft.runtime.failures.board import FailureBoard
+from weft.runtime.failures.calls import CALLS, accounts, looking
+from weft.runtime.world.measure_links import measured_links
+from weft.runtime.world.world import (
+    TIMEOUT,
+    Channels,
+    LocalWorld,
+    World,
+    check_devices,
+    innermost_world,
+)
+
+T = TypeVar("T")
+
+# Set to "gloo", ranks of one host do not share memory either.
+TRANSPORT = "WEFT_TRANSPORT"
+
+_CHANNELS: dict[str, tuple[str, type[GroupChannel]]] = {
+    "cpu": ("gloo", GlooChannel),
+    "cuda": ("nccl", NcclChannel),
+}
+
+
+class DistributedWorld(World):
+    """This process is one rank of a job that torchrun, or anything else that sets its variables, has started.
+
+    `torch.distributed` is initialised unless it is already.
+    """
+
+    def __init__(self, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
+        self._timeout = timedelta(seconds=timeout)
+        self._backend, self._channel = _CHANNELS[device_type]
+        self._device = _device(device_type)
+        if not dist.is_initialized():
+            dist.init_process_group(self._backend, timeout=self._timeout)
+        super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
+        store = dist.distributed_c10d._get_default_store()
+        self._board = FailureBoard(store, self.rank, self.size)
+        self._store = store
+        self._hosts = _hosts(store, self.rank, self.size) if device_type == "cpu" else ()
+        # Communicators so far, of all ranks: they connect in the same order everywhere.
+        self._connected = 0
+        # What `links` found.
+        self._links: Device | None = None
+        # So that the others know where a rank was that ended early.
+        atexit.register(self._part)
+        everyone = Communicator(0, tuple(range(self.size)))
+        self._everyone = self.connect((everyone,))[self.rank][0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.ranks[0]
+
+    def device(self, rank: int) -> torch.device:
+        return self._device
+
+    def connect(self, communicators: Sequence[Communicator]) -> Channels:
+        channels: dict[int, Channel] = {}
+        for communicator in communicators:
+            self._connected += 1
+            channel = self._channel_of(communicator)
+            if channel is not None:
+                channels[communicator.id] = channel
+        return {self.rank: channels}
+
+    def _channel_of(self, communicator: Communicator) -> Channel | None:
+        """This rank's end of a communicator; None when it is not in it."""
+        ranks, own = communicator.ranks, self.rank in communicator.ranks
+        shared, group = self._on_one_host(ranks), None
+        if not shared:  # all processes must make the group
+            group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
+        if not own:
+            return None
+        index, timeout = ranks.index(self.rank), self._timeout.total_seconds()
+        found: ProcessChannel = (
+            SharedChannel(self._store, self._connected, ranks, index, self._board, timeout)
+            if shared
+            else self._channel(group, ranks, index, self._device, self._board)
+        )
+        found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
+        found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
+        return found
+
+    @property
+    def _across_hosts(self) -> bool:
+        """Whether CPU ranks talk over a network, of which nothing is known."""
+        every = range(self.size)
+        return self.size > 1 and self.device_type == "cpu" and not self._on_one_host(every)
+
+    def _on_one_host(self, ranks: Sequence[int]) -> bool:
+        """Whether processes can share memory; all ranks of the job answer alike."""
+        hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
+        return len(hosts) == 1 and hosts != {""}
+
+    def links(self) -> Device | None:
+        if self._links is None and self._across_hosts:
+            self._links = measured_links(usual_device(self.device_type), self._everyone)
+        return self._links
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        return [function(self.rank)]
+
+    def check_same(self, texts: Mapping[int, str], what: str) -> None:
+        digest = hashlib.sha256(texts[self.rank].encode()).hexdigest()
+        check_same(self._everyone.exchange_text(digest), range(self.size), what)
+
+    def gather(self, texts: Mapping[int, str]) -> list[str]:
+        return self._everyone.exchange_text(texts[self.rank])
+
+    def renew(self) -> None:
+        self._board.renew()
+
+    def _part(self) -> None:
+        self._board.post(self.calls.posted(), CALLS)
+
+    def close(self) -> None:
+        atexit.unregister(self._part)
+        self._part()
+        self._everyone.close()
+        self._board.close()
+
+
+def _hosts(store: Any, rank: int, size: int) -> tuple[str, ...]:
+    """For every rank, its host; "" where memory is not to be shared."""
+    own = "" if os.environ.get(TRANSPORT) == "gloo" else host()
+    store.set(f"weft/host/{rank}", own)
+    return tuple(store.get(f"weft/host/{other}").decode() for other in range(size))
+
+
+def _device(device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    check_devices(device_type, index)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+# Worlds of this process that are not local ones, by device type; they last as long as the process.
+_lasting_worlds: dict[str, World] = {}
+
+
+def current_world(device_type: str = "cpu") -> World:
+    """The world that a program runs in.
+
+    That is the local world that is open; else, when torchrun's variables are set or
+    `torch.distributed` is initialised, the world of all its processes; else a world of this one
+    rank.
+
+    Args:
+        device_type: "cpu" or "cuda", for a world that is not there yet.
+    """
+    local = innermost_world()
+    if local is not None:
+        return local
+    if device_type not in _CHANNELS:
+        raise UserError(f'a world runs on "cpu" or "cuda", found {device_type!r}')
+    if device_type not in _lasting_worlds:
+        started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+        _lasting_worlds[device_type] = (
+            DistributedWorld(device_type) if started else LocalWorld(1, device_type)
+        )
+    return _lasting_worlds[device_type]

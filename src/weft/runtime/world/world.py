@@ -1,0 +1,260 @@
+"""Worlds: the ranks of this process, their devices, and the communicators between all ranks.
+
+A local world holds all ranks in this process, as threads. Under torchrun every process is one rank
+(`weft.runtime.world.distributed`). Without either there is one rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from weft.errors import LayoutError, UserError
+from weft.hardware import Device
+from weft.ir.plan import Communicator
+from weft.layout import Placement
+from weft.runtime.channels.channel import Channel, check_same
+from weft.runtime.channels.cuda import CudaLocalChannel
+from weft.runtime.channels.local import LocalChannel, LocalGroup
+from weft.runtime.failures.board import root_failure
+from weft.runtime.failures.calls import Calls
+from weft.runtime.world.allocator import keep_freed_memory
+
+T = TypeVar("T")
+
+# Seconds after which a rank that waits for its peers gives up.
+TIMEOUT = 300.0
+
+# Channels of the ranks of this process: rank -> communicator id -> channel.
+Channels = dict[int, dict[int, Channel]]
+
+
+class World(ABC):
+    """All ranks of a job, as one process sees them.
+
+    Attributes:
+        size: number of ranks of the job; they count from 0.
+        ranks: those that live in this process.
+        device_type: "cpu" or "cuda".
+        timeout: seconds after which a rank that waits for its peers gives up.
+        calls: of this process that all ranks must make alike.
+    """
+
+    def __init__(
+        self, size: int, ranks: Sequence[int], device_type: str, timeout: float = TIMEOUT
+    ) -> None:
+        self.size = size
+        self.ranks = tuple(ranks)
+        self.device_type = device_type
+        self.timeout = timeout
+        self.calls = Calls()
+        if device_type == "cpu":
+            keep_freed_memory()
+
+    @abstractmethod
+    def device(self, rank: int) -> torch.device:
+        """The device of a rank of this process."""
+
+    @abstractmethod
+    def connect(self, communicators: Sequence[Communicator]) -> Channels:
+        """Open communicators, one group for each, in the order given.
+
+        Every process of the job must call this with the same communicators; ranks of this process
+        that are no members of one get no channel for it.
+        """
+
+    @abstractmethod
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        """Call `function(rank)` for all ranks of this process at once; results in the order of `ranks`.
+
+        Raises:
+            BaseException: the first that a rank raised; all ranks have ended by then.
+        """
+
+    @abstractmethod
+    def check_same(self, texts: Mapping[int, str], what: str) -> None:
+        """Check that `what` is the same on all ranks, given the texts of the ranks of this process.
+
+        Raises:
+            RankFailure: on all ranks, naming those that differ.
+        """
+
+    @abstractmethod
+    def gather(self, texts: Mapping[int, str]) -> list[str]:
+        """The texts of all ranks, in their order, given those of the ranks of this process.
+
+        Every process must call it.
+
+        Raises:
+            RankFailure: when another process does not, in time.
+        """
+
+    def renew(self) -> None:  # noqa: B027  # ranks of one process have nothing to forget
+        """Go on after a failure that all ranks know of. Every process must call it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads or groups of this world."""
+
+    def links(self) -> Device | None:
+        """A rank's device with its links as measured; None where the usual figures hold.
+
+        Every process must call it.
+        """
+        return None
+
+    def check(self, placement: Placement) -> None:
+        """Check that a placement fits this world.
+
+        Raises:
+            LayoutError: names the ranks that do not exist, or the device type that differs.
+        """
+        missing = sorted(rank for rank in placement.ranks if rank >= self.size)
+        if missing:
+            raise LayoutError(
+                f"the placement {placement} names ranks {missing}, but this world has {self.size} "
+                f"(0 to {self.size - 1}); start with torchrun --nproc-per-node {max(missing) + 1} or inside "
+                f"weft.local_world({max(missing) + 1})"
+            )
+        if placement.device_type != self.device_type:
+            raise LayoutError(
+                f"the placement {placement} is on {placement.device_type}, but this world runs on {self.device_type}"
+            )
+
+
+def check_devices(device_type: str, index: int = 0) -> None:
+    """Check that this process sees the device that it is to use.
+
+    Raises:
+        UserError: naming how many CUDA devices there are.
+    """
+    count = torch.cuda.device_count() if device_type == "cuda" else index + 1
+    if index >= count:
+        raise UserError(
+            f"this process is to use cuda:{index}, but sees {count} CUDA devices; start fewer processes "
+            'on this host, see to CUDA_VISIBLE_DEVICES and to torch built for CUDA, or place on "cpu"'
+        )
+
+
+class LocalWorld(World):
+    """All ranks in this process: rank 0 is the thread that calls `run`, every other one a thread of its own."""
+
+    def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
+        if size < 1:
+            raise UserError(f"a world has at least one rank, found {size}")
+        check_devices(device_type)
+        super().__init__(size, range(size), device_type, timeout)
+        self._threads = [_RankThread(rank) for rank in range(1, size)]
+        self._closed = False
+
+    def device(self, rank: int) -> torch.device:
+        if self.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device(self.device_type, rank % torch.cuda.device_count())
+
+    def connect(self, communicators: Sequence[Communicator]) -> Channels:
+        channels: Channels = {rank: {} for rank in self.ranks}
+        kind = CudaLocalChannel if self.device_type == "cuda" else LocalChannel
+        for communicator in communicators:
+            group = LocalGroup(communicator.ranks, self.timeout)
+            for index, rank in enumerate(communicator.ranks):
+                channels[rank][communicator.id] = kind(group, index, self.device(rank))
+        return channels
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        if self._closed:
+            raise UserError(
+                f"this world of {self.size} ranks is closed: use its programs inside of "
+                f"`with weft.local_world({self.size}):`"
+            )
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def call(rank: int) -> None:
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:
+                errors.append(error)
+
+        for thread in self._threads:
+            thread.start_call(call)
+        call(0)
+        for thread in self._threads:
+            thread.join_call()
+        if errors:
+            raise root_failure(errors)
+        return [results[rank] for rank in self.ranks]
+
+    def check_same(self, texts: Mapping[int, str], what: str) -> None:
+        check_same([texts[rank] for rank in self.ranks], self.ranks, what)
+
+    def gather(self, texts: Mapping[int, str]) -> list[str]:
+        return [texts[rank] for rank in self.ranks]
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.close()
+        self._threads = []
+        self._closed = True
+
+
+class _RankThread:
+    """A thread that calls functions with its rank, one after the other."""
+
+    def __init__(self, rank: int) -> None:
+        self._calls: SimpleQueue[Callable[[int], None] | None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()
+        self._rank = rank
+        self._thread = threading.Thread(target=self._loop, name=f"weft rank {rank}", daemon=True)
+        self._thread.start()
+
+    def start_call(self, call: Callable[[int], None]) -> None:
+        self._calls.put(call)
+
+    def join_call(self) -> None:
+        self._done.get()
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call(self._rank)
+            del call  # what it refers to must not live until the next call
+            self._done.put(None)
+
+
+# Local worlds that are open, the innermost last.
+_open_worlds: list[World] = []
+
+
+@contextmanager
+def local_world(
+    size: int, device_type: str = "cpu", timeout: float = TIMEOUT
+) -> Iterator[LocalWorld]:
+    """Run with `size` ranks in this process, for notebooks, debugging and tests.
+
+    Args:
+        size: number of ranks.
+        device_type: "cpu" or "cuda"; CUDA devices are given out in turn.
+        timeout: seconds after which a rank that waits for its peers gives up.
+    """
+    world = LocalWorld(size, device_type, timeout)
+    _open_worlds.append(world)
+    try:
+        yield world
+    finally:
+        _open_worlds.remove(world)
+        world.close()
+
+
+def innermost_world() -> World | None:
+    """The local world that is open, if any."""
+    return _open_worlds[-1] if _open_worlds else None

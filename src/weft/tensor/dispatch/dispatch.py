@@ -1,0 +1,154 @@
+"""What happens to an op on global tensors below autograd: a recipe is looked up, or made, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from weft.tensor import mesh as meshes
+from weft.tensor import shares
+from weft.tensor.dispatch.arguments import Reader, takes_slots
+from weft.tensor.dispatch.operands import common_mesh, lifted, met
+from weft.tensor.dispatch.recipe import Recipe, make_recipe
+from weft.tensor.dispatch.views import note_copies
+from weft.tensor.dispatch.ways import honour_lazy_bits, way_of
+from weft.tensor.divergence import check_every, checking, note_write
+from weft.tensor.spec import Spec
+
+
+class _Known:
+    """What is known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
+
+    __slots__ = ("recipes", "slots", "way", "writes")
+
+    def __init__(self, op: Any) -> None:
+        self.writes = op._schema.is_mutable
+        self.way = way_of(op)
+        self.slots = takes_slots(op)
+        self.recipes: dict[Any, Recipe] = {}
+
+
+# Views whose elements are no elements of what they are taken of.
+_OTHER_ELEMENTS = (
+    torch.ops.aten.view_as_real.default,
+    torch.ops.aten.view_as_complex.default,
+    torch.ops.aten.view.dtype,
+)
+
+# By the op's id, because the hash of an op is slow; ops live as long as the process.
+_known: dict[int, _Known] = {}
+
+
+def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one op below autograd.
+
+    Args:
+        kind: the class of global tensors, made from (spec, local tensors).
+        op: the overload.
+        args, kwargs: at least one global tensor among them.
+
+    Raises:
+        RuleError: when the op has no rule and is made of no ops that have one.
+        LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
+            strict mode for boxing.
+        UserError: when torch refuses the whole tensors, or the op would give what is stored in shares another shape.
+    """
+    honour_lazy_bits()
+    if shares.in_use:
+        args, kwargs, of = shares.with_stand_ins(kind, op, args, kwargs)
+        if of:
+            return shares.originals(dispatch(kind, op, args, kwargs), of)
+    if meshes.families:
+        args, kwargs = met(kind, op, args, kwargs)
+    known = _known.get(id(op)) or _knowing(op)
+    other = _other_way(kind, known, op, args, kwargs)
+    if other is not NotImplemented:
+        return other
+    reader, key = _read(kind, known, args, kwargs)
+    if reader.plain:
+        mesh = common_mesh(kind, op, reader.tensors)
+        args = lifted(kind, op, mesh, args)
+        kwargs = {name: lifted(kind, op, mesh, value) for name, value in kwargs.items()}
+        reader, key = _read(kind, known, args, kwargs)
+    recipe = known.recipes.get(key)
+    if recipe is None:
+        mesh = common_mesh(kind, op, reader.tensors)
+        recipe = known.recipes[key] = make_recipe(op, args, kwargs, mesh, kind)
+    own = [
+        tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
+        for tensor in reader.tensors
+    ]
+    if checking():
+        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
+    made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
+    if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
+        results = made if recipe.listed else [made]
+        note_copies(
+            reader.tensors[0],
+            results,
+            lambda x: op(x, *args[1:], **kwargs),
+            elements=op not in _OTHER_ELEMENTS,
+        )
+    return made
+
+
+def _other_way(
+    kind: Any, known: _Known, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What an op gives that runs otherwise than by a recipe; NotImplemented for others."""
+    if known.writes:
+        _note_write(kind, op, args, kwargs)
+    return NotImplemented if known.way is None else known.way(kind, op, args, kwargs)
+
+
+def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remember a write into a global tensor, which all ranks must make alike."""
+    every = pytree.tree_leaves((args, kwargs))
+    written = next((x for x in every if isinstance(x, kind)), None)
+    if written is None or written.spec.mesh.in_process:
+        return
+    numbers = [x for x in every if isinstance(x, bool | int | float)]
+    plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))
+    note_write(written.placement, f"{op} {numbers}", plain)
+
+
+def _knowing(op: Any) -> _Known:
+    known = _known[id(op)] = _Known(op)
+    return known
+
+
+def _read(
+    kind: Any, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Reader, tuple[Any, ...]]:
+    reader = Reader(kind, known.slots)
+    key = reader.key(args)
+    if kwargs:
+        key = (key, tuple(kwargs), reader.key(tuple(kwargs.values())))
+    return reader, key
+
+
+def _wrapped(
+    kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]], operands: Sequence[Tensor]
+) -> Any:
+    """Global tensors around what every rank of this process made.
+
+    Lazy conjugates are computed: below dispatch nothing would see that they are lazy.
+    """
+    if any(result.__class__ is Spec and result.dtype.is_complex for result in recipe.results):
+        made = [tuple([x.resolve_conj() for x in part]) for part in made]
+    start = operands[0].storage_offset() if recipe.offsets else 0
+    offsets = [start + offset for offset in recipe.offsets] or [0] * len(recipe.results)
+    if not recipe.listed:
+        return kind(recipe.results[0], tuple([part[0] for part in made]), offsets[0])
+    waiting = iter(range(len(recipe.results)))
+    found = []
+    for result in recipe.results:
+        if result.__class__ is Spec:
+            place = next(waiting)
+            result = kind(result, tuple([part[place] for part in made]), offsets[place])
+        found.append(result)
+    return found

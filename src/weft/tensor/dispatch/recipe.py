@@ -1,0 +1,254 @@
+"""Recipe: how one op runs on operands that lie in given layouts; made once, then looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.capture.tracing.fx import fake_mode
+from weft.errors import InternalError, LayoutError, RuleError, UserError
+from weft.ir.logical import Ref
+from weft.ir.plan import LocalCall, LocalValue
+from weft.layout import Layout, broadcast_layout
+from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
+from weft.ops.call import map_argument
+from weft.ops.localize import BLANK
+from weft.runtime.kernels.generated import build_kernel
+from weft.runtime.torch_ops import dtype_name
+from weft.tensor.chain import Chain, Locals, chain_between
+from weft.tensor.dispatch.arguments import Reader, Slot, op_name, takes_slots
+from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout
+from weft.tensor.dispatch.halo import Exchange, exchanges
+from weft.tensor.divergence import user_line
+from weft.tensor.mesh import Mesh
+from weft.tensor.spec import intern
+from weft.tensor.strict import check_strict
+
+Kernel = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an op runs.
+
+    Attributes:
+        op: its name.
+        mesh: where it runs.
+        chains: how each operand is boxed; None where it stays.
+        halos: what ranks then fetch of each operand from their neighbours, or ().
+        boxed: whether any operand is boxed.
+        moved: bytes that boxing moves.
+        kernels: for each rank of this process, a function of the operands' local tensors and the
+            floats.
+        results: the specs of the results; what is no tensor stands there itself.
+        listed: whether the op returns a list.
+        viewed: whether the result should share its operand's memory, but may not.
+        offsets: of the elements of views in the memory of their operand; () of other ops.
+        advice: layouts found and legal ones, for messages.
+    """
+
+    op: str
+    mesh: Mesh
+    chains: tuple[Chain | None, ...]
+    halos: tuple[Exchange | None, ...]
+    boxed: bool
+    moved: int
+    kernels: tuple[Kernel, ...]
+    results: tuple[Any, ...]
+    listed: bool
+    viewed: bool
+    offsets: tuple[int, ...]
+    advice: str
+
+    def run(self, locals_: list[Locals], floats: list[float]) -> list[tuple[Tensor, ...]]:
+        """The results of each rank of this process, given the local tensors of every operand."""
+        if self.boxed:
+            check_strict(self.moved, self.op, self.advice)
+            locals_ = [
+                own if chain is None else chain.run(own, self.op)
+                for own, chain in zip(locals_, self.chains, strict=True)
+            ]
+        if self.halos:
+            locals_ = [
+                own if halo is None else halo.run(own, self.op)
+                for own, halo in zip(locals_, self.halos, strict=True)
+            ]
+        if len(self.kernels) == 1:
+            return [self.kernels[0](*[own[0] for own in locals_], *floats)]
+        return [
+            kernel(*[own[place] for own in locals_], *floats)
+            for place, kernel in enumerate(self.kernels)
+        ]
+
+
+def make_recipe(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh, kind: Any
+) -> Recipe:
+    """Choose signatures and build kernels for an op on operands like those in `args` and `kwargs`.
+
+    Raises:
+        RuleError: when the op has no rule.
+        UserError: when torch refuses the shapes or dtypes of the whole tensors.
+    """
+    reader = Reader(kind, takes_slots(op))
+    whole = _whole_results(op, args, kwargs, kind)
+    listed = isinstance(whole, tuple | list)
+    made = tuple(whole) if listed else (whole,)
+    call = _op_call(op, args, kwargs, reader, made)
+    layouts = [_layout(tensor, mesh) for tensor in reader.tensors]
+    plain = [i for i, tensor in enumerate(reader.tensors) if not isinstance(tensor, kind)]
+    try:
+        chosen = choose(call, layouts, mesh.placement, plain)
+    except RuleError as error:
+        raise RuleError(f"{user_line()}: {error}") from None
+    wanted = [operand_layout(chosen, index, mesh.placement) for index in range(len(layouts))]
+    chains = tuple(
+        None if index in plain else chain_between(tensor.spec, wanted[index])
+        for index, tensor in enumerate(reader.tensors)
+    )
+    halos = exchanges(call, chosen, wanted, mesh)
+    local = [_localized(call, chosen, mesh, rank) for rank in mesh.ranks]
+    kernels = (
+        _kernel(one, len(reader.floats), mesh, rank)
+        for one, rank in zip(local, mesh.ranks, strict=True)
+    )
+    return Recipe(
+        op=call.op,
+        mesh=mesh,
+        chains=chains,
+        halos=halos if any(halos) else (),
+        boxed=any(chain is not None for chain in chains),
+        moved=sum(chain.bytes for chain in chains if chain is not None),
+        kernels=tuple(kernels),
+        results=_result_specs(made, chosen, mesh),
+        listed=listed,
+        viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
+        offsets=tuple(x.storage_offset() for x in made) if _is_view(op) else (),
+        advice=_advice(call, layouts, mesh),
+    )
+
+
+def _op_call(
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reader: Reader,
+    made: tuple[Any, ...],
+) -> OpCall:
+    tree = tuple(map(reader.argument, args))
+    named = tuple(
+        (key, reader.argument(value))
+        for key, value in kwargs.items()
+        if value is not None and key != "pin_memory"
+    )
+    results = tuple(_tensor_spec(x) if isinstance(x, Tensor) else None for x in made)
+    return OpCall(op_name(op), tree, named, tuple(map(_tensor_spec, reader.tensors)), results)
+
+
+def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[Any, ...]:
+    """The spec of every result; what is no tensor, as it is."""
+
+    def spec(index: int, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        sbp = tuple(signature.results[index] for signature in chosen)
+        layout = Layout(mesh.placement, sbp)
+        if value.device.type != mesh.placement.device_type:
+            raise LayoutError(
+                f"{user_line()}: a tensor on {mesh.placement} cannot go to {value.device}; take x.full() there, and "
+                "make it global again with weft.tensor on a placement of that device"
+            )
+        if value.layout != torch.strided:
+            raise UserError(
+                f"{user_line()}: global tensors are strided, found {value.layout}; use x.full()"
+            )
+        return intern(mesh, layout, value.shape, value.stride(), value.dtype)
+
+    return tuple(spec(index, value) for index, value in enumerate(made))
+
+
+def _layout(tensor: Any, mesh: Mesh) -> Layout:
+    """Plain tensors, all without dimensions, are the same on all ranks."""
+    spec = getattr(tensor, "spec", None)
+    return broadcast_layout(mesh.placement) if spec is None else spec.layout
+
+
+def _tensor_spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype))
+
+
+def _whole_results(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
+    """What the op makes of whole tensors without data."""
+    mode = fake_mode()
+    found: list[str] = []
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, kind):
+            found.append(str(value.spec))
+            shape, strides = value.shape, value.stride()
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+        if isinstance(value, Tensor):
+            return mode.from_tensor(value)
+        return [fake(part) for part in value] if isinstance(value, list | tuple) else value
+
+    try:
+        with mode:
+            return op(*map(fake, args), **{key: fake(value) for key, value in kwargs.items()})
+    except Exception as error:
+        why = str(error).strip() or type(error).__name__
+        if type(error).__name__.startswith(("Dynamic", "DataDependent")):
+            why = "the shape of its result depends on values; take a plain tensor first, x.full()"
+        raise UserError(f"{user_line()}: {op} of {', '.join(found)} cannot run: {why}") from error
+
+
+def _is_view(op: Any) -> bool:
+    return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def _localized(call: OpCall, chosen: PerAxis, mesh: Mesh, rank: int) -> OpCall:
+    place = mesh.placement.coordinates[rank]
+    for signature, parts, index in zip(chosen, mesh.placement.shape, place, strict=True):
+        call = localize(call, signature, parts, index)
+    return call
+
+
+def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
+    """A function of all operands and all floats, in order."""
+
+    def back(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return Ref(f"f{leaf.index}")
+        return Ref(f"t{leaf.index}") if isinstance(leaf, Operand) else leaf
+
+    outputs = tuple(
+        None if spec is None else LocalValue(f"r{index}", spec.shape, spec.dtype)
+        for index, spec in enumerate(call.results)
+    )
+    kwargs = tuple((key, map_argument(back, value)) for key, value in call.kwargs)
+    local = LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
+    names = [value.name for value in outputs if value is not None]
+    kernel = build_kernel((local,), names, mesh.device_of(rank))
+    given = [f"t{index}" for index in range(len(call.operands))]
+    given += [f"f{index}" for index in range(floats)]
+    lost = any(name[0] == "f" and name not in kernel.inputs for name in given)
+    if lost and call.op != BLANK:
+        raise InternalError(f"the rule of {call.op} lost a number: {kernel.source}")
+    return _in_order(kernel.function, [given.index(name) for name in kernel.inputs], len(given))
+
+
+def _in_order(function: Kernel, order: Sequence[int], count: int) -> Kernel:
+    """`function` with its arguments taken from `count` given ones."""
+    if list(order) == list(range(count)):
+        return lambda *values: function(None, *values)
+    return lambda *values: function(None, *[values[place] for place in order])
+
+
+def _advice(call: OpCall, layouts: Sequence[Layout], mesh: Mesh) -> str:
+    found = ", ".join(f"({', '.join(map(str, layout.sbp))})" for layout in layouts)
+    legal = signatures(call, mesh.placement.shape[0])
+    some = "; ".join(map(str, legal[:8])) + ("; …" if len(legal) > 8 else "")
+    return f"operands lie as {found}; legal along an axis: {some}"

@@ -1,0 +1,209 @@
+"""Ops that run otherwise than by their rule: taken apart as the compiled path does, or written in place.
+
+Lazy conjugates and negatives in kernels that run below dispatch.
+
+torch calls `__torch_dispatch__` with all dispatch keys above Python's excluded, those that resolve lazy conjugates and
+negatives among them. A kernel made of other ops, such as `linalg_pinv`, would then ignore its own lazy bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from weft.capture.ops.decompositions import decompositions
+from weft.capture.ops.fallback import fallback
+from weft.errors import UserError
+from weft.layout import broadcast_layout
+from weft.ops import has_rule
+from weft.tensor.boxing import box
+from weft.tensor.dispatch.arguments import Reader, op_name
+from weft.tensor.dispatch.gathered import all_global, gathered, of_all
+from weft.tensor.dispatch.operands import common_mesh
+from weft.tensor.dispatch.random import Drawing
+from weft.tensor.dispatch.views import STRIDED, by_strides, note_copies
+from weft.tensor.dispatch.writes import fused_update, in_place, resized
+from weft.tensor.divergence import user_line
+from weft.tensor.shares import stored_in
+
+aten = torch.ops.aten
+
+# Called with the class of global tensors, the op and its arguments; NotImplemented sends the op to
+# its rule.
+Way: TypeAlias = Callable[[type, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+def way_of(op: Any) -> Way | None:
+    """How to run an op otherwise than by its rule; None when its rule, or none, is all there is."""
+    name = op._schema.name.partition("::")[2]
+    if op in _SPECIAL:
+        return _SPECIAL[op]
+    if name.startswith("_foreach_"):
+        return _one_by_one
+    if name.startswith("_fused_") and op._schema.is_mutable:
+        return fused_update
+    if not _OF_VALUES.isdisjoint(op.tags):
+        return in_place if op._schema.is_mutable else gathered
+    if op in _table():
+        return _drawn if torch.Tag.nondeterministic_seeded in op.tags else _taken_apart
+    if op._schema.is_mutable:
+        return in_place
+    return None if has_rule(op_name(op)) else _without_rule
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """What the compiled path takes apart; but the seed of a backward is a global tensor here."""
+    table = dict(decompositions())
+    table.pop(aten.ones_like.default)
+    return table
+
+
+def _taken_apart(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _global(kind, op, args, kwargs, _table()[op](*args, **kwargs))
+
+
+def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
+    """Results of an op that was taken apart: what it made of no values is plain, and becomes global."""
+    if isinstance(made, kind):
+        return made
+    reader = Reader(kind)
+    reader.key((*args, *kwargs.values()))
+    return all_global(kind, common_mesh(kind, op, reader.tensors), made)
+
+
+def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Random numbers lie as the first operand does."""
+    reader = Reader(kind)
+    reader.key((*args, *kwargs.values()))
+    mesh = common_mesh(kind, op, reader.tensors)
+    first = next(tensor for tensor in reader.tensors if isinstance(tensor, kind))
+    with Drawing(kind, mesh, first.spec.layout, first.spec.shape):
+        return all_global(kind, mesh, _table()[op](*args, **kwargs))
+
+
+def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By torch's own definition in terms of other ops, where it has one."""
+    if has_rule(op_name(op)):
+        return NotImplemented  # declared since
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return _global(kind, op, args, kwargs, op.decompose(*args, **kwargs))
+    function = fallback().get(op)
+    if function is None:
+        return gathered(kind, op, args, kwargs) if op.namespace in _OF_TORCH else NotImplemented
+    return _global(kind, op, args, kwargs, function(*args, **kwargs))
+
+
+def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lazy conjugates and negatives are computed at once: below dispatch nothing sees that they are lazy."""
+    (tensor,) = args
+    made = _PHYSICAL[op](tensor)
+    note_copies(tensor, [made], op, elements=False)
+    return made
+
+
+def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_foreach_*`: torch's loop over the tensors."""
+    return op._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    made = kind(tensor.spec, tensor.locals, tensor.storage_offset())
+    if hasattr(tensor, "origin"):
+        made.origin = tensor.origin
+    return stored_in(made, tensor.shares)
+
+
+def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Boolean indices as the positions where they are true; others are left to the rule."""
+    x, indices, *rest = args
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return NotImplemented
+    found: list[Any] = []
+    for index in indices:
+        mask = index is not None and index.dtype in _MASKS
+        found += aten.nonzero.default(index).unbind(1) if mask else [index]
+    return op(x, found, *rest, **kwargs)
+
+
+def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gathered(kind, op, args, kwargs)
+
+
+def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    spec = tensor.spec
+    mesh = of_all(spec.mesh)
+    target = broadcast_layout(mesh.placement)
+    _, own = box(spec, tensor.locals, target, mesh, implicit="item()")
+    if not own:
+        raise UserError(f"{user_line()}: this process has no rank of {spec.layout.placement}")
+    return own[0].item()
+
+
+def _equal(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    a, b = args
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def _attention_kernel(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With dropout the plain way, whose mask is drawn by global position; else as torch chooses for whole tensors."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if given.get("dropout_p", 0.0) > 0:
+        return torch.nn.attention.SDPBackend.MATH.value
+    meta = {
+        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, Tensor)
+        else value
+        for name, value in given.items()
+    }
+    return op(**meta)
+
+
+_PHYSICAL: dict[Any, Callable[[Tensor], Tensor]] = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+# Namespaces of torch's own functions that are no ATen ops.
+_OF_TORCH = ("torch_nn",)
+_MASKS = (torch.bool, torch.uint8)
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+)
+_SPECIAL: dict[Any, Way] = {
+    aten._conj.default: _physical,
+    aten._neg_view.default: _physical,
+    aten._linalg_check_errors.default: _checked,
+    **dict.fromkeys(_INDEXING, _masks_as_positions),
+    **dict.fromkeys(STRIDED, by_strides),
+    aten.resize_.default: resized,
+    aten.resize_as_.default: resized,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh.default: _same,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten._fused_sdp_choice.default: _attention_kernel,
+}
+
+
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
+
+
+def honour_lazy_bits() -> None:
+    """Until this call of `__torch_dispatch__` returns, let kernels see which of their values are lazy."""
+    _exclude(_CONJUGATE, False)
+    _exclude(_NEGATIVE, False)

@@ -1,0 +1,320 @@
+"""Ops that write: run as functions, and their results written into the local tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from weft.capture.ops.decompositions import overwrites
+from weft.errors import LayoutError, UserError
+from weft.tensor.dispatch.gathered import all_global, gathered
+from weft.tensor.dispatch.operands import common_mesh
+from weft.tensor.dispatch.views import InOrder, base_of, living_copies
+from weft.tensor.divergence import user_line
+from weft.tensor.shares import relaid, stand_in
+
+
+def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that writes arguments, such as `add_` or any `out=`: its results are computed, then written.
+
+    Raises:
+        UserError: for a result of another shape, or a dtype that cannot be cast to the written one.
+        LayoutError: when a written tensor is plain, or a view that could not share its base's
+            memory.
+    """
+    schema = op._schema
+    names, written, outs = _arguments(op)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    targets = [named[name] for name in written]
+    every = [x for one in targets for x in (one if isinstance(one, list | tuple) else (one,))]
+    if not all(isinstance(target, kind) for target in every):
+        raise LayoutError(
+            f"{user_line()}: {op} cannot write a global tensor into a plain one; {_advice(op)}"
+        )
+    others = [x for x in named.values() if isinstance(x, Tensor)]
+    mesh = common_mesh(kind, op, [*every, *others])
+    made = _made(kind, op, named, written, outs)
+    own, values = _parted(schema, all_global(kind, mesh, made), targets)
+    if torch.Tag.inplace_view in op.tags:
+        targets[0].become(values[0])
+    else:
+        _write_all(op, targets, values)
+    found = (*own, *(targets if len(own) < len(schema.returns) else ()))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else found
+
+
+def _advice(op: Any) -> str:
+    """What to do where plain tensors would be written."""
+    if "_amp_" in op.name():
+        return (
+            "torch.amp.GradScaler takes ordinary gradients only. Steps of a program scale the loss themselves, with "
+            'Strategy(precision=weft.Precision(compute="fp16")); eager code may use bf16, which needs no scale'
+        )
+    return (
+        "give it the whole value, x.full(), which every process must call, or make the plain tensor global; averages "
+        "and copies of a compiled model (AveragedModel, copy.deepcopy) are made after weft.compile"
+    )
+
+
+def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What the op returns that is new, and what it writes."""
+    listed = isinstance(made, list | tuple)
+    if len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple)):
+        return (), [made]
+    return made[: -len(targets)], made[-len(targets) :]
+
+
+@cache
+def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
+    """Names of all arguments of an op, of those that it writes, and of those that are `out=`."""
+    every = op._schema.arguments
+    written = [a.name for a in every if a.alias_info is not None and a.alias_info.is_write]
+    return [a.name for a in every], written, [a.name for a in every if a.is_out]
+
+
+def _made(
+    kind: Any, op: Any, named: dict[str, Any], written: Sequence[str], outs: Sequence[str]
+) -> Any:
+    """What is to be written: by the op that returns it, or by the op itself on whole copies."""
+    form = functional_form(op)
+    if form is not None:
+        return form({name: x for name, x in named.items() if name not in outs})
+
+    def on_copies(**copies: Any) -> Any:
+        op(**copies)
+        return [copies[name] for name in written]
+
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise UserError(
+            f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank"
+        )
+    return gathered(kind, on_copies, (), named)
+
+
+def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:
+    for target, value in zip(targets, made, strict=True):
+        if isinstance(target, list | tuple):
+            _write_all(op, target, value)
+        elif not torch.can_cast(value.dtype, target.dtype):
+            raise UserError(
+                f"{user_line()}: {op} makes {value.dtype}, which cannot be cast to the {target.dtype} that it writes; "
+                "use the form that returns its result, or cast the operands"
+            )
+        elif not target.numel() and target.shape != value.shape:
+            target.become(value.to(target.dtype))
+        else:
+            write(target, value)
+
+
+def write(target: Any, made: Any) -> None:
+    """Write the value of one global tensor into the memory of another."""
+    if made.shape != target.shape:
+        raise UserError(
+            f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}"
+        )
+    origin = getattr(target, "origin", None)
+    if origin is not None:
+        write(origin.source, origin.written(made))
+        if isinstance(origin, InOrder):  # who stands in for one op follows no writes
+            _set(target, made)
+        return
+    _set(target, made)
+    for copy in living_copies(base_of(target)):
+        view = copy()
+        if view is not None:
+            _set(view, view.origin.view(view.origin.source))
+
+
+def _set(target: Any, made: Any) -> None:
+    there = target.spec
+    _, own = relaid(
+        made.spec, made.locals, there.layout, there.mesh, made.shares, target.shares, "a write"
+    )
+    for old, new in zip(target.locals, own, strict=True):
+        old.copy_(new)
+        _count(old)
+
+
+def _count(part: Tensor) -> None:
+    """Let a local tensor's version tell that it was written, which torch does above dispatch only.
+
+    So the backward of who computed with the part, by `to_local` or `shards`, knows of the write.
+    """
+    if not part.is_inference():
+        torch.autograd.graph.increment_version(part)
+
+
+def resized(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_` and `resize_as_`: the same elements in another shape; new ones, on which nobody may rely, are 0."""
+    target, given = args[0], args[1]
+    size = tuple(given.shape if isinstance(given, Tensor) else given)
+    if not target.is_contiguous() or target._is_view():
+        raise UserError(
+            f"{user_line()}: {op} of {target.spec}, which is a view or not contiguous, would reach memory of others; "
+            "make a new tensor instead"
+        )
+    missing = math.prod(size) - target.numel()
+    flat = target.detach().reshape(-1)
+    flat = torch.cat([flat, flat.new_zeros(missing)]) if missing > 0 else flat[: math.prod(size)]
+    target.become(flat.reshape(size).clone())
+    return target
+
+
+def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A fused optimizer's update, element by element: each rank updates its parts.
+
+    The first list are the parameters, the second their gradients, which are brought to the layout
+    of the parameters; every other list of global tensors holds states, which must lie so already.
+    """
+    of = [parameter.spec.mesh for parameter in args[0] if isinstance(parameter, kind)]
+    if len(set(of)) > 1:
+        for mesh in dict.fromkeys(of):
+            places = [place for place, each in enumerate(of) if each is mesh]
+            fused_update(kind, op, *_of_places(places, args, kwargs))
+        return
+    mixed = _stored_otherwise(args, kwargs)
+    for place in mixed:
+        _update_in_order(kind, op, *_of_places([place], args, kwargs))
+    rest = [place for place in range(len(args[0])) if place not in mixed]
+    if rest:
+        _update_parts(kind, op, *_of_places(rest, args, kwargs))
+
+
+def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A fused update on one mesh, of parameters whose states are stored as they are."""
+    parameters, gradients, *others = args
+    boxed = [
+        _as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    for states in others:
+        if isinstance(states, list | tuple):
+            _check_states(kind, op, parameters, states)
+    ranks = len(parameters[0].locals)
+    for place in range(ranks):
+
+        def local(value: Any, place: int = place) -> Any:
+            if isinstance(value, list | tuple):
+                return [local(part) for part in value]
+            return value.locals[place] if isinstance(value, kind) else value
+
+        given = [own[place] for own in boxed]
+        op(
+            local(parameters),
+            given,
+            *map(local, others),
+            **{k: local(v) for k, v in kwargs.items()},
+        )
+        for part in local(parameters):
+            _count(part)
+
+
+def _of_places(
+    places: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a fused update for some of its parameters; every list has an entry for each, or none."""
+
+    def own(value: Any) -> Any:
+        return [value[i] for i in places] if isinstance(value, list) and value else value
+
+    return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
+
+
+def _stored_otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """The places of parameters some of whose states are stored in other shares."""
+    parameters, _, *others = args
+    lists = [value for value in (*others, *kwargs.values()) if isinstance(value, list) and value]
+
+    def other(place: int) -> bool:
+        states = (states[place] for states in lists)
+        own = getattr(parameters[place], "shares", None)
+        return any(x.dim() and getattr(x, "shares", None) != own for x in states)
+
+    return [place for place in range(len(parameters)) if other(place)]
+
+
+def _update_in_order(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A fused update of one parameter, by ordered copies of what is stored in shares."""
+    made: dict[int, Any] = {}
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, kind) and value.shares is not None:
+            return made.setdefault(id(value), stand_in(value, str(op)))
+        return value
+
+    fused_update(kind, op, pytree.tree_map(seen, args), pytree.tree_map(seen, kwargs))
+    for each in made.values():
+        write(each.origin.source, each)
+
+
+def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
+    if not hasattr(parameter, "spec") or not hasattr(gradient, "spec"):
+        raise LayoutError(
+            f"{user_line()}: a fused optimizer takes all global or all plain tensors in one group; make the model's "
+            "parameters global with weft.distribute"
+        )
+    spec, there = gradient.spec, parameter.spec
+    return relaid(
+        spec,
+        gradient.locals,
+        there.layout,
+        there.mesh,
+        gradient.shares,
+        parameter.shares,
+        "a fused update",
+    )[1]
+
+
+def _check_states(kind: Any, op: Any, parameters: Any, states: Any) -> None:
+    for parameter, state in zip(parameters, states, strict=False):
+        if isinstance(state, kind) and state.dim() and state.spec.layout != parameter.spec.layout:
+            raise LayoutError(
+                f"{user_line()}: {op} updates {parameter.spec} with a state that lies as {state.spec.layout}; bring it "
+                "to the parameter's layout with to_global, or use fused=False"
+            )
+
+
+@cache
+def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
+    """What computes, of the named arguments, what `op` writes; None where no op with the same arguments returns it."""
+    name = op._schema.name.partition("::")[2]
+    if not any(argument.is_out for argument in op._schema.arguments):
+        name = _without_mark(name)
+    packet = getattr(getattr(torch.ops, op.namespace), name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        function = getattr(packet, overload)
+        if not function._schema.is_mutable and _taken(function) == _taken(op):
+            return _by_name(function)
+    return None
+
+
+def _by_name(function: Any) -> Callable[[dict[str, Any]], Any]:
+    """Call `function`, or what stands for it, with arguments by name."""
+    order = [argument.name for argument in function._schema.arguments if not argument.kwarg_only]
+    run = overwrites().get(function, function)
+
+    def call(named: dict[str, Any]) -> Any:
+        count = next((i for i, name in enumerate(order) if name not in named), len(order))
+        rest = {name: value for name, value in named.items() if name not in order[:count]}
+        return run(*[named[name] for name in order[:count]], **rest)
+
+    return call
+
+
+def _without_mark(name: str) -> str:
+    """The name without what says that the op writes: `add_` is `add`, `__iand__` is `__and__`."""
+    if name.startswith("__i"):
+        return f"__{name[3:]}"
+    return name[:-1] if name.endswith("_") else f"{name}_functional"
+
+
+def _taken(op: Any) -> set[tuple[str, str]]:
+    """Names and types of the arguments but `out=`."""
+    return {(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out}

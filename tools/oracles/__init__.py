@@ -1,0 +1,1 @@
+"""What rules and kernels mean, written for clarity: they are checked against these."""
