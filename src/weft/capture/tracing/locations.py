@@ -27,11 +27,11 @@ from weft.capture.tracing.fx import (
     sequence_of,
     set_notes,
 )
+from weft.files import PACKAGE
 from weft.ir.logical import Location
 
-_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
+_LIBRARIES = (PACKAGE + os.sep, _TORCH + os.sep)
 # The frame that calls the user's function: frames around it are not the model's.
 TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
