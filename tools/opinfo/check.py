@@ -14,7 +14,7 @@ from torch import Tensor
 from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.interpret import run_programs
 from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
-from tools.opinfo.reference import Expected, captured, expected
+from tools.opinfo.reference import Expected, captured, constants, expected
 from tools.opinfo.samples import Case, cases, full_name
 from tools.oracles.rules import TorchCall, check_call, close, split_again
 from tools.oracles.strides import stride_problems
@@ -133,7 +133,7 @@ def problems(
     if random:
         yield from _shapes(case, named, known_values)
     else:
-        yield from _differences(case, "captured", named, known_values)
+        yield from _differences(case, "captured", {**named, **constants(found)}, known_values)
     calls = chain(
         signature_problems(found.graph, values),
         stride_problems(found.graph, values),

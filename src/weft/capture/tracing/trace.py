@@ -14,6 +14,7 @@ import torch
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.hint import hints_recorded
+from weft.capture.labels import labels_ignored
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
@@ -32,6 +33,7 @@ from weft.capture.tracing.fx import (
     functional,
     mark_backward,
     noted_copies,
+    running_sequence,
     trace,
     trace_like,
 )
@@ -172,6 +174,7 @@ def _running(step: _Step) -> Iterator[None]:
         restored(step.model, step.loss_fn),
         step.recorder.recording(),
         module_paths_noted(step.model),
+        labels_ignored(),
         torch.random.fork_rng(devices=[]),
         _compiled_parts_eager(),
         torch.set_grad_enabled(step.training),
@@ -213,7 +216,7 @@ def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> t
     except WeftError:
         raise
     except Exception as error:
-        raise refuse(error) from error
+        raise refuse(error, step.failed_at) from error
 
 
 def _fakes(
@@ -262,6 +265,9 @@ class _Step:
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
         self.recurrent: frozenset[str] = frozenset()
+        self.lines = LinesNoted()
+        # File and line of the call whose backward has raised.
+        self.failed_at: tuple[str, int] | None = None
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
         parameters, buffers, batch = inputs
@@ -287,7 +293,7 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with GridsOfOne(), Rewritten(), layers, LinesNoted(), checkpoints_noted(), casts:
+        with GridsOfOne(), Rewritten(), layers, self.lines, checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
@@ -318,7 +324,12 @@ class _Step:
         mark_backward(loss)
         with backward_noted():
             seed = loss_seed(loss) if self.casts.scaled else None
-            found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            try:
+                found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            except Exception:
+                sequence = running_sequence()
+                self.failed_at = None if sequence is None else self.lines.line_of(sequence)
+                raise
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())
