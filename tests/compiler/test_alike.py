@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.compiler import pipeline
-from weft.compiler.alike import match
+from weft.compiler.layouts.alike import match
 from weft.compiler.layouts.deduce import Hints
 from weft.compiler.local.overlap_worth import Cut
 from weft.compiler.options import Options

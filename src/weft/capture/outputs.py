@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.capture.numbers import is_later, tensor_of
+from weft.capture.python.numbers import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
 

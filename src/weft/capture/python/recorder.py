@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.capture.objects import Objects
+from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,
     bound_to,

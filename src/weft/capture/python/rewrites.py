@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from weft.capture import numbers
+from weft.capture.python import numbers
 from weft.capture.tracing.fx import Refusal, copy_noted
 
 F = torch.nn.functional

@@ -14,7 +14,6 @@ import torch
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.hint import hints_recorded
-from weft.capture.labels import labels_ignored
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
@@ -23,6 +22,7 @@ from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import take_caches
 from weft.capture.python.hooks import gradient_hooks
+from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.watch import MISSING, Entry, Watch

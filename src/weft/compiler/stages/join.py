@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from weft.boxing import steps
 from weft.cached import cached_property
-from weft.compiler.deduce_like import Solved
 from weft.compiler.families.batch_norm import split_batch_norms
 from weft.compiler.families.class_split import split_classes
+from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.layouts.known import Known
