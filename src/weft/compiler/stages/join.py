@@ -17,8 +17,8 @@ from typing import TypeAlias
 from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
-from weft.compiler.families.batch_norm import split_batch_norms
-from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.class_loss import fuse_class_losses
+from weft.compiler.families.table import expand
 from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.layouts.known import Known
@@ -88,7 +88,7 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         assignment = deduce(graph, hints[placement.axes], placement, cost_model)
-        boxed = box(*split_batch_norms(*split_classes(graph, assignment)))
+        boxed = box(*expand(*fuse_class_losses(graph, assignment)))
         return boxed, (Deduced.of(0, assignment),)
     graph = copy_sources(graph)
     loop = loop_values(graph)
@@ -101,7 +101,7 @@ def lay_out(
         coming = {here: there in loop for here, there in part.crossing.items()}
         shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
         assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
-        boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
+        boxed = box(*expand(*fuse_class_losses(part.graph, assignment)))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
         deduced.append(Deduced.of(part.stage, assignment))
     return join_stages(graph, laid, stages), tuple(deduced)
