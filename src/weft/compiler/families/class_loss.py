@@ -17,12 +17,12 @@ from weft.compiler.families.family import Placed, Site, replaced
 from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.layout import Broadcast, Layout, Split
+from weft.ops.rules.loss import NONE, SUM
 
 _PRODUCT = "aten.mm.default"
 _LOSS = "aten.nll_loss_forward.default"
 _LOSS_GRADIENT = "aten.nll_loss_backward.default"
 _CLASSES = Split(1)
-_NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
 
 
 def fuse_class_losses(
@@ -91,7 +91,7 @@ class _Reads:
         lse = Ref(f"{name}.lse")
         match reader.op, reader.args:
             case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
-                op == _LOSS and y.name == name and kind in (_NONE, _SUM)
+                op == _LOSS and y.name == name and kind in (NONE, SUM)
             ):
                 args = (scores, lse, target, kind, ignored, 0)
                 operands = (layout, _over_classes(layout), self._read(reader, target.name))
@@ -119,7 +119,7 @@ class _Reads:
             case (
                 (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),
                 (Ref() as made, Ref() as again, *_),
-            ) if y.name == again.name == name and kind in (_NONE, _SUM):
+            ) if y.name == again.name == name and kind in (NONE, SUM):
                 whole = self.assignment.values[made.name]
                 reads = (self._read(loss, name), self._read(softmax, name))
                 if {whole, self._read(softmax, made.name), *reads} != {layout}:

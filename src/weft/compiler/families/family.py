@@ -20,6 +20,8 @@ from weft.ops import OpCall, Signature
 
 # A call and the layouts in which it reads its operands.
 Placed: TypeAlias = "tuple[Call, tuple[Layout, ...]]"
+# The name of a result, and the calls that make the same of the batch.
+Count: TypeAlias = tuple[str, tuple[Call, ...]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Family:
     """What a family of ops does beyond its rules.
 
     Attributes:
-        ops: the ops that may be taken apart.
+        ops: the ops that it speaks of.
         signatures: (call, parts, empty) -> legal signatures along an axis of `parts` ranks besides
             those of the rule; with `empty`, also those that leave ranks without elements.
         cost: (call, signature, grid, axis, model) -> what the reductions inside cost when the call
@@ -77,14 +79,19 @@ class Family:
             along `axis` before it is split.
         expand: the calls in its place, in order; none where it stays as it is.
         statistics: where it takes statistics over samples.
+        counts: results of a call that depend on the batch alone, each with the calls that make it
+            of the batch, so that micro-batches need not wait for one another.
+        ignores_counts: whether a call takes such a number without looking at it.
         urgent: ops of an expansion whose results the very next calls want reduced.
     """
 
     ops: frozenset[str]
-    signatures: Callable[[OpCall, int, bool], tuple[Signature, ...]]
-    cost: Callable[[OpCall, Signature, tuple[int, ...], int, CostModel], float]
-    expand: Callable[[Site], Iterable[Placed]]
+    signatures: Callable[[OpCall, int, bool], tuple[Signature, ...]] = lambda *_: ()
+    cost: Callable[[OpCall, Signature, tuple[int, ...], int, CostModel], float] = lambda *_: 0.0
+    expand: Callable[[Site], Iterable[Placed]] = lambda _: ()
     statistics: SampleStatistics | None = None
+    counts: Callable[[LogicalGraph, Call], Iterable[Count]] = lambda *_: ()
+    ignores_counts: Callable[[Call], bool] = lambda _: False
     urgent: frozenset[str] = frozenset()
 
 
