@@ -17,7 +17,7 @@ from math import prod
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.families.class_split import legal_signatures
+from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, enough_elements, is_hint
 from weft.compiler.layouts.options import PerAxis, all_have_elements
 from weft.compiler.layouts.thin import ThinSplits, thin_splits

@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from weft.boxing import steps
 from weft.cached import cached_property
-from weft.compiler.families.batch_norm import split_batch_norms
-from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.class_loss import fuse_class_losses
+from weft.compiler.families.table import expand
 from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
@@ -100,7 +100,7 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         solved = solver.solve(0, graph, hints[placement.axes], placement)
-        boxed = box(*split_batch_norms(*split_classes(graph, solved.assignment)))
+        boxed = box(*expand(*fuse_class_losses(graph, solved.assignment)))
         return boxed, (Deduced.of(0, solved),)
     graph = copy_sources(graph)
     loop = loop_values(graph)
@@ -111,7 +111,7 @@ def lay_out(
         own = _own_hints(part, hints[placement.axes], placement, laid)
         coming = {here: there in loop for here, there in part.crossing.items()}
         solved = solver.solve(part.stage, part.graph, own, placement, coming)
-        boxed = box(*split_batch_norms(*split_classes(part.graph, solved.assignment)))
+        boxed = box(*expand(*fuse_class_losses(part.graph, solved.assignment)))
         laid.append(LaidOut(part.stage, part.crossing, boxed))
         deduced.append(Deduced.of(part.stage, solved))
     return join_stages(graph, laid, stages), tuple(deduced)
