@@ -49,7 +49,7 @@ SHARED = frozenset(
 )
 
 # Names with a word that the glossary rules out; the plan is the same.
-AGAINST_THE_GLOSSARY = frozenset({"Slice", "Task", "_Task", "worker"})
+AGAINST_THE_GLOSSARY = frozenset({"Task", "_Task", "worker"})
 
 
 def classes(source: Path) -> dict[str, list[Path]]:
@@ -73,9 +73,9 @@ def modules(source: Path) -> dict[str, list[Path]]:
     return found
 
 
-def shared_names(source: Path) -> dict[str, list[Path]]:
-    """Class names that occur more than once."""
-    return {name: files for name, files in classes(source).items() if len(files) > 1}
+def shared_names(found: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+    """Of what `classes` found, the names that occur more than once."""
+    return {name: files for name, files in found.items() if len(files) > 1}
 
 
 def ruled_out(glossary: str) -> dict[str, str]:
@@ -111,12 +111,13 @@ def _words(name: str) -> list[str]:
 def complaints(root: Path) -> Iterator[str]:
     """What is wrong in the tree at `root`, a line each."""
     source = root / SOURCE
-    for name, files in shared_names(source).items():
+    found = classes(source)
+    for name, files in shared_names(found).items():
         if name not in SHARED:
             places = ", ".join(str(path.relative_to(root)) for path in files)
             yield f"several classes are named {name}: {places}; name them apart"
     instead = ruled_out((root / GLOSSARY).read_text())
-    named = {**modules(source), **classes(source)}
+    named = {**modules(source), **found}
     for name, bad in names_against(named, instead):
         if name not in AGAINST_THE_GLOSSARY:
             yield (
