@@ -37,7 +37,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         copy(ROOT / name, tmp_path / name)
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
-    for module in ("errors", "units", "cached"):
+    for module in ("errors", "units", "cached", "files"):
         write(tmp_path / f"src/weft/{module}.py", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     write(tmp_path / "docs/glossary.md", GLOSSARY)
