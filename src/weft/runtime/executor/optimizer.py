@@ -147,7 +147,9 @@ class OptimizerUpdates:
             shard.grad = gradient
         # torch's fused SGD takes momenta of all parameters or of none: not where some were frozen.
         groups = self._optimizer.param_groups
-        unlike = [group for group in groups if group.get("fused") and self._some_have_momenta(group)]
+        unlike = [
+            group for group in groups if group.get("fused") and self._some_have_momenta(group)
+        ]
         for group in unlike:
             group["fused"] = False
         self._optimizer.step()
