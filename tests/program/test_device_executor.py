@@ -15,8 +15,8 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
-from weft.runtime.backend import BACKENDS, Backend
 from weft.runtime.cuda import cuda_streams
+from weft.runtime.cuda.backend import BACKENDS, Backend
 from weft.runtime.cuda.cuda_streams import CudaStreams
 from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.cuda.launches import Launch, launches

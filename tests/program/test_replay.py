@@ -20,7 +20,7 @@ from weft.compiler.schedule.replays import replays
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
-from weft.runtime.backend import BACKENDS, Backend
+from weft.runtime.cuda.backend import BACKENDS, Backend
 from weft.runtime.cuda.replay import Replayer, Tape, obstacle
 from weft.runtime.cuda.streams import Inline
 

@@ -9,7 +9,7 @@ import weft
 from weft.errors import LayoutError
 from weft.hardware import is_launched
 from weft.hardware.device_type import DEVICE_TYPES
-from weft.runtime.backend import BACKENDS, backend_of
+from weft.runtime.cuda.backend import BACKENDS, backend_of
 
 
 @pytest.mark.parametrize("name", DEVICE_TYPES)

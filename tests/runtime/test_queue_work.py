@@ -10,8 +10,8 @@ from torch import Tensor
 
 from weft.actors import Act, Begin, QueueMachine
 from weft.ir.plan import Compute, LocalValue, RankPlan, Register
+from weft.runtime.executor.queue_work import ActError, QueueWork
 from weft.runtime.executor.work import Work
-from weft.runtime.queue_work import ActError, QueueWork
 
 
 def register(name: str, producer: int, *consumers: int) -> Register:

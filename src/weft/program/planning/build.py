@@ -36,9 +36,9 @@ from weft.program.feeding.shards import (
     without_shards,
 )
 from weft.program.live.holds import Lying
-from weft.runtime.backend import backend_of
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.cuda.backend import backend_of
 from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.cuda.graphs import graph_mode
 from weft.runtime.cuda.replay import Replayer, obstacle

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias, final
 
 from weft.actors import Act, Driver, Event, QueueMachine, Ready, Released
 from weft.ir.plan import COMPUTE
+from weft.runtime.executor.queue_work import QueueWork
 from weft.runtime.executor.work import Work
-from weft.runtime.queue_work import QueueWork
 
 
 class Ended(NamedTuple):
