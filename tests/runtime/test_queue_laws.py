@@ -16,7 +16,7 @@ from weft.actors import Act
 from weft.actors.simulate import simulate
 from weft.ir.plan import Actor, RankPlan
 from weft.runtime.executor import rank_executor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank, Work
 
 pytestmark = pytest.mark.timeout(60)
@@ -48,7 +48,7 @@ def run_on_threads(plan: RankPlan, steps: int) -> tuple[SharedActs, list[Mapping
     shared, orders = SharedActs(plan), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_executor, "bind_work", shared.bind)
-        with Executor(plan, {}, torch.device("cpu"), {}, timeout=20) as executor:
+        with ThreadExecutor(plan, {}, torch.device("cpu"), {}, timeout=20) as executor:
             for _ in range(steps):
                 executor.step({})
                 ran: dict[str, list[Act]] = {}

@@ -19,13 +19,13 @@ def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[i
     Returns:
         Ids of actors; empty when nothing waits.
     """
-    graph = _WaitForGraph(plan, list(statistics))
+    graph = _LastWaited(plan, list(statistics))
     ends = Counter(graph.end(id) for id in graph.waiting)
     ends.update(graph.end(id) for id in graph.running)
     return max(ends, key=lambda end: (ends[end], end), default=())
 
 
-class _WaitForGraph:
+class _LastWaited:
     """Who waits for whom.
 
     Attributes:

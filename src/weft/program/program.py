@@ -41,7 +41,7 @@ from weft.program.training.states import full_states
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor.divergence import forget_writes, note_write
 
 _log = logging.getLogger("weft")
@@ -89,7 +89,7 @@ class Program:
         return self._variants.current.compiled
 
     @property
-    def _executors(self) -> Mapping[int, Executor | DeviceExecutor]:
+    def _executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
         return self._variants.current.executors
 
     @property

@@ -44,7 +44,7 @@ from weft.runtime.cuda.graphs import graph_mode
 from weft.runtime.cuda.replay import Replayer, obstacle
 from weft.runtime.cuda.streams import MakeStreams
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.world import World
 
 
@@ -122,7 +122,7 @@ def build(
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizers: Optimizers,
-) -> dict[int, Executor | DeviceExecutor]:
+) -> dict[int, ThreadExecutor | DeviceExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
 
     Raises:
@@ -131,7 +131,7 @@ def build(
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
-    executors: dict[int, Executor | DeviceExecutor] = {}
+    executors: dict[int, ThreadExecutor | DeviceExecutor] = {}
 
     def start() -> None:
         for plan in compiled.plan.ranks:
@@ -154,7 +154,7 @@ def _executor(
     plan: RankPlan,
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
-) -> Executor | DeviceExecutor:
+) -> ThreadExecutor | DeviceExecutor:
     """What runs the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
@@ -164,7 +164,7 @@ def _executor(
         for key, layout in layouts.items()
     }
     backend = backend_of(device)
-    make: Callable[..., Executor | DeviceExecutor] = Executor
+    make: Callable[..., ThreadExecutor | DeviceExecutor] = ThreadExecutor
     if backend.streams is not None:
         make = _on_streams(setting, compiled, plan, device, backend.streams)
     # What is compiled and measured on the way runs on the current device.

@@ -35,7 +35,7 @@ from weft.runtime.world.world import TIMEOUT
 _NOTHING = nullcontext()
 
 
-class Executor(RankExecutor):
+class ThreadExecutor(RankExecutor):
     """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
