@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.actors.virtual_clock import VirtualClock
+from weft.actors.simulate import VirtualClock
 
 
 def test_what_happens_at_one_time_comes_in_the_order_in_which_it_was_told() -> None:
