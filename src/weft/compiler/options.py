@@ -10,6 +10,7 @@ from weft.compiler.training.precision import Precision
 from weft.errors import StrategyError
 from weft.hardware import CostModel, Device
 from weft.layout import Placement
+from weft.patterns import name_patterns
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Metric: TypeAlias = Literal["grad_norm"]
@@ -22,9 +23,9 @@ class Stage:
     """A part of the model and the ranks that run it.
 
     Attributes:
-        patterns: shell-like patterns of module paths ("embed", "blocks.[0-3].*"); a module's stage
-            is also that of all modules and parameters below it. Parameters' own names may be given
-            too.
+        patterns: of module paths ("embed", "blocks.[0-3].*"); a module's stage is also that of all
+            modules and parameters below it. Parameters' own names may be given too
+            (docs/patterns.md).
         placement: where this part runs.
     """
 
@@ -105,17 +106,3 @@ class Options:
     modules: tuple[str, ...] = ()
     device: Device | None = None
     expert_capacity: float | None = None
-
-
-def name_patterns(where: str, patterns: object) -> tuple[str, ...]:
-    """A list of name patterns as a tuple.
-
-    Raises:
-        StrategyError: when it is anything else.
-    """
-    every = tuple(patterns) if isinstance(patterns, list | tuple) else ()
-    if not isinstance(patterns, list | tuple) or not all(isinstance(one, str) for one in every):
-        raise StrategyError(
-            f'{where} takes a list of name patterns such as ["blocks.*"], found {patterns!r}'
-        )
-    return every

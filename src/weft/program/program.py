@@ -348,7 +348,7 @@ class Program:
         Args:
             details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
                 memory of each rank, the schedule, kernels.
-            op: a shell-like pattern of modules ("blocks.0", which stands for what is below it, too),
+            op: a pattern of modules ("blocks.0", which stands for what is below it, too),
                 lines ("model.py:30"), ops ("aten.mm.*") or names of parameters and leaves of the
                 batch: the rows of these tables that match.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from weft.capture.tree import flatten, unflatten
 from weft.errors import BatchError, UserError
+from weft.patterns import first_match
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Buckets:
         return sizes
 
     def _value(self, key: str) -> float | None:
-        return next((self.values[p] for p in self.values if fnmatchcase(key, p)), None)
+        chosen = first_match(self.values, key)
+        return None if chosen is None else self.values[chosen]
 
     def _size(self, key: str, leaf: torch.Tensor) -> int:
         if not -leaf.dim() <= self.dim < leaf.dim():

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from weft.compiler.options import SCHEDULES, Stage, Zero, name_patterns
+from weft.compiler.options import SCHEDULES, Stage, Zero
 from weft.compiler.training.precision import short_form
 from weft.errors import StrategyError
 from weft.layout import Broadcast, Partial, Split
+from weft.patterns import name_patterns
 from weft.program.strategy.text import SBPs
 
 # Returns the value as the strategy holds it, or raises StrategyError.

@@ -23,9 +23,10 @@ FORMAT = 1
 class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
-    Patterns are shell-like (`*`, `?`, `[0-3]`) and match the whole name; the first that matches
-    counts. One SBP stands for every axis of the placement; a tuple gives one SBP for each axis.
-    Patterns of modules match what lies below as well: "blocks.0" also stands for "blocks.0.fc".
+    Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors,
+    of which the first that matches counts, or paths of modules, which stand for what lies below as
+    well, except in `activations`. One SBP stands for every axis of the placement; a tuple gives one
+    SBP for each axis.
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
