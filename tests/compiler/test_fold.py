@@ -15,12 +15,13 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.capture import Captured, capture
 from weft.compiler import pipeline
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.fold import like
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir.plan import Communicator
-from weft.program.strategy.hints import strategy_hints
+from weft.program.planning.hints import strategy_hints
 
 S, B = weft.split, weft.broadcast
 
@@ -37,7 +38,7 @@ def captured(name: str, batch: int) -> Captured:
 
 def planned(case: str, ranks: Sequence[int] | None = None) -> Compiled:
     name, batch, grid, strategy = CASES[case]
-    placement, options = weft.placement("cpu", grid), strategy.options()
+    placement, options = weft.placement("cpu", grid), options_of(strategy)
     graph = captured(name, batch).graph
     hints = strategy_hints(strategy, graph, stage_placements(options.stages, placement))
     return compile_graph(graph, hints, placement, ranks or placement.ranks, options)

@@ -15,7 +15,7 @@ from models import GPT, Batch, ResNet, classification_loss, image_batch, token_b
 from weft.capture import capture
 from weft.compiler.calls import op_call
 from weft.compiler.layouts.deduce import Hints
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
@@ -27,6 +27,7 @@ from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
 from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
+from weft.strategy.parts import Stage
 
 
 def on(*ranks: Any) -> Placement:

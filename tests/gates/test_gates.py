@@ -33,8 +33,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         copy(ROOT / name, tmp_path / name)
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
-    for module in ("errors", "units", "cached"):
-        write(tmp_path / f"src/weft/{module}.py", '"""Empty."""\n')
+    for module in (ROOT / "src/weft").glob("[!_]*.py"):
+        write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
     monkeypatch.setenv("COLUMNS", "200")

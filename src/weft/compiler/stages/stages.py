@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from weft.compiler.options import Stage
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node
 from weft.layout import Layout, Placement, broadcast_layout, shard_range
 from weft.patterns import around, check_named, covers
+from weft.strategy.parts import Stage
 
 
 @dataclass(frozen=True)

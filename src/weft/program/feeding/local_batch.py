@@ -11,9 +11,9 @@ from weft.capture.tree import flatten, unflatten
 from weft.errors import UserError
 from weft.layout import SBP, Broadcast, Placement, Split
 from weft.patterns import matches
-from weft.program.strategy.strategy import Strategy
-from weft.program.strategy.text import SBPs
 from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
 from weft.tensor import GlobalTensor
 from weft.tensor.create import from_local
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
-from weft.compiler.training.precision import Precision
 from weft.errors import UserError
 from weft.program.feeding.shards import layouts_of_shards, without_shards
 from weft.program.live.unwrapped import unwrapped
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
+from weft.strategy.precision import Precision
 
 # What the graph of a step depends on, in words.
 _Facts: TypeAlias = tuple[str, ...]

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from weft.compiler.options import Options, Schedule, Stage, Zero
-from weft.compiler.training.precision import Half, Precision, precision_of
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
-from weft.program.strategy.checks import checked
-from weft.program.strategy.text import LAYOUTS, SBPs, hint_text, parsed, plain
+from weft.strategy.checks import checked
+from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.precision import Half, Precision
+from weft.strategy.text import SBPs, parsed, plain
 
 FORMAT = 1
 
@@ -69,16 +69,6 @@ class Strategy:
     def __post_init__(self) -> None:
         for each in fields(self):
             object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name)))
-
-    def options(self) -> Options:
-        """What the compiler's passes need to know of it."""
-        names = (each.name for each in fields(self) if each.name not in LAYOUTS)
-        laid = tuple((pattern, hint_text(sbp)) for pattern, sbp in self.activations.items())
-        told = {name: getattr(self, name) for name in names}
-        return Options(
-            **{**told, "precision": precision_of(self.precision)},
-            activations=laid,
-        )
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""

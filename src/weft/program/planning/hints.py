@@ -9,8 +9,8 @@ from weft.errors import LayoutError, StrategyError
 from weft.ir.logical import Input, LogicalGraph
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.patterns import check_named, first_match, matches
-from weft.program.strategy.strategy import Strategy
-from weft.program.strategy.text import SBPs
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
 
 
 def strategy_hints(
