@@ -27,9 +27,9 @@ class Device:
 
     flops: float
     traffic: float
-    start: float
+    start: Seconds
     link: float
-    latency: float
+    latency: Seconds
 
     def work(self, work: Flops, moved: Bytes) -> Seconds:
         """Seconds of a call: it computes while it reads and writes (the roofline model, Williams et al. 2009)."""
@@ -58,8 +58,8 @@ class Device:
         return Bytes(round(20 * self.latency * self.link))
 
 
-CPU = Device(flops=3e10, traffic=1e10, start=4e-6, link=2e9, latency=1e-4)
-CUDA = Device(flops=1e14, traffic=1.5e12, start=5e-6, link=1e11, latency=2e-5)
+CPU = Device(flops=3e10, traffic=1e10, start=Seconds(4e-6), link=2e9, latency=Seconds(1e-4))
+CUDA = Device(flops=1e14, traffic=1.5e12, start=Seconds(5e-6), link=1e11, latency=Seconds(2e-5))
 
 
 def usual_device(device_type: str) -> Device:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from weft.runtime.executor.threads import Executor
 from weft.tensor.divergence import forget_writes, note_write
 
 
+@final
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 from weft.errors import StrategyError
 from weft.layout import Placement
 from weft.patterns import name_patterns
+from weft.strategy.normal import hold
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
+@final
 @dataclass(frozen=True)
 class Stage:
     """A part of the model and the ranks that run it.
@@ -29,14 +31,14 @@ class Stage:
     placement: Placement
 
     def __init__(self, patterns: Iterable[str], placement: Placement) -> None:
-        object.__setattr__(self, "patterns", name_patterns("weft.Stage(…)", patterns))
-        object.__setattr__(self, "placement", placement)
+        hold(self, patterns=name_patterns("weft.Stage(…)", patterns), placement=placement)
         if not isinstance(placement, Placement):
             raise StrategyError(
                 f"weft.Stage({list(self.patterns)}, placement=…) takes a weft.placement, found {placement!r}"
             )
 
 
+@final
 @dataclass(frozen=True)
 class Zero:
     """Optimizer states (level 1), gradients too (2), parameters too (3) are sharded along an axis.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, final, get_args
 
 from weft.errors import StrategyError
+from weft.strategy.normal import hold
 
 Half: TypeAlias = Literal["bf16", "fp16"]
 Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
@@ -30,6 +31,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class Precision:
     """The dtypes of a step. None leaves a dtype as the model's own ops make it.
@@ -60,8 +62,7 @@ class Precision:
     activations: Literal["fp32"] | None = None
 
     def __post_init__(self) -> None:
-        for name in _TAKES:
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        hold(self, **{name: _checked(name, getattr(self, name)) for name in _TAKES})
         if not isinstance(self.masters, bool):
             raise StrategyError(
                 f"weft.Precision(masters=…) takes True or False, found {self.masters!r}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import yaml
 
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
 from weft.strategy.checks import checked
+from weft.strategy.normal import hold
 from weft.strategy.parts import Schedule, Stage, Zero
 from weft.strategy.precision import Half, Precision
 from weft.strategy.text import SBPs, parsed, plain
@@ -19,6 +20,7 @@ from weft.strategy.text import SBPs, parsed, plain
 FORMAT = 1
 
 
+@final
 @dataclass(frozen=True)
 class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
@@ -67,8 +69,8 @@ class Strategy:
     expert_capacity: float | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name)))
+        names = [each.name for each in fields(self)]
+        hold(self, **{name: checked(name, getattr(self, name)) for name in names})
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""

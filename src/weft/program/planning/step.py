@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ class _Known:
         return (self.device_type, self.precision) == (device_type, precision) and not differs
 
 
+@final
 class Step:
     """One training or evaluation step of an ordinary model, for `weft.compile` with one strategy after another.
 
