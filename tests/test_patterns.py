@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,4 +166,5 @@ def test_distribute_takes_the_first_that_matches() -> None:
         placement = weft.placement("cpu", [0, 1])
         layouts = {"0.*": weft.split(0), "*": weft.broadcast}
         made = weft.distribute(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2)), placement, layouts)
-        assert [str(x.sbp[0]) for x in made.parameters()] == ["S(0)", "S(0)", "B", "B"]
+        parameters: list[Any] = list(made.parameters())
+        assert [str(x.sbp[0]) for x in parameters] == ["S(0)", "S(0)", "B", "B"]

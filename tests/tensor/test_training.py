@@ -1,5 +1,8 @@
 """Modules with global parameters train as plain ones do."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined, call-arg"
+
 from __future__ import annotations
 
 import copy
