@@ -182,7 +182,7 @@ def _steps(rng: random.Random, case: Case) -> tuple[Step, ...]:
 
 def _change(rng: random.Random, before: list[Step]) -> str:
     change = rng.choice(CHANGES) if rng.random() < 0.12 else ""
-    # Gradients that are held are the program's, and end with it.
+    # Held gradients stay on the model, but the next program clears what stood when it was compiled.
     moves = before and before[-1].update
     return "" if change == "moved" and not moves else change
 

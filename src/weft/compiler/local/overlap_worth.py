@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.compiler.local.overlap import batch_leaves, overlap
 from weft.compiler.options import Options
@@ -25,11 +25,15 @@ NONE = Seconds(0.0)
 
 @dataclass(frozen=True)
 class Cut:
-    """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these."""
+    """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these.
+
+    `weighed` says whether that was estimated, and is not because the batch may not be cut.
+    """
 
     parts: int = 1
     whole: Seconds = NONE
     cut: Seconds = NONE
+    weighed: bool = field(default=False, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -64,9 +68,9 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
     exchanged = clock.exchanged()
     whole = clock.step(program) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
-        return Cut()
+        return Cut(weighed=exchanged <= (1 - WORTH) * whole)
     cut = clock.step(overlap(program, PARTS))
-    return Cut(PARTS, whole, cut) if cut < WORTH * whole else Cut()
+    return Cut(PARTS, whole, cut, True) if cut < WORTH * whole else Cut(weighed=True)
 
 
 class _Clock:

@@ -28,10 +28,12 @@ class Stages:
     Attributes:
         placements: of stage 0, 1, ….
         homes: the stage of each parameter and buffer, by key; missing ones live in stage 0.
+        calls: the stage of each forward call, by the name of its first result, its op and its module.
     """
 
     placements: tuple[Placement, ...]
     homes: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[tuple[str, str, str], int] = field(default_factory=dict, compare=False)
 
     def everywhere(self) -> Layout:
         """Whole on every rank of every stage: how the results of a step are handed out."""

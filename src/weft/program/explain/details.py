@@ -42,6 +42,12 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
 
 
 def _known(deduced: Deduced) -> str:
+    if deduced.taken:
+        return f"taken over from a batch of another shape, for which they were {_found(deduced)}"
+    return _found(deduced)
+
+
+def _found(deduced: Deduced) -> str:
     if deduced.proven:
         return "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
     if deduced.bound <= 0:

@@ -14,7 +14,7 @@ from math import prod
 from rich.table import Table
 
 from weft.boxing import steps
-from weft.compiler.families.batch_norm import STATISTICS, takes_statistics
+from weft.compiler.families.table import with_statistics
 from weft.compiler.microbatch.loops import cut_leaves, loop_values, runs_in_loop
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
@@ -155,26 +155,22 @@ def exceptions(graph: LogicalGraph) -> Iterator[str]:
     if graph.micro_batches == 1:
         return
     loop, calls = loop_values(graph), graph.of_kind(Call)
-    modules = _normalized(calls, loop)
-    if modules:
+    for name, modules in _normalized(calls, loop).items():
         yield (
-            f"BatchNorm sees micro-batches in {', '.join(modules)}: statistics of each, and a new version "
+            f"{name} sees micro-batches in {', '.join(modules)}: statistics of each, and a new version "
             "of the running ones from each, as when gradients are accumulated in PyTorch"
         )
     for call in barriers(graph):
         yield f"all micro-batches wait for one another in {call.op} at {call.location}"
 
 
-def _normalized(calls: list[Call], loop: frozenset[str]) -> tuple[str, ...]:
-    """The modules whose statistics differ between micro-batches."""
-    own = (
-        call.location.module or "the model"
-        for call in calls
-        if call.location
-        and (call.op == STATISTICS or takes_statistics(call))
-        and runs_in_loop(call, loop)
-    )
-    return tuple(dict.fromkeys(own))
+def _normalized(calls: list[Call], loop: frozenset[str]) -> dict[str, dict[str, None]]:
+    """By kind of statistics, the modules of which they differ between micro-batches."""
+    found: dict[str, dict[str, None]] = {}
+    for call, statistics in with_statistics(calls):
+        if call.location and runs_in_loop(call, loop):
+            found.setdefault(statistics.name, {})[call.location.module or "the model"] = None
+    return found
 
 
 def barriers(graph: LogicalGraph) -> tuple[Call, ...]:

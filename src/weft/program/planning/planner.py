@@ -59,7 +59,7 @@ class Planner:
         held = lying_in(like) if like else self.held
         homes = like.stages.homes if like else held.homes(placements)
         hints = with_lying(hints, held, graph)
-        compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin)
+        compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin, like)
         check_lying(compiled, self.held, "another program that is open")
         return captured, compiled
 

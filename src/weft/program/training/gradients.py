@@ -84,6 +84,7 @@ class Gradients:
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
         # versions: a loop clears such before it goes on.
         self._used: dict[str, tuple[Tensor, int]] | None = None
+        self._left_out: list[str] = []
         # Whether steps have left gradients that no update has used.
         self.open = self._said = False
         for optimizer in optimizers.each:
@@ -121,7 +122,9 @@ class Gradients:
 
     def standing(self) -> bool:
         """Whether there are gradients in `parameter.grad`; some microseconds."""
-        return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
+        # Otherwise torch asks the class of each global tensor how it gives its gradient.
+        with torch._C.DisableTorchFunction():
+            return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
 
     def check_update(self, compiled: Compiled) -> None:
         """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
@@ -162,6 +165,20 @@ class Gradients:
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
             member.show(parts)
         self.open = True
+        self._say_left_out()
+
+    def _say_left_out(self) -> None:
+        """Say once which parameters get no gradient here that `backward()` might give one."""
+        if self._left_out:
+            return
+        named = self._setting.model.named_parameters()
+        self._left_out = [k for k, p in named if p.requires_grad and k not in self._parameters]
+        if self._left_out:
+            _log.warning(
+                "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
+                "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
+                ", ".join(self._left_out[:5]),
+            )
 
     def _keys(self) -> tuple[str, ...]:
         """The parameters that have a gradient."""

@@ -9,47 +9,39 @@ InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel cross-entropy).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from weft.compiler.assignment import Assignment
-from weft.compiler.families.batch_norm import split_signatures, statistics_cost
-from weft.compiler.families.class_loss import BACKWARD, FORWARD, class_losses
+from weft.compiler.families.family import Family, Placed, Site
 from weft.hardware import CostModel
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
+from weft.ir.logical import Arg, Call, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
-from weft.ops import OpCall, Signature, signatures_with_windows
+from weft.ops import OpCall, Signature
 from weft.ops.arguments import argument, normal_dim
 from weft.units import ITEM_SIZE, Bytes
 
+FORWARD = "aten._log_softmax.default"
+BACKWARD = "aten._log_softmax_backward_data.default"
 # Where the dimension stands in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
 _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
 
 
-def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
-    """The signatures of one call's rule, and those of what is taken apart where it is split so.
-
-    That is a log-softmax along its dimension, and a BatchNorm along its batch.
-    """
-    declared = signatures_with_windows(call, parts, empty) + split_signatures(call, parts, empty)
+def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
+    """Everything split along the dimension of the softmax."""
     split = _split_by_classes(call)
     fits = split is not None and (empty or call.operands[0].shape[split.dim] >= parts)
-    return (*declared, _everywhere(call, split)) if split and fits else declared
+    return (_everywhere(call, split),) if split and fits else ()
 
 
-def reduction_cost(
+def _cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the reductions inside of a call cost that is taken apart when split so along `axis`; else 0.
-
-    Args:
-        call: with the shapes that it has along `axis` before it is split.
-    """
+    """A number for each row travels for each reduction."""
     split = _split_by_classes(call)
     if split is None or signature != _everywhere(call, split):
-        return statistics_cost(call, signature, grid, axis, model)
+        return 0.0
     spec, parts = call.operands[0], grid[axis]
     rows = ITEM_SIZE[spec.dtype]
     for dim, size in enumerate(spec.shape):
@@ -61,30 +53,11 @@ def reduction_cost(
     return model.boxing(Bytes(count * groups * 2 * (parts - 1) * rows), count)
 
 
-def split_classes(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalGraph, Assignment]:
-    """Take apart each log-softmax that was given a layout split along its dimension."""
-    values, operands = dict(assignment.values), {}
-    losses = class_losses(graph, assignment)
-    nodes: list[Node] = []
-    for index, node in enumerate(graph.nodes):
-        if index in losses.instead:
-            placed = losses.instead[index]
-            if placed is not None:
-                operands[len(nodes)] = placed[1]
-                nodes.append(placed[0])
-            continue
-        parts = _Parts(graph, node, values) if isinstance(node, Call) and node.op in _DIM else None
-        if parts is None or not parts.apart(assignment.operands[index]):
-            if index in assignment.operands:
-                operands[len(nodes)] = assignment.operands[index]
-            nodes.append(node)
-            continue
-        fused = parts.result.name in losses.statistics
-        for call, reads in parts.statistics() if fused else parts.calls():
-            operands[len(nodes)] = reads
-            nodes.append(call)
-    taken = replace(assignment, values=values, operands=operands)
-    return graph.with_nodes(nodes), taken
+def _expand(site: Site) -> Iterator[Placed]:
+    """Taken apart where an operand is split along the dimension of the softmax."""
+    parts = LogSoftmax(site)
+    if parts.apart:
+        yield from parts.calls()
 
 
 def _split_by_classes(call: OpCall) -> Split | None:
@@ -101,21 +74,18 @@ def _everywhere(call: OpCall, sbp: SBP) -> Signature:
     return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
 
 
-@dataclass
-class _Parts:
-    """One log-softmax, or its backward, taken apart; notes the layouts of what it makes in `values`."""
+class LogSoftmax:
+    """One log-softmax, or its backward, taken apart; notes the layouts of what it makes."""
 
-    graph: LogicalGraph
-    node: Call
-    values: dict[str, Layout]
-
-    def apart(self, reads: tuple[Layout, ...]) -> bool:
-        """Whether an operand is split along the dimension of the softmax."""
-        rank = len(self.result.shape)
+    def __init__(self, site: Site) -> None:
+        self.node, self.reads, self.values = site.call, site.reads, site.values
         dim: Any = self.node.args[_DIM[self.node.op]]
-        self.split = Split(normal_dim(dim, rank))
-        self.reads = reads
-        return any(self.split in layout.sbp for layout in reads)
+        self.split = Split(normal_dim(dim, len(self.result.shape)))
+
+    @property
+    def apart(self) -> bool:
+        """Whether an operand is split along the dimension of the softmax."""
+        return any(self.split in layout.sbp for layout in self.reads)
 
     @property
     def result(self) -> Value:
@@ -123,11 +93,11 @@ class _Parts:
         assert value is not None  # both ops return a tensor
         return value
 
-    def calls(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+    def calls(self) -> Iterator[Placed]:
         """The calls in order, each with the layouts in which it reads its operands."""
         yield from self._forward() if self.node.op == FORWARD else self._backward()
 
-    def statistics(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+    def statistics(self) -> Iterator[Placed]:
         """The logarithm of each row's sum of exponentials, called `lse`."""
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
         x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
@@ -139,13 +109,13 @@ class _Parts:
         terms = (self._ref("log"), top)
         yield self._call("aten.add.Tensor", terms, "lse", row, row=True), (row, row)
 
-    def _forward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+    def _forward(self) -> Iterator[Placed]:
         yield from self.statistics()
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
         arguments = (self.node.args[0], self._ref("lse"))
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
-    def _backward(self) -> Iterator[tuple[Call, tuple[Layout, ...]]]:
+    def _backward(self) -> Iterator[Placed]:
         gradient, output = self.node.args[:2]
         of_gradient, of_output = self.reads if len(self.reads) == 2 else self.reads * 2
         row = self._over_classes(of_gradient, Broadcast())
@@ -183,3 +153,8 @@ class _Parts:
         value = Value(self._ref(part).name, shape, whole.dtype)
         self.values[value.name] = layout
         return Call(op, args, (), (value,), self.node.location, self.node.phase)
+
+
+FAMILY = Family(
+    ops=frozenset((FORWARD, BACKWARD)), signatures=_signatures, cost=_cost, expand=_expand
+)
