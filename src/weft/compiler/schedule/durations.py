@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from weft.compiler.calls import local_op_call
+from weft.compiler.memory.kinds import value_bytes
 from weft.errors import RuleError
 from weft.hardware import Device
 from weft.ir.plan import (
@@ -74,7 +74,7 @@ class Durations:
     def _update(self, node: LocalUpdate, values: Mapping[str, LocalValue]) -> Seconds:
         """Everything is read once, target and states are written."""
         touched = (node.target, node.target, node.source, *node.states, *node.states)
-        moved = sum(_bytes(values[name]) for name in touched)
+        moved = sum(value_bytes(values[name]) for name in touched)
         return self._device.work(Flops(0), Bytes(moved))
 
     def _moved(self, node: Exchange) -> Bytes:
@@ -83,10 +83,6 @@ class Durations:
             sides = ((node.input, node.sends), (node.output, node.receives))
             return max(_piece_bytes(value, pieces) for value, pieces in sides)
         return Bytes(node.bytes // self._sizes[node.communicator])
-
-
-def _bytes(value: LocalValue) -> Bytes:
-    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])
 
 
 def _piece_bytes(value: LocalValue | None, pieces: Sequence[Piece]) -> Bytes:
