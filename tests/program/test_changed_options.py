@@ -97,3 +97,25 @@ def test_states_that_do_not_fit_are_refused_before_the_model_is_taken_over() -> 
         with pytest.raises(UserError, match=r"weight\.momentum_buffer of shape \[4, 6\]"):
             weft.compile(model, squares, optimizer, rows(8), placement=ranks)
     assert not isinstance(model.weight, weft.GlobalTensor)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_thawed_parameter_gets_its_first_momentum(ranks: int) -> None:
+    model = linear()
+    plain = copy.deepcopy(model)
+    optimizer, other = (
+        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, plain)
+    )
+    placement = weft.placement("cpu", list(range(ranks)))
+    with weft.local_world(ranks):
+        program = weft.compile(
+            model, squares, optimizer, rows(8), placement=placement, strategy=DATA
+        )
+        for frozen in (True, False, False):
+            for each in (model, plain):
+                each.bias.requires_grad_(not frozen)
+            other.zero_grad()
+            squares(plain, rows(8)).backward()
+            other.step()
+            program.step(rows(8))
+        assert_same_state(whole_state(model), plain.state_dict())

@@ -80,7 +80,7 @@ def plan_together(
     """The plans of all ranks that have a program.
 
     With a named schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
-    there are as few copies as the busiest queue needs (`schedule_copies.enough`). Where rehearsals
+    there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where rehearsals
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.
