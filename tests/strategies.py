@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from pipelines import pipeline
 from weft.actors.simulate import simulate
-from weft.compiler.options import Schedule
 from weft.compiler.schedule.actor_graph import with_copies
 from weft.compiler.schedule.credits import enough, fewest, of_preset
 from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register
+from weft.strategy.parts import Schedule
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

@@ -53,7 +53,7 @@ from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
@@ -66,11 +66,13 @@ from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
 from weft.compiler.training.loss_scale import scale_loss, unscale
-from weft.compiler.training.precision import Precision, lay_sums
+from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.layout import Broadcast, Split, placement
+from weft.strategy.parts import Stage
+from weft.strategy.precision import Precision
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
 Row: TypeAlias = Callable[[LogicalGraph], object]

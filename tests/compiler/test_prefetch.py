@@ -8,7 +8,6 @@ import pytest
 
 from local_programs import all_reduce, call, gather, program
 from weft.actors.simulate import simulate
-from weft.compiler.options import Zero
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
@@ -16,6 +15,7 @@ from weft.compiler.schedule.prefetch import AHEAD, gathers_first, prefetch
 from weft.compiler.schedule.segment import segment
 from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
 from weft.ir.plan import LocalValue as Value
+from weft.strategy.parts import Zero
 
 LAYERS = 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -230,8 +231,8 @@ def test_an_order_must_hold_every_act_after_what_it_needs() -> None:
 @pytest.mark.usefixtures("fake_cuda")
 def test_a_device_that_goes_on_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(cuda_streams.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cuda_streams.time, "sleep", lambda _: now.__setitem__(0, now[0] + 1))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: now.__setitem__(0, now[0] + 1))
     with weft.local_world(2, timeout=30):
         executor = executors(compiled(GPT(), STRATEGIES["data"]))[0]
     acts = executor._launches

@@ -45,7 +45,8 @@ class SharedActs:
 
 def run_on_threads(plan: RankPlan, steps: int) -> tuple[SharedActs, list[Mapping[str, list[Act]]]]:
     """What all acts compute on a thread for each queue, and the acts of each queue in each step, in order."""
-    shared, orders = SharedActs(plan), []
+    shared = SharedActs(plan)
+    orders: list[Mapping[str, list[Act]]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_executor, "bind_work", shared.bind)
         with ThreadExecutor(plan, {}, torch.device("cpu"), {}, timeout=20) as executor:

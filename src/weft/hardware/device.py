@@ -27,9 +27,9 @@ class Device:
 
     flops: float
     traffic: float
-    start: float
+    start: Seconds
     link: float
-    latency: float
+    latency: Seconds
 
     def work(self, work: Flops, moved: Bytes) -> Seconds:
         """Seconds of a call: it computes while it reads and writes (the roofline model, Williams et al. 2009)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.hardware.device import Device
+from weft.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class DeviceType:
 
 DEVICE_TYPES = {
     "cpu": DeviceType(
-        Device(flops=3e10, traffic=1e10, start=4e-6, link=2e9, latency=1e-4), launched=False
+        Device(flops=3e10, traffic=1e10, start=Seconds(4e-6), link=2e9, latency=Seconds(1e-4)),
+        launched=False,
     ),
     "cuda": DeviceType(
-        Device(flops=1e14, traffic=1.5e12, start=5e-6, link=1e11, latency=2e-5), launched=True
+        Device(flops=1e14, traffic=1.5e12, start=Seconds(5e-6), link=1e11, latency=Seconds(2e-5)),
+        launched=True,
     ),
 }
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from weft.tensor.divergence import forget_writes, note_write
 _log = logging.getLogger("weft")
 
 
+@final
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
@@ -352,7 +353,7 @@ class Program:
         Args:
             details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
                 memory of each rank, the schedule, kernels.
-            op: a shell-like pattern of modules ("blocks.0", which stands for what is below it, too),
+            op: a pattern of modules ("blocks.0", which stands for what is below it, too),
                 lines ("model.py:30"), ops ("aten.mm.*") or names of parameters and leaves of the
                 batch: the rows of these tables that match.
 

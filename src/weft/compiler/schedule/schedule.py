@@ -35,6 +35,7 @@ from weft.hardware import Device, usual_device
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
 from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
+from weft.units import Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
@@ -95,7 +96,8 @@ def plan_together(
         StrategyError: when the schedule does not fit the stages.
         InternalError: when the plans would hang; the message names the circle.
     """
-    making = _Making(communicators, stages, options, classes)
+    durations = Durations(device_of(stages, options), communicators)
+    making = _Making(communicators, stages, options, classes, durations)
     first = [program for program in programs if classes[program.rank] == program.rank]
     if options.schedule is None:
         found = making.best(first, computed(stages, programs[0].micro_batches))
@@ -190,11 +192,7 @@ class _Making:
     stages: Stages
     options: Options
     classes: Mapping[int, int]
-    durations: Durations = field(init=False)
-
-    def __post_init__(self) -> None:
-        device = device_of(self.stages, self.options)
-        object.__setattr__(self, "durations", Durations(device, self.communicators))
+    durations: Durations
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans of a named schedule."""
@@ -265,16 +263,17 @@ class _Making:
         return Scheduled(name, plans, rehearsal, self.classes)
 
 
-def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
+def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
     """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
-    found: dict[Phase, float] = {}
+    found: dict[Phase, Seconds] = {}
     if scheduled.rehearsal is not None:
         first = scheduled.classes[rank]
         plan = next(plan for plan in scheduled.plans if plan.rank == first)
         for act in scheduled.timeline(rank):
             actor = plan.actors[act.actor]
             if isinstance(actor, Compute) and actor.queue == COMPUTE:
-                found[actor.phase] = found.get(actor.phase, 0.0) + act.end - act.start
+                before = found.get(actor.phase, 0.0)
+                found[actor.phase] = Seconds(before + act.end - act.start)
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
     Stages,
@@ -35,6 +35,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import Placement
+from weft.strategy.parts import Stage
 
 
 def assign_stages(

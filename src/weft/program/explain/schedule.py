@@ -26,7 +26,7 @@ from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, node_o
 from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
 from weft.program.explain.tables import table
-from weft.units import ITEM_SIZE, bytes_text
+from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
 
 _KINDS: tuple[PhaseKind, ...] = ("forward", "backward", "weight")
 _COLUMNS = ("stage", "rank", "in flight", *_KINDS, "idle")
@@ -44,7 +44,7 @@ def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
         _COLUMNS,
         (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
     )
-    made.caption = f"estimated {_seconds(scheduled.rehearsal.makespan)} a step"
+    made.caption = f"estimated {seconds_text(Seconds(scheduled.rehearsal.makespan))} a step"
     made.caption_justify = "left"
     return (made,)
 
@@ -57,13 +57,9 @@ def _rows(scheduled: Scheduled, plan: RankPlan) -> Iterator[tuple[str, ...]]:
             str(stage),
             str(plan.rank),
             str(in_flight(plan, stage)),
-            *(_seconds(times[kind]) if kind in times else "" for kind in _KINDS),
+            *(seconds_text(times[kind]) if kind in times else "" for kind in _KINDS),
             f"{bubble(scheduled, plan.rank):.0%}",
         )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 # As many modules of a stage are named.

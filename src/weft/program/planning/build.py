@@ -17,7 +17,6 @@ from weft.compiler.layouts.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.replays import replays
-from weft.compiler.training.precision import Precision
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -46,6 +45,7 @@ from weft.runtime.cuda.streams import MakeStreams
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.world import World
+from weft.strategy.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from weft.compiler.options import Stage, Zero
-from weft.compiler.training.precision import Precision
 from weft.layout import SBP, parse_sbp, placement
+from weft.strategy.parts import Stage, Zero
+from weft.strategy.precision import Precision
 
 # One SBP for every axis of the grid, or one for each.
 SBPs: TypeAlias = SBP | tuple[SBP, ...]
