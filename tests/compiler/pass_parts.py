@@ -10,7 +10,7 @@ from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
-from weft.compiler.options import Options, Zero
+from weft.compiler.options import Options
 from weft.compiler.schedule.actor_graph import Web, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.compiler.schedule.credits import credit, of_preset
@@ -25,6 +25,7 @@ from weft.ir.logical import Input, node_outputs
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
 from weft.ir.plan_printer import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
+from weft.strategy.parts import Zero
 
 PAIR = placement("cpu", [0, 1])
 # Of graphs with two stages, the variables that do not live in the first.

@@ -69,7 +69,7 @@ output "loss" %b
 def test_a_pattern_that_names_nothing() -> None:
     graph = parse_graph(GRAPH)
     assert lay_activations(graph, ()) is graph
-    with pytest.raises(StrategyError, match=r"'proj'.*names no module.*blocks\.0"):
+    with pytest.raises(StrategyError, match=r"'proj'.*matches nothing.*blocks\.0"):
         lay_activations(graph, [("proj", (Split(1),))])
 
 

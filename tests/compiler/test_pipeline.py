@@ -27,6 +27,7 @@ from models import (
 )
 from weft.capture import capture
 from weft.compiler import pipeline
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule import schedule
 from weft.compiler.stages import join as stages_join
@@ -34,7 +35,7 @@ from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local
 from weft.ir.logical import Call, Input
-from weft.program.strategy.hints import strategy_hints
+from weft.program.planning.hints import strategy_hints
 
 DATA = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
 STAGED = replace(DATA, stages=2, micro_batches=2)
@@ -61,7 +62,7 @@ class Case:
 
     def compiled(self, graph: LogicalGraph) -> Compiled:
         where = weft.placement("cpu", [0, 1])
-        options = self.strategy.options()
+        options = options_of(self.strategy)
         hints = strategy_hints(self.strategy, graph, stage_placements(options.stages, where))
         return compile_graph(graph, hints, where, where.ranks, options)
 

@@ -22,14 +22,13 @@ from program.staged_models import (
     B,
     Noted,
     S,
-    adamw,
     assert_state,
     compiled,
     on,
     plain,
     steps,
 )
-from single_device import whole
+from single_device import adamw, whole
 from weft.errors import StrategyError
 from weft.ir import parse_graph
 from weft.ir.logical import Box

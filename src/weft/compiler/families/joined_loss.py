@@ -14,9 +14,9 @@ from math import prod
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalProgram
+from weft.ops.rules.loss import NONE, SUM
 
 BACKWARD = "weft.cross_entropy_backward"
-_NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
 # Scores of fewer elements stay in the cache anyway, and each call of a kernel counts.
 SMALLEST = 2**18
 # In narrower types torch's kernels compute in float32 and round once.
@@ -62,7 +62,7 @@ def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCa
         case (
             (Ref() as grad, Ref() as y, Ref() as target, weight, int(kind), ignored, total),
             (_, Ref() as again, int(dim), _),
-        ) if y == again and kind in (_NONE, _SUM) and loss.phase == softmax.phase:
+        ) if y == again and kind in (NONE, SUM) and loss.phase == softmax.phase:
             (made,), scores = softmax.outputs, program.values[y.name]
             alike = made is not None and made.dtype == scores.dtype
             alike &= prod(scores.shape) >= SMALLEST

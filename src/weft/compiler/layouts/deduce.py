@@ -14,9 +14,9 @@ from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints as Hints
 from weft.compiler.hints import check_hints
 from weft.compiler.layouts.descent import descend, settle
+from weft.compiler.layouts.intent import as_whole, storage
 from weft.compiler.layouts.known import Choice, Known
 from weft.compiler.layouts.problem import Problem, build
-from weft.compiler.layouts.stored import as_whole, storage
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Update, node_uses
 from weft.layout import Layout, Placement, broadcast_layout

@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
-from weft.compiler.layouts.intent import Intents, intents
-from weft.compiler.layouts.stored import Storage
+from weft.compiler.layouts.intent import Intents, Storage, intents
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value

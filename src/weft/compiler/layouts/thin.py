@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
-from weft.compiler.families.class_split import legal_signatures
+from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.layout import SBP, Placement, Split

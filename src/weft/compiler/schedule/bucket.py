@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.cached import cached_property
+from weft.compiler.families.table import URGENT
 from weft.compiler.memory.kinds import value_bytes
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
@@ -27,8 +28,6 @@ from weft.ir.plan import (
 )
 from weft.ops.localize import BLANK
 
-# Ops whose result the very next calls want reduced: it does not wait for gradients of weights.
-_URGENT = ("weft.batch_moments", "weft.batch_norm_sums")
 # How much larger buckets of gathers may be than those of reductions.
 GATHERED = 8
 # In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
@@ -74,10 +73,11 @@ def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Sc
     smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
     parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
-    Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
+    What the very next calls want reduced (`URGENT`) does not wait for gradients of weights. Only
+    what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
-    urgent = {value.name for call in calls if _op(call) in _URGENT for value in call.makes}
+    urgent = {value.name for call in calls if _op(call) in URGENT for value in call.makes}
     parameters, once = parameter_values(program), _once(program)
     joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, urgent)
     for node in program.nodes:

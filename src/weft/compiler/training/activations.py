@@ -8,18 +8,16 @@ Before: calls outside of a module read what it made. After: they read it through
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from weft.compiler.graph.products_first import ADD
 from weft.compiler.layouts.box import renamed
-from weft.errors import StrategyError
 from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
 from weft.ir.nodes import HINT
 from weft.layout import SBP
+from weft.patterns import around, check_named, matches
 
 # Patterns of module paths, and the SBPs of what they return: one for all axes, or one for each.
 Layouts: TypeAlias = Sequence[tuple[str, tuple[SBP, ...]]]
@@ -102,7 +100,7 @@ def _returned(
     """What a call makes that a module returns: name, outermost such module, and how it is to lie."""
     for value in node_outputs(node):
         for path in _around(node):
-            sbps = next((sbps for pattern, sbps in layouts if fnmatchcase(path, pattern)), None)
+            sbps = next((sbps for pattern, sbps in layouts if matches(pattern, path)), None)
             if sbps is not None and _leaves(graph, value, path):
                 if value.shape or not _returns_tensors(graph, path):
                     yield value.name, path, sbps
@@ -133,16 +131,10 @@ def _inside(node: Node, path: str) -> bool:
 
 def _around(node: Call) -> Iterator[str]:
     """The paths of the modules around a call, outermost first."""
-    parts = node.location.module.split(".") if node.location and node.location.module else []
-    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+    return around(node.location.module if node.location else "")
 
 
 def _check(graph: LogicalGraph, layouts: Layouts, modules: Sequence[str]) -> None:
     paths = {path for call in graph.of_kind(Call) for path in _around(call)} | set(modules)
     for pattern, _ in layouts:
-        if not any(fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
-            raise StrategyError(
-                f"activations={{{pattern!r}: …}} names no module; modules that exist: "
-                f"{', '.join(near or sorted(paths)[:5])}"
-            )
+        check_named(f"activations={{{pattern!r}: …}}", pattern, paths, "modules")

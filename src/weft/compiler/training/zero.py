@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import renamed
-from weft.compiler.options import Zero
 from weft.compiler.stages.stages import Stages
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
@@ -36,6 +35,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import HINT
 from weft.layout import SBP, Broadcast, Placement, Split
+from weft.strategy.parts import Zero
 
 ACCUMULATE = "weft.accumulate"
 
