@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.microbatch.loops import loop_values
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
 from weft.ir.op_calls import at_micro_batch
 from weft.ops.call import Token, map_argument
@@ -30,7 +29,7 @@ class Step:
     known: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loop = loop_values(self.graph)
+        self.loop = self.graph.loop
         self.copies = {
             node.target.name: node.source.name
             for node in self.graph.of_kind(Update)

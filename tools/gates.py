@@ -37,6 +37,8 @@ GATES = (
     Gate("types", (PYTHON, "-m", "mypy")),
     Gate("layers", (str(BIN / "lint-imports"),)),
     Gate("readme", (PYTHON, "-m", "pytest", "-q", "-p", "tools.readme", "README.md")),
+    Gate("pages", (PYTHON, "-m", "tools.pages")),
+    Gate("words", (PYTHON, "-m", "tools.words")),
 )
 
 

@@ -65,6 +65,18 @@ def test_steps_that_depend_on_values(loss_fn: Callable[..., Any], text: str) -> 
     assert "torch.where" in message
 
 
+def masked_column(model: nn.Module, batch: Any) -> Any:
+    made = model(batch["x"]) * 1
+    made[batch["y"] > 1, 2] = made[0, :1]
+    return made.sum()
+
+
+def test_a_backward_that_depends_on_values_names_the_line_of_its_forward() -> None:
+    message = refused(masked_column)
+    assert message.startswith(line_of(masked_column, "] = made[0, :1]"))
+    assert "in its backward, the step would depend on the values in a tensor" in message
+
+
 def test_cumulative_batch_norm_depends_on_a_value() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=None)).double()
     message = refused(models.classification_loss, model)

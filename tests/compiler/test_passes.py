@@ -40,9 +40,9 @@ from compiler.pass_parts import (
 from weft.compiler import pipeline
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.unsorted import unsorted
-from weft.compiler.families.batch_norm import split_batch_norms
-from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.joined_loss import join_losses
+from weft.compiler.families.table import expand
 from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
@@ -55,7 +55,7 @@ from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
@@ -70,12 +70,14 @@ from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
 from weft.compiler.training.loss_scale import scale_loss, unscale
-from weft.compiler.training.precision import Precision, lay_sums
+from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.hardware import CostModel
-from weft.ir import LogicalGraph, parse_graph, verify
+from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
+from weft.strategy.parts import Stage
+from weft.strategy.precision import Precision
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
 Row: TypeAlias = Callable[[LogicalGraph], object]
@@ -97,7 +99,7 @@ PASSES: dict[str, Row] = {
     "join_products": join_products,
     "scale_loss": scale_loss,
     "assign_stages": lambda graph: staged(graph, STAGED),
-    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", "S(1)")]),
+    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", (S1,))]),
     "undo_views": undo_views,
     "recompute": lambda graph: recompute(graph, ["blocks.*"]),
     "lay_sums": lambda graph: lay_sums(graph, Precision(), 2),
@@ -117,9 +119,9 @@ PASSES: dict[str, Row] = {
     "copy_sources": copy_sources,
     "cut_stages": lambda graph: [part.graph for part in cut_stages(graph, TWO_EACH)],
     "deduce": lambda graph: assignment_text(graph, deduced(graph, x=(S0,), w=(B,))),
-    "split_classes": lambda graph: before_boxing(graph, split_classes, w=(S1,)),
-    "split_classes.loss": lambda graph: before_boxing(graph, split_classes, w=(S1,)),
-    "split_batch_norms": lambda graph: before_boxing(graph, split_batch_norms, x=(S0,)),
+    "expand.log_softmax": lambda graph: before_boxing(graph, expand, w=(S1,)),
+    "fuse_class_losses": lambda graph: before_boxing(graph, fuse_class_losses, w=(S1,)),
+    "expand.batch_norm": lambda graph: before_boxing(graph, expand, x=(S0,)),
     "box.data": lambda graph: boxed(graph, x=(S0,), w=(B,)),
     "box.columns": lambda graph: boxed(graph, x=(B,), w=(S0,)),
     "box.rows": lambda graph: boxed(graph, x=(S0,), w=(S1,)),
@@ -156,11 +158,11 @@ PASSES: dict[str, Row] = {
 # Functions that passes are imported beside, and why they have no row.
 NO_PASSES = {
     **dict.fromkeys(
-        ("check_kept", "check_limit", "check_signatures", "prove_live"),
+        ("check_limit", "check_signatures", "prove_live"),
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "device_of", "loop_values", "memory", "moments_of", "rank_classes"),
+        ("communicators", "device_of", "memory", "moments_of", "rank_classes"),
         "tell something of a program",
     ),
     **dict.fromkeys(
@@ -194,12 +196,14 @@ def test_pass(golden: Callable[[str, str], None], row: str) -> None:
 
 
 def part_text(part: object) -> str:
-    """The text of a part, or of several things that are one; graphs are checked."""
+    """The text of a part, or of several things that are one; graphs and programs are checked."""
     if isinstance(part, list):
         return "".join(map(part_text, part))
     if isinstance(part, LogicalGraph):
         laid = {value.layout is not None for value in part.values.values()}
         verify(part, with_layouts=laid == {True})
+    if isinstance(part, LocalProgram):
+        assert parse_local(str(verify_local(part))) == part
     return str(part).rstrip("\n") + "\n"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import words as names
 from tools.gates import BIN, GATES, Gate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -22,20 +23,26 @@ LATE_IMPORT = (
 )
 NO_DOCSTRING = "def f() -> None: ...\n"
 PRINTS = '"""Bad."""\n\nprint("here")\n'
+GLOSSARY = (
+    "| word | meaning | not |\n|---|---|---|\n| actor | one of the plan | task, work item |\n"
+)
 RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The configuration of the project around the packages of weft, all of them empty."""
-    for name in ("pyproject.toml", "tools"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
+    """The configuration of the project around the packages of weft and beside it, all of them empty."""
+    tools = (f"tools/{name}.py" for name in ("gates", "pages", "readme", "words"))
+    for name in ("pyproject.toml", *tools):
+        write(tmp_path / name, (ROOT / name).read_text())
+    for name in ("benchmarks/empty.py", "tests/test_empty.py"):
+        write(tmp_path / name, '"""Empty."""\n')
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
-    for module in ("errors", "units", "cached"):
-        write(tmp_path / f"src/weft/{module}.py", '"""Empty."""\n')
+    for module in (ROOT / "src/weft").glob("[!_]*.py"):
+        write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
+    write(tmp_path / "docs/glossary.md", GLOSSARY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -90,9 +97,19 @@ def test_format_fires(tree: Path) -> None:
     ],
     ids=["wrong type", "no type", "blanket ignore"],
 )
-def test_types_fires(tree: Path, text: str, error: str) -> None:
-    write(tree / "src/weft/ir/bad.py", text)
-    assert_fires(GATE["types"], tree, "src/weft/ir/bad.py", error)
+@pytest.mark.parametrize("module", ["src/weft/ir/bad.py", "tools/bad.py", "benchmarks/bad.py"])
+def test_types_fires(tree: Path, module: str, text: str, error: str) -> None:
+    write(tree / module, text)
+    assert_fires(GATE["types"], tree, module, error)
+
+
+def test_types_fires_on_a_wrong_call_in_a_test(tree: Path) -> None:
+    write(
+        tree / "src/weft/ir/good.py", '"""Good."""\n\n\ndef f(x: int) -> None:\n    """Good."""\n'
+    )
+    module = "tests/ir/test_bad.py"
+    write(tree / module, "from weft.ir.good import f\n\n\ndef test_f():\n    f(1, y=2)\n")
+    assert_fires(GATE["types"], tree, module, "[call-arg]")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,113 @@ def test_readme_runs_shell_blocks_with_the_programs_of_the_environment(tree: Pat
     result = GATE["readme"].run(tree)
     assert result.returncode == 0, result.stdout
     assert (tree / "where.txt").read_text().strip() == str(BIN / "weft")
+
+
+STUB = """```python
+# src/weft/ir/made.py
+class Made(dict[str, int]):
+    def of(self, name: str, *, twice: bool = False) -> int: ...
+def make(size: int) -> Made: ...
+```
+"""
+MADE = '''"""Made."""
+
+
+class Made(dict[str, int]):
+    """Made."""
+
+    def of(self, name: str, *, twice: bool = False) -> int:
+        """One."""
+        return self[name]
+
+
+def make(size: int) -> Made:
+    """All."""
+    return Made()
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[gone](gone.md)", "gone.md"),
+        ("[gone](design/gone.md)", "design/gone.md"),
+        ("[no heading](glossary.md#gone)", "glossary.md#gone"),
+        ("[no heading](#gone)", "#gone"),
+        ("as in `ir/gone.py`", "`ir/gone.py`"),
+        ("as in `bad.py`", "`bad.py`"),
+    ],
+)
+def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> None:
+    write(tree / "src/weft/ir/not_bad.py", '"""Of another name."""\n')
+    write(tree / "docs/page.md", f"# Page\n\n{text}\n")
+    assert_fires(GATE["pages"], tree, "docs/page.md", named)
+
+
+@pytest.mark.parametrize(
+    ("said", "there"),
+    [
+        ("size: int", "size: float"),
+        ("size: int", "size: int = 1"),
+        (") -> Made: ...", ") -> None: ..."),
+        ("twice: bool = False", "twice: bool = True"),
+        ("dict[str, int]", "dict[str, str]"),
+        ("def make", "def build"),
+        ("class Made", "class Built"),
+        ("made.py", "gone.py"),
+    ],
+)
+def test_pages_fires_on_a_signature_that_is_another(tree: Path, said: str, there: str) -> None:
+    write(tree / "src/weft/ir/made.py", MADE)
+    assert STUB.count(said) == 1
+    write(tree / "docs/design/ir.md", STUB.replace(said, there))
+    assert_fires(GATE["pages"], tree, "docs/design/ir.md")
+
+
+def test_pages_takes_what_is_there(tree: Path) -> None:
+    write(tree / "src/weft/ir/made.py", MADE)
+    write(
+        tree / "CONTRIBUTING.md",
+        "[the words](docs/glossary.md), `made.py`, `src/weft/ir/made.py`\n",
+    )
+    links = "[up](../../README.md), [a heading](#one-heading-more), [away](https://weft.invalid/)"
+    write(tree / "docs/design/ir.md", f"# One heading, more\n\n{links}, `ir/made.py`\n\n{STUB}")
+    result = GATE["pages"].run(tree)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "said"),
+    [
+        ("ir/one.py", "class Made: ...\n", "Made: src/weft/ir/one.py, src/weft/ops/two.py"),
+        (
+            "ir/one.py",
+            "class NextTask: ...\n",
+            'NextTask says "task"; the glossary\'s word is "actor"',
+        ),
+        ("ir/tasks/__init__.py", "", None),
+        ("ir/task/__init__.py", "", "src/weft/ir/task: the name task says"),
+        ("ir/work_item.py", "", "src/weft/ir/work_item.py: the name work_item says"),
+    ],
+    ids=["two of one name", "class", "another word", "package", "module"],
+)
+def test_words_fires(tree: Path, module: str, text: str, said: str | None) -> None:
+    write(tree / "src/weft/ops/two.py", "class Made: ...\nclass Multitasking: ...\n")
+    write(tree / "src/weft" / module, text)
+    if said is None:
+        assert GATE["words"].run(tree).returncode == 0
+    else:
+        assert_fires(GATE["words"], tree, said)
+
+
+def test_exceptions_to_one_word_for_one_concept_are_needed_still() -> None:
+    source, glossary = ROOT / names.SOURCE, (ROOT / names.GLOSSARY).read_text()
+    classes = names.classes(source)
+    shared = names.shared_names(classes).keys()
+    assert shared >= names.SHARED, "take what is unique by now out of SHARED"
+    every = {*classes, *names.modules(source)}
+    against = {name for name, _ in names.names_against(every, names.ruled_out(glossary))}
+    assert against >= names.AGAINST_THE_GLOSSARY, "take what is renamed by now out"
 
 
 GOLDEN_TEST = """

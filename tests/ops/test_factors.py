@@ -6,7 +6,7 @@ import pytest
 
 from weft.errors import RuleError
 from weft.ops import OpCall, Operand, TensorSpec
-from weft.ops.factors import WHOLE, bind, factor_sizes, parse_factors, without_broadcasts
+from weft.ops.factors import WHOLE, Factors, bind, factor_sizes, parse_factors, without_broadcasts
 
 
 def call(op: str, *shapes: tuple[int, ...], results: tuple[tuple[int, ...], ...]) -> OpCall:
@@ -60,6 +60,14 @@ def test_stretched_dimensions_carry_no_factor() -> None:
 def test_a_factor_of_size_one_everywhere_is_kept() -> None:
     one = call("x", (1, 6), results=((1, 6),))
     assert without_broadcasts(one, bind("m n -> m n", one)).operands == (("m", "n"),)
+
+
+def test_a_factor_of_size_one_is_kept_beside_a_size_that_no_shape_shows() -> None:
+    one = call("x", (1,), results=((1,),))
+    factors = Factors((("s",),), (("s",),), hidden=(("s", 4),))
+    kept = without_broadcasts(one, factors)
+    assert kept == factors
+    assert factor_sizes(one, kept) == {"s": (1, 4)}
 
 
 def test_wrong_number_of_tensors_names_rule_and_op() -> None:

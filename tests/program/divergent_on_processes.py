@@ -428,6 +428,21 @@ def asked_alone(rank: int) -> float:
     return going_on(lambda: compiled(mlp(), pairs(), metrics=["loss"] if rank else []))
 
 
+def other_micro_batches(rank: int) -> float:
+    strategy = replace(weft.data_parallel(), micro_batches=2 + 2 * rank)
+    return going_on(lambda: compiled(mlp(), pairs(8), strategy=strategy))
+
+
+def other_placement(rank: int) -> float:
+    ranks = weft.placement("cpu", [[0, 1]] if rank else [0, 1])
+    return going_on(lambda: weft.compile(mlp(), squares, None, pairs(), placement=ranks))
+
+
+def other_strategy(rank: int) -> float:
+    strategy = weft.Strategy(parameters={"0.*": weft.split(0) if rank else weft.broadcast})
+    return going_on(lambda: compiled(mlp(), pairs(), strategy=strategy))
+
+
 def without_loss(rank: int) -> float:
     ranks = weft.placement("cpu", [0, 1])
     loss_fn = None if rank else squares
@@ -538,6 +553,9 @@ CASES: tuple[Callable[[int], float], ...] = (
     staged_updates,
     captured_alone,
     asked_alone,
+    other_micro_batches,
+    other_placement,
+    other_strategy,
     without_loss,
     misnamed_alone,
     state_of_one,

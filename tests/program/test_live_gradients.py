@@ -282,3 +282,24 @@ def test_a_metric_that_is_not_known_is_refused() -> None:
             placement=weft.placement("cpu", [0]),
             metrics=["loss"],  # type: ignore[list-item]
         )
+
+
+def test_parameters_without_an_optimizer_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": [model[1].weight], "lr": 0.0}], lr=0.1
+    )
+    with weft.local_world(1):
+        program = weft.compile(
+            model,
+            lambda m, x: m(x).sum(),
+            optimizer,
+            torch.ones(8, 4),
+            placement=weft.placement("cpu", [0]),
+        )
+        for _ in range(2):
+            program.step(torch.ones(8, 4), update=False)
+        program.close()
+    assert model[1].weight.grad is not None
+    assert model[1].bias.grad is None
+    assert caplog.text.count("no gradient in parameter.grad of 1.bias") == 1

@@ -17,6 +17,7 @@ from weft.capture import capture
 from weft.capture.tracing import trace
 from weft.compiler.layouts.deduce import Hints
 from weft.compiler.pipeline import compile_graph
+from weft.compiler.stages import join as stages_join
 from weft.errors import BatchError, UserError
 from weft.program.planning import variants
 from weft.program.planning.build import with_lying
@@ -189,6 +190,19 @@ def test_other_shapes_are_not_traced_by_make_fx(monkeypatch: pytest.MonkeyPatch)
         for each in batches():
             program.step(each)
             evaluation.step(each)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_shapes_of_about_the_size_are_not_deduced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with weft.local_world(2):
+        program = compiled(language(), STRATEGIES[name])
+        program.step(batches()[0])
+        monkeypatch.setattr(stages_join, "deduce", None)
+        program.step(batch(6, 6, seed=1))
+        with pytest.raises(TypeError, match="NoneType"):
+            program.step(batch(2, 4, seed=2))
 
 
 def test_loaded_states_reach_a_step_of_another_shape() -> None:

@@ -13,9 +13,9 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
 from single_device import adamw
-from weft.compiler.options import SCHEDULES
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
+from weft.strategy.parts import SCHEDULES
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("double_precision")]
 

@@ -48,6 +48,30 @@ def program(request: pytest.FixtureRequest) -> Iterator[weft.Program]:
         )
 
 
+def test_a_trace_says_which_plan_it_shows(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    with weft.local_world(2, timeout=30):
+        ranks = weft.placement("cpu", [0, 1])
+        program = weft.compile(
+            model, lambda m, x: m(x).sum(), adamw(model), torch.ones(8, 4), placement=ranks
+        )
+        with program.recording():
+            program.step(torch.ones(8, 4))
+            program.step(torch.ones(8, 4))
+        assert program.trace().batch == "batch float32[8, 4]"
+        assert not caplog.records
+        with program.recording(tmp_path / "trace.json"):
+            program.step(torch.ones(8, 4))
+            program.step(torch.ones(6, 4))
+        assert (
+            "holds 1 of the 2 steps that were recorded, those on batch float32[6, 4]" in caplog.text
+        )
+        assert "batch float32[6, 4]" in str(program.trace())
+        content = json.loads((tmp_path / "trace.json").read_text())
+        assert content["otherData"]["batch"].startswith("batch float32[6, 4]")
+        program.close()
+
+
 @pytest.fixture(scope="module")
 def trace(program: weft.Program) -> Trace:
     """Steps 1 and 2."""

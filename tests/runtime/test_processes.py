@@ -22,7 +22,7 @@ def run_ranks(case, size, seconds=40):
 
     This process holds the job's store, as torchrun's agent does, on a port that the system chose.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     variables = {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",

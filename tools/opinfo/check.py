@@ -14,12 +14,13 @@ from torch import Tensor
 from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.interpret import run_programs
 from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
-from tools.opinfo.reference import Expected, captured, expected
+from tools.opinfo.reference import Expected, captured, constants, expected
 from tools.opinfo.samples import Case, cases, full_name
 from tools.oracles.rules import TorchCall, check_call, close, split_again
 from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
-from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.class_loss import fuse_class_losses
+from weft.compiler.families.table import expand
 from weft.compiler.layouts.box import box
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.local.communicators import communicators
@@ -133,7 +134,7 @@ def problems(
     if random:
         yield from _shapes(case, named, known_values)
     else:
-        yield from _differences(case, "captured", named, known_values)
+        yield from _differences(case, "captured", {**named, **constants(found)}, known_values)
     calls = chain(
         signature_problems(found.graph, values),
         stride_problems(found.graph, values),
@@ -142,7 +143,8 @@ def problems(
     for line in calls:
         yield f"{case.describe()}: {line}"
     for trial in trials(inputs, effort.layouts, case.key):
-        every = run(found.graph, trial, inputs, found_outputs := {})
+        found_outputs: dict[str, str] = {}
+        every = run(found.graph, trial, inputs, found_outputs)
         for rank, held in enumerate(every):
             made = {key: held[name] for key, name in found_outputs.items()}
             yield from _differences(case, f"{trial} rank {rank}", made, named)
@@ -202,7 +204,7 @@ def run(
     laid = {node.key: Layout(placement, trial.layouts[node.key]) for node in graph.of_kind(Input)}
     graph = _with_partials(graph, laid)
     hints = Hints({key: _admissible(layout) for key, layout in laid.items()})
-    graph, assignment = split_classes(graph, deduce(graph, hints, placement))
+    graph, assignment = expand(*fuse_class_losses(graph, deduce(graph, hints, placement)))
     by_name = {node.value.name: laid[node.key] for node in graph.of_kind(Input)}
     # Inputs in layouts that hints do not admit (sums) are boxed to what was deduced.
     assignment = replace(assignment, values={**assignment.values, **by_name})

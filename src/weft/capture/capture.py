@@ -12,7 +12,7 @@ import torch
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules
+from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
 from weft.capture.python.watch import Watch
@@ -47,6 +47,7 @@ class Captured:
             the step has to be captured again.
         watch: values of Python that the step depends on.
         skeletons: of its trace.
+        rules: how parameters are updated, by name.
     """
 
     graph: LogicalGraph
@@ -56,6 +57,7 @@ class Captured:
     recurrent: frozenset[str] = frozenset()
     watch: Watch = field(default_factory=Watch)
     skeletons: Skeletons | None = None
+    rules: Mapping[str, UpdateRule] = field(default_factory=dict)
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
         """What the loss function returned, built from the values of the graph's outputs by key."""
@@ -92,7 +94,8 @@ def capture(
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
         masters: whether optimizers update float32 copies of narrower parameters.
-        like: the same step for a batch of other shapes; makes it quicker, and nothing else.
+        like: the same step for a batch of other shapes, which makes it quicker, and has decided which
+            states there are.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -121,6 +124,7 @@ def capture(
         rules = (
             update_rules(optimizers, variables.parameters, groups, masters) if optimizers else {}
         )
+        rules = with_states_of(rules, like.rules if like else {})
     boundary = _boundary(variables, batch, traced, rules)
     graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
@@ -134,6 +138,7 @@ def capture(
         traced.recurrent,
         traced.watch,
         traced.skeletons,
+        rules,
     )
 
 

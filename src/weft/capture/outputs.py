@@ -8,10 +8,18 @@ from typing import Any
 
 import torch
 
+from weft.capture.python.numbers import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
 
 _RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A leaf that is a number of Python, read from the tensor with this key."""
+
+    key: str
 
 
 @dataclass(frozen=True)
@@ -19,12 +27,20 @@ class OutputSpec:
     """Containers and leaves of the returned value; a leaf is the key of a tensor, or a constant handed back as is."""
 
     tree: Tree
-    leaves: tuple[str | Static, ...]
+    leaves: tuple[str | Number | Static, ...]
 
     def unflatten(self, values: Mapping[str, Any]) -> Any:
         """Build what the loss function returned from the tensors by key."""
-        leaves = [x.value if isinstance(x, Static) else values[x] for x in self.leaves]
-        return unflatten(leaves, self.tree)
+        return unflatten([_given(leaf, values) for leaf in self.leaves], self.tree)
+
+
+def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
+    match leaf:
+        case Static():
+            return leaf.value
+        case Number(key=key):
+            return values[key].item()
+    return values[leaf]
 
 
 def describe_outputs(
@@ -40,9 +56,12 @@ def describe_outputs(
     """
     found, tree = flatten(result, "output")
     tensors: dict[str, torch.Tensor] = {}
-    leaves: list[str | Static] = []
+    leaves: list[str | Number | Static] = []
     for path, leaf in found:
-        if isinstance(leaf, torch.Tensor):
+        if is_later(leaf):
+            tensors[path] = tensor_of(leaf)
+            leaves.append(Number(path))
+        elif isinstance(leaf, torch.Tensor):
             key = "loss" if leaf is loss else path
             tensors[key] = leaf
             leaves.append(key)
@@ -57,7 +76,12 @@ def find_loss(result: Any) -> torch.Tensor:
     Raises:
         CaptureError: when there is none.
     """
-    loss = _candidate(result)
+    loss = None if is_later(result) else _candidate(result)
+    if is_later(result) or is_later(loss):
+        raise CaptureError(
+            "the loss is a number, as .item() or float() makes it, through which no gradient flows; return the tensor, "
+            "and the number beside it"
+        )
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(
             f"the loss function returned {_kind(result)} and no loss was found in it; {_RETURN_HELP}"

@@ -1,1 +1,1 @@
-"""From a captured graph to a plan: one pass a file, `pipeline.py` in order."""
+"""From a captured graph to a plan: a folder for each idea, `pipeline.py` says in which order passes run."""

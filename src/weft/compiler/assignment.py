@@ -28,6 +28,7 @@ class Assignment:
         proven: whether `cost` is the least there is, along each axis with the others as they are.
         broken: how often a parameter is used otherwise than the user laid it out, because its op
             admits nothing else.
+        taken: whether they are those of a graph of other sizes, of which all this is said.
     """
 
     values: Mapping[str, Layout]
@@ -37,3 +38,4 @@ class Assignment:
     bound: float = 0.0
     proven: bool = True
     broken: int = 0
+    taken: bool = False

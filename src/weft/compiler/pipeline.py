@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.experts.dispatch import dispatch_rows
@@ -33,7 +33,7 @@ from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
 from weft.compiler.schedule.fold import rank_classes
 from weft.compiler.schedule.schedule import Scheduled, device_of, plan_alone, plan_together
-from weft.compiler.signatures import check_kept, check_signatures
+from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.join import Deduced, GridHints, lay_out
 from weft.compiler.stages.stages import Stages
@@ -44,7 +44,8 @@ from weft.compiler.training.loss_scale import scale_loss, unscale
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.compiler.training.zero import shard_variables
-from weft.ir import LogicalGraph, Plan, verify
+from weft.hardware import is_launched
+from weft.ir import LogicalGraph, Plan, verify, verify_local
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
@@ -64,6 +65,7 @@ class Compiled:
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
         peaks: what the ranks that were asked for hold when they hold most.
+        cut: into how many parts the batch is cut for overlap.
     """
 
     graph: LogicalGraph
@@ -76,6 +78,7 @@ class Compiled:
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     peaks: tuple[Peak, ...] = ()
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ def compile_graph(
     options: Options | None = None,
     homes: Mapping[str, int] | None = None,
     begin: Callable[[str], None] = lambda _: None,
+    like: Compiled | None = None,
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
@@ -135,29 +139,39 @@ def compile_graph(
         options: what the passes are told.
         homes: stages of parameters and buffers, where another program has decided them.
         begin: is told the name of each phase that begins.
+        like: the same step for another shape of the batch, with the same options; what was chosen for it
+            is taken over where sizes are close.
     """
     options = options or Options()
     begin("cutting into stages and micro-batches")
-    graph, stages = transform(graph, placement, options, homes)
+    graph, stages = transform(graph, placement, options, homes, like.stages if like else None)
     begin("choosing layouts")
-    laid = lay(graph, hints, placement, stages, options)
+    laid = lay(graph, hints, placement, stages, options, like.deduced if like else ())
     begin("planning")
-    lowered = lower(laid, placement, ranks, options)
+    lowered = lower(laid, placement, ranks, options, like.cut if like else None)
     return _compiled(laid, lowered, ranks, options)
 
 
 def transform(
-    graph: LogicalGraph, placement: Placement, options: Options, homes: Mapping[str, int] | None
+    graph: LogicalGraph,
+    placement: Placement,
+    options: Options,
+    homes: Mapping[str, int] | None,
+    before: Stages | None = None,
 ) -> tuple[LogicalGraph, Stages]:
-    """What does not depend on layouts: where calls run, how often, in which dtypes."""
+    """What does not depend on layouts: where calls run, how often, in which dtypes.
+
+    `before` are the stages for another shape of the batch.
+    """
     graph = verify(keep_apart(verify(graph)))
     graph = verify(products_first(graph))
     graph = verify(causal_masks(graph))
     graph = verify(unsorted(graph))
     graph = verify(join_products(graph))
     graph = verify(scale_loss(graph))
-    graph, stages = assign_stages(graph, options, placement, homes)
-    graph = verify(lay_activations(graph, options.activations, options.modules))
+    calls = before.calls if before else {}
+    graph, stages = assign_stages(graph, options, placement, homes, calls)
+    graph = verify(lay_activations(verify(graph), options.activations, options.modules))
     graph = verify(undo_views(graph))
     graph = verify(recompute(graph, options.recompute, options.modules))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
@@ -171,8 +185,12 @@ def lay(
     placement: Placement,
     stages: Stages,
     options: Options,
+    before: Sequence[Deduced] = (),
 ) -> Laid:
-    """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges."""
+    """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges.
+
+    `before` is what was deduced for another shape of the batch.
+    """
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
     graph = verify(store_in_shares(graph, on_grids, stages))
@@ -181,14 +199,23 @@ def lay(
     sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
     graph = verify(unscale(sharded.graph))
     graph = verify(clip_norm(graph, options.clip_norm, options.metrics, stages.homes))
-    graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model)
+    graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model, before)
     graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
-    graph = check_kept(check_signatures(verify(graph, with_layouts=True)))
+    graph = check_signatures(verify(graph, with_layouts=True))
     return Laid(graph, stages, deduced, sharded.stored, (*sharded.notes, *sent.notes))
 
 
-def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Options) -> Lowered:
-    """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all."""
+def lower(
+    laid: Laid,
+    placement: Placement,
+    ranks: Sequence[int],
+    options: Options,
+    before: Cut | None = None,
+) -> Lowered:
+    """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all.
+
+    `before` is how another shape of the batch was cut.
+    """
     graph, stages = laid.graph, laid.stages
     groups = communicators(graph)
     together = graph.micro_batches > 1 or len(stages.placements) > 1
@@ -196,19 +223,28 @@ def lower(laid: Laid, placement: Placement, ranks: Sequence[int], options: Optio
     classes = rank_classes(graph, groups, placement.ranks, limited) if together else {}
     every = sorted({*classes.values(), *ranks})
     local = localize_all(graph, every, groups, stages.homes)
-    cut = _cut(graph, local, groups, placement, stages, options)
-    parts = [overlap(each, cut.parts) for each in local.values()]
-    if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
-        parts = [join_losses(each) for each in parts]
-    programs = tuple(
-        offload(copy_escaping_views(each), graph, options.offload, options.modules)
-        for each in parts
-    )
+    for each in local.values():
+        verify_local(each)
+    whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
+    cut = Cut() if whole else _cut(graph, local, groups, placement, stages, options)
+    programs = _after(lambda program: overlap(program, cut.parts), local.values())
+    if not is_launched(placement.device_type):  # else a few rows at a time are too many launches
+        programs = _after(join_losses, programs)
+    programs = _after(copy_escaping_views, programs)
+    modules = options.modules
+    programs = _after(lambda each: offload(each, graph, options.offload, modules), programs)
     if together:
         schedule = plan_together(programs, groups, stages, options, classes)
     else:
         schedule = plan_alone(programs, groups, stages, options)
     return Lowered(groups, programs, schedule, cut)
+
+
+def _after(
+    pass_: Callable[[LocalProgram], LocalProgram], programs: Iterable[LocalProgram]
+) -> tuple[LocalProgram, ...]:
+    """The programs of all ranks after a pass."""
+    return tuple(verify_local(pass_(program)) for program in programs)
 
 
 def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:
@@ -220,7 +256,7 @@ def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Optio
     # Under a limit every rank looks at all that it knows, so that all give up alike.
     looked_at = plan.ranks if options.memory_limit is None else schedule.plans
     peaks = tuple(memory(each, schedule.moments(each.rank)) for each in looked_at)
-    held = check_limit(peaks, graph, options)
+    held = check_limit(peaks, graph, lowered.programs, options)
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
         graph,
@@ -233,6 +269,7 @@ def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Optio
         laid.stored,
         (*laid.notes, *lowered.cut.notes),
         tuple(peak for peak in held if peak.rank in ranks),
+        lowered.cut,
     )
 
 

@@ -144,8 +144,8 @@ def whole_factors(call: OpCall) -> Factors:
 
 
 def without_broadcasts(call: OpCall, factors: Factors) -> Factors:
-    """The same factors, but dimensions of size 1 that are stretched to a larger factor carry none."""
-    sizes = factor_sizes(call, factors)
+    """The same factors, but dimensions of size 1 that are stretched to a larger one carry none."""
+    sizes = factor_sizes(call, replace(factors, hidden=()))
 
     def keep(name: str, size: int) -> str:
         return WHOLE if name and size == 1 and sizes[name] != (1,) else name

@@ -61,6 +61,7 @@ class Rule:
     ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]] = ()
     anyhow: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    readers: tuple[str, ...] = ()
     view: bool = False
     shares: bool | None = None
     flops: Callable[[OpCall], int] | None = None
@@ -117,7 +118,8 @@ def rule(
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
             anyhow: positions of arguments that are not looked at: they may lie in any way.
-            kept: numbers of results that only the op's backward understands: they are never boxed.
+            kept: numbers of results that only the ops of `readers` understand: they are never boxed.
+            readers: the ops that understand them, as the op's backward.
             view: whether the op moves no data.
             shares: whether the result may be the first operand, or a view of it; by default as `view`.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
@@ -159,7 +161,7 @@ def factors_of(op: str) -> str | Callable[[OpCall], Factors] | None:
 
 
 def kept_results(op: str) -> tuple[int, ...]:
-    """The numbers of the op's results that only its backward understands."""
+    """The numbers of the op's results that only a few other ops understand, as its backward does."""
     found = _RULES.get(op)
     return found.kept if found else ()
 
@@ -177,6 +179,12 @@ def sharing_ops() -> AbstractSet[str]:
 def sharing(ops: Sequence[str]) -> None:
     """Declare that results of ops without a rule may be their first operand, or a view of it."""
     _SHARING.update(ops)
+
+
+def kept_readers(op: str) -> tuple[str, ...]:
+    """The ops that understand these results."""
+    found = _RULES.get(op)
+    return found.readers if found else ()
 
 
 def has_rule(op: str) -> bool:

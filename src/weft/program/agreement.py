@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
+from weft.capture.optimizers.optimizer import KeptStates
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp
 from weft.tensor import GlobalTensor
@@ -115,17 +116,19 @@ class OptionsChecksum:
     def __init__(self, optimizer: Optimizing) -> None:
         self._optimizers = optimizers_of(optimizer)
         self._known: tuple[list[Any], int] = ([], 0)
+        self._kept = KeptStates(self._optimizers)
 
     def of(self, update: bool) -> int:
         """The checksum for a step.
 
         Raises:
-            UserError: naming a hyperparameter that is no number.
+            UserError: naming a hyperparameter that is no number, or by which updates keep other states.
         """
         groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
         if now != self._known[0]:
             check_hyperparameters(self._optimizers)
+            self._kept.check()
             text = ", ".join(map(_text, now))
             self._known = now, zlib.crc32(text.encode())
         return self._known[1] ^ update

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from weft.capture.optimizers.groups import Optimizing
-from weft.compiler.options import METRICS, Metric, Options
+from weft.compiler.options import METRICS, Metric, Options, options_of
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
-from weft.program.everyone import agreed, agreed_seed
+from weft.program.everyone import agreed, agreed_seed, check_same_asked, told
 from weft.program.feeding.buckets import Buckets
 from weft.program.feeding.local_batch import LocalBatch
 from weft.program.live.holds import lying
@@ -23,14 +24,17 @@ from weft.program.planning.build import Setting, local_ranks
 from weft.program.planning.planner import Planner
 from weft.program.planning.progress import progress, uncollected
 from weft.program.planning.step import Step
+from weft.program.planning.variants import Planned
 from weft.program.program import Program
-from weft.program.strategy.strategy import Strategy, data_parallel
+from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.verification import check_values
 from weft.runtime.compiled.choice import Kernels, usable_kernels
 from weft.runtime.world.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy, data_parallel
+from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of
 
 
@@ -111,16 +115,21 @@ def compile(
     world = current_world(placement.device_type)
     world.calls.enter("compile")
 
-    def read() -> _Wanted:
+    made: list[_Wanted] = []
+
+    def read() -> str:
         asked = data_parallel() if strategy is None else strategy
         _check_arguments(asked, batch, metrics)
-        options = replace(asked.options(), metrics=tuple(metrics))
+        options = replace(options_of(asked), metrics=tuple(metrics))
         ranks = local_ranks(world, placement)
         local = LocalBatch(asked, placement, world) if batch == "local" else None
         chosen = usable_kernels(kernels, placement.device_type)
-        return _Wanted(world, placement, ranks, asked, options, chosen, local, shapes)
+        made.append(_Wanted(world, placement, ranks, asked, options, chosen, local, shapes))
+        others = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
+        return json.dumps({**_strategy_text(asked, placement), **_texts(others)})
 
-    wanted = agreed(world, "what is asked for", read)
+    check_same_asked(told(world, "what is asked for", read))
+    (wanted,) = made
     if wanted.local is not None:
         mesh_of(placement)  # opens its channels
     step, given = agreed(
@@ -153,7 +162,7 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
     options = replace(wanted.options, modules=modules, device=world.links())
     planner = Planner(wanted.strategy, placement, ranks, options, lying(step.model, world))
     with progress(0 in ranks) as begin:
-        first = agreed(world, "the plan", lambda: planner.plan(step, begin))
+        first = agreed(world, "the plan", lambda: _first_plan(planner, step, begin))
         graph, stored = first[1].graph, first[1].stored
         begin("filling variables")
         variables = take_over(step.model, graph, stored, world, placement)
@@ -175,6 +184,24 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
         program = Program(every, step, training)
         give_back()
     return program
+
+
+def _first_plan(planner: Planner, step: Step, begin: Callable[[str], None]) -> Planned:
+    """The plan for the example batch, which the optimizers' states fit; nothing is taken over yet."""
+    planned = planner.plan(step, begin)
+    check_states(step.model, step.optimizers, planned[1].graph)
+    return planned
+
+
+def _strategy_text(strategy: Strategy, placement: Placement) -> dict[str, str]:
+    """The placement and the fields of a strategy, by what an error calls them."""
+    given = {each.name: plain(each.name, getattr(strategy, each.name)) for each in fields(strategy)}
+    named = {f"strategy.{name}": text for name, text in _texts(given).items()}
+    return {"placement": str(placement), **named}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in values.items()}
 
 
 def _check_arguments(strategy: object, batch: object, metrics: Sequence[object]) -> None:

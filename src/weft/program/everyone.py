@@ -104,6 +104,23 @@ def check_same_example(texts: list[str]) -> None:
             )
 
 
+def check_same_asked(texts: list[str]) -> None:
+    """Raise UserError when the ranks ask for different programs.
+
+    Args:
+        texts: for each rank, a JSON object of the arguments by name.
+    """
+    first, *others = map(json.loads, texts)
+    for rank, other in enumerate(others, 1):
+        for name in {**first, **other}:
+            one, two = (each.get(name, "not given") for each in (first, other))
+            if one != two:
+                raise UserError(
+                    f"the ranks compile different programs: {name} is {one} on rank 0, and {two} on rank {rank}; every "
+                    "process must give the same"
+                )
+
+
 def _read(text: str) -> list[str]:
     """What `told` sends, or what something else does."""
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +41,13 @@ from weft.program.training.states import full_states
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor.divergence import forget_writes, note_write
 
+_log = logging.getLogger("weft")
 
+
+@final
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
@@ -85,7 +90,7 @@ class Program:
         return self._variants.current.compiled
 
     @property
-    def _executors(self) -> Mapping[int, Executor | DeviceExecutor]:
+    def _executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
         return self._variants.current.executors
 
     @property
@@ -348,7 +353,7 @@ class Program:
         Args:
             details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
                 memory of each rank, the schedule, kernels.
-            op: a shell-like pattern of modules ("blocks.0", which stands for what is below it, too),
+            op: a pattern of modules ("blocks.0", which stands for what is below it, too),
                 lines ("model.py:30"), ops ("aten.mm.*") or names of parameters and leaves of the
                 batch: the rows of these tables that match.
 
@@ -374,8 +379,8 @@ class Program:
     def trace(self, path: str | Path | None = None) -> Trace:
         """When every act of the last step ran, on all ranks, and what queues waited for.
 
-        Every process must call it. After `recording`, the trace holds all steps of it until the
-        next step begins.
+        It says which batch that step was planned for. Every process must call it. After `recording`,
+        the trace holds all steps of it until the next step begins.
 
         Args:
             path: where the first rank writes it, for ui.perfetto.dev or chrome://tracing; a row for
@@ -389,6 +394,7 @@ class Program:
         world = self._setting.world
         records = {rank: executor.recorder.record() for rank, executor in self._executors.items()}
         trace = gather_trace(world, self._compiled, records)
+        trace = replace(trace, batch=self._variants.current.name)
         if path is not None and 0 in world.ranks:
             trace.write(path)
         return trace
@@ -397,8 +403,11 @@ class Program:
     def recording(self, path: str | Path | None = None) -> Iterator[None]:
         """Trace all steps made inside, and write them at the end as `trace` does.
 
-        Every process must enter it, and make the same steps. When a step fails nothing is written.
+        Every process must enter it, and make the same steps. When a step fails nothing is written. Of
+        steps of several plans, as for other shapes, those are left out that ran not by the plan of the
+        last one, which the log "weft" says.
         """
+        before = self._steps
         recorders = [executor.recorder for executor in self._executors.values()]
         for recorder in recorders:
             recorder.clear()
@@ -408,7 +417,12 @@ class Program:
         finally:
             for recorder in recorders:
                 recorder.keeping = False
-        self.trace(path)
+        shown, made = len(self.trace(path).ranks[0].steps), self._steps - before
+        if shown < made:
+            _log.warning(
+                "the trace holds %d of the %d steps that were recorded, those on %s; the others ran by other plans",
+                *(shown, made, self._variants.current.name),
+            )
 
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""

@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from weft.ops.rules.loss import MEAN, NONE, SUM
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
-_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reductions
 
 
 def _nll_forward(op: Any) -> Callable[..., Any]:
     def decomposed(
         self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
     ) -> Any:
-        if reduction != _MEAN:
+        if reduction != MEAN:
             return NotImplemented
-        total, total_weight = op(self, target, weight, _SUM, ignore_index)
+        total, total_weight = op(self, target, weight, SUM, ignore_index)
         return total / total_weight, total_weight
 
     return decomposed
@@ -35,10 +36,10 @@ def _nll_backward(op: Any) -> Callable[..., Any]:
         ignore_index: int,
         total_weight: Tensor,
     ) -> Any:
-        if reduction != _MEAN:
+        if reduction != MEAN:
             return NotImplemented
         grad = grad_output / total_weight
-        return op(grad, self, target, weight, _SUM, ignore_index, total_weight)
+        return op(grad, self, target, weight, SUM, ignore_index, total_weight)
 
     return decomposed
 
@@ -46,10 +47,10 @@ def _nll_backward(op: Any) -> Callable[..., Any]:
 def _elementwise_forward(op: Any) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         values, reduction = _without_reduction(op, args, kwargs)
-        if reduction == _NONE:
+        if reduction == NONE:
             return NotImplemented
         each = op(*values.values())
-        return each.sum() / each.numel() if reduction == _MEAN else each.sum()
+        return each.sum() / each.numel() if reduction == MEAN else each.sum()
 
     return decomposed
 
@@ -57,12 +58,12 @@ def _elementwise_forward(op: Any) -> Callable[..., Any]:
 def _elementwise_backward(op: Any) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         values, reduction = _without_reduction(op, args, kwargs)
-        if reduction == _NONE:
+        if reduction == NONE:
             return NotImplemented
         operands = values["self"].shape, values["target"].shape
         shape = torch.broadcast_shapes(*operands)  # type: ignore[no-untyped-call]
         grad = values["grad_output"]
-        if reduction == _MEAN:
+        if reduction == MEAN:
             grad = grad / math.prod(shape)
         return op(*{**values, "grad_output": grad.expand(shape)}.values())
 
@@ -75,12 +76,12 @@ def _rows_forward(op: Any, several: bool) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         values, reduction = _without_reduction(op, args, kwargs)
         target = values["target"]
-        if reduction == _NONE and values["self"].dim() == 2:
+        if reduction == NONE and values["self"].dim() == 2:
             return NotImplemented
         made = op(*_as_rows(values, several).values())
         each, *others = made if isinstance(made, tuple) else (made,)
-        found = each.sum() / each.numel() if reduction == _MEAN else each.sum()
-        if reduction == _NONE:
+        found = each.sum() / each.numel() if reduction == MEAN else each.sum()
+        if reduction == NONE:
             found = each.reshape(() if several else target.shape)
         return (found, *(one.reshape(target.shape) for one in others)) if others else found
 
@@ -90,11 +91,11 @@ def _rows_forward(op: Any, several: bool) -> Callable[..., Any]:
 def _rows_backward(op: Any, several: bool) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         values, reduction = _without_reduction(op, args, kwargs)
-        if reduction == _NONE and values["self"].dim() == 2:
+        if reduction == NONE and values["self"].dim() == 2:
             return NotImplemented
         rows = _as_rows(values, several)
         count = len(rows["self"])
-        grad = values["grad_output"] / count if reduction == _MEAN else values["grad_output"]
+        grad = values["grad_output"] / count if reduction == MEAN else values["grad_output"]
         made = op(*{**rows, "grad_output": grad.expand(count)}.values())
         return made.reshape(values["self"].shape)
 
@@ -119,7 +120,7 @@ def _without_reduction(
     given = {arg.name: value for arg, value in zip(schema, args, strict=False)} | kwargs
     values = {arg.name: given.get(arg.name, arg.default_value) for arg in schema}
     reduction: int = values["reduction"]
-    return {**values, "reduction": _NONE}, reduction
+    return {**values, "reduction": NONE}, reduction
 
 
 _ELEMENTWISE = (

@@ -21,9 +21,10 @@ from weft.capture.batch import dtype_name
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.tracing.fx import DispatchMode
-from weft.errors import CaptureError
+from weft.errors import CaptureError, UserError
 from weft.ir.nodes import MASTER
 
+_AGAIN = "close the program, weft.release(model, optimizer), and compile again"
 # Ops that move no value from one element to another, beside those that torch tags as pointwise.
 _ELEMENTWISE = frozenset(
     (
@@ -137,6 +138,91 @@ def update_rules(
             cut[dims] = updates_parts_alike(copy, parameter.dim())
         rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
     return rules
+
+
+def with_states_of(
+    rules: Mapping[str, UpdateRule], before: Mapping[str, UpdateRule]
+) -> dict[str, UpdateRule]:
+    """The rules, with the states that earlier ones gave the same parameters: a momentum that is 0 now keeps its buffer.
+
+    Raises:
+        CaptureError: naming a parameter whose update keeps more.
+    """
+    found = dict(rules)
+    for name in rules.keys() & before.keys():
+        rule, old = rules[name], before[name]
+        more = {state.name for state in rule.states} - {state.name for state in old.states}
+        if more:
+            raise CaptureError(
+                f"the update of {name} keeps {', '.join(sorted(more))} now, and did not when the step was compiled, as "
+                f"options of its group in {rule.optimizer} were others; {_AGAIN}"
+            )
+        elementwise = rule.elementwise and old.elementwise
+        found[name] = replace(rule, states=old.states, elementwise=elementwise)
+    return found
+
+
+def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> frozenset[str]:
+    """The names of the states that a group's updates keep by these options; none where that is not to be seen."""
+    parameter = next(iter(optimizer.param_groups[group]["params"]), None)
+    if parameter is None:
+        return frozenset()
+    probe = torch.nn.Parameter(torch.empty(parameter.shape, device="meta"))
+    copy = _copy_for(optimizer, group, probe)
+    copy.param_groups[0].update(options)
+    probe.grad = torch.empty_like(probe)
+    try:
+        with _Observer():
+            copy.step()
+    except Exception:
+        return frozenset()
+    return frozenset(name for name, x in copy.state[probe].items() if isinstance(x, torch.Tensor))
+
+
+class KeptStates:
+    """Which states updates keep, by the options that the groups had when the step was compiled.
+
+    Args:
+        optimizers: the user's.
+    """
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+        self._first: dict[int, dict[str, Any]] = {}
+        self._seen: list[dict[str, Any]] = []
+        self.check()
+
+    def check(self) -> None:
+        """Raise UserError, naming the option, when an update keeps a state by now that it did not keep."""
+        groups = [
+            (label, number, {key: x for key, x in group.items() if key != "params"})
+            for label, number, group in self._optimizers.groups()
+        ]
+        flags = [{key: _flag(x) for key, x in options.items()} for *_, options in groups]
+        if flags == self._seen:
+            return
+        for label, number, options in groups:
+            self._compare(label, number, options, self._first.setdefault(number, options))
+        self._seen = flags
+
+    def _compare(
+        self, label: str, number: int, now: Mapping[str, Any], then: Mapping[str, Any]
+    ) -> None:
+        other = [key for key in now if key in then and _flag(now[key]) != _flag(then[key])]
+        place = self._optimizers.place(number)
+        for key in other:
+            plain = {each: then[each] for each in other}
+            more = states_kept(*place, {**plain, key: now[key]}) - states_kept(*place, plain)
+            if more:
+                raise UserError(
+                    f"{label}: {key!r} was {then[key]!r} when the step was compiled, and is {now[key]!r}: the update "
+                    f"keeps {', '.join(sorted(more))} then, for which the program has no place; {_AGAIN}"
+                )
+
+
+def _flag(option: Any) -> Any:
+    """What of an option decides which states there are: whether it is 0, not how large."""
+    return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
 
 
 def _try(

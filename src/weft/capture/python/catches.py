@@ -19,6 +19,8 @@ from functools import lru_cache
 from types import FrameType, FunctionType
 from typing import Any, TypeAlias
 
+from weft.files import PACKAGE
+
 
 def may_swallow(manager: Any) -> bool:
     """Whether an exception may end at a context manager.
@@ -59,7 +61,7 @@ def _gives_true(statement: ast.Return) -> bool:
 # The class of an exception; None: it is not known.
 Kind: TypeAlias = type[BaseException] | None
 
-_CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fx.py")
+_CAPTURE = os.path.join(PACKAGE, "capture", "tracing", "fx.py")
 # Loops, `next`, `hasattr` and `getattr` catch these without a statement that says so.
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, AttributeError)
 _TRIES = ("Try", "TryStar")  # by name: 3.10 has no TryStar

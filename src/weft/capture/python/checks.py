@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 import torch
 
 from weft.capture.python.catches import is_caught, kind_raised
+from weft.files import PACKAGE
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What stands between a truth test and the op that reads the value.
 _BETWEEN = (
-    _WEFT + os.sep,
+    PACKAGE + os.sep,
     *(os.path.join(_TORCH, name) for name in ("_ops.py", "_compile.py", "_subclasses", "_dynamo")),
     *(os.path.join(_TORCH, name) for name in ("fx", os.path.join("utils", "_"))),
 )

@@ -1,7 +1,7 @@
 """Hooks on parameters: those that can stand in the graph are traced, others are refused; both are compared later.
 
 Private API: `Tensor._backward_hooks` and `Tensor._post_accumulate_grad_hooks`, which hold what was
-registered.
+registered, and `RemovableHandle.next_id`, the number of the next hook.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from weft.errors import CaptureError
 
@@ -46,17 +47,39 @@ class Hooked:
         self._parameters = dict(parameters)
         self._dicts = [_copies(_registered(one)) for one in parameters.values()]
         self._hooks = [_of_users(*each) for each in self._dicts]
+        self._present: list[Any] = []
+        self._sizes: list[int] = []
+        self._note()
 
-    def changed(self) -> tuple[str, int, int] | None:
-        """The first parameter with other hooks, how many it had, and has; some microseconds."""
+    def changed(self, more: bool = True) -> tuple[str, int, int] | None:
+        """The first parameter with other hooks, how many it had, and has; some microseconds.
+
+        Args:
+            more: whether hooks were registered since, anywhere; otherwise they can only be gone.
+        """
+        if not more and list(map(len, self._present)) == self._sizes:
+            return None
         now = list(map(_registered, self._parameters.values()))
         if now == self._dicts:
+            self._note()
             return None
         for name, before, each in zip(self._parameters, self._hooks, now, strict=True):
             if _of_users(*each) != before:
                 return name, len(before), len(_of_users(*each))
         self._dicts = list(map(_copies, now))
+        self._note()
         return None
+
+    def _note(self) -> None:
+        """The dicts that hold hooks now, and how many."""
+        held = (hooks for each in map(_registered, self._parameters.values()) for hooks in each)
+        self._present = [hooks for hooks in held if hooks]
+        self._sizes = list(map(len, self._present))
+
+
+def registered() -> int:
+    """How many hooks have been registered in this process, on whatever."""
+    return RemovableHandle.next_id
 
 
 _registered: Callable[[torch.Tensor], Any] = attrgetter(

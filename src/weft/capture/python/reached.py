@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.capture.tracing.locations import in_library, installed
+from weft.capture.tracing.locations import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
@@ -32,6 +32,9 @@ def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
         seen = [space.get(name) for space, name in globals_of(plain)]
         seen += [cell.cell_contents for _, cell in cells_of(plain)]
         seen += [vars(each).get(name) for each in classes for name in names_in(plain.__code__)]
+        modules = [each for each in seen if isinstance(each, types.ModuleType)]
+        named = names_in(plain.__code__) if modules else ()
+        seen += [vars(each).get(name) for each in modules for name in named]
         waiting += [each for each in seen if isinstance(each, types.FunctionType)]
     return list(found.values())
 
@@ -59,14 +62,17 @@ def plain_function(function: Any) -> types.FunctionType | None:
     """The function that a call runs, below partials, methods and objects that can be called."""
     while isinstance(function, partial):
         function = function.func
-    for one in (function, getattr(function, "__func__", None), type(function).__call__):
+    below = (getattr(function, name, None) for name in ("__func__", "__wrapped__"))
+    for one in (function, type(function).__call__, *below):
         if isinstance(one, types.FunctionType):
             return one
     return None
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[dict[str, Any], str]]:
-    """The globals that a function reads or writes: their dict, and the name."""
+    """The globals that a function of the user's reads or writes: their dict, and the name."""
+    if standard(function.__code__.co_filename):
+        return []
     return [(function.__globals__, name) for name in _globals_in(function.__code__)]
 
 
@@ -80,6 +86,12 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     """The names of attributes, and the texts, that a function names, with those of functions inside it."""
     own = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     return frozenset(own).union(*(names_in(each) for each in _inner(code.co_consts)))
+
+
+def texts_in(code: types.CodeType) -> frozenset[str]:
+    """The texts that a function names and that could be names, with those of functions inside it."""
+    own = frozenset(x for x in code.co_consts if isinstance(x, str) and x.isidentifier())
+    return own.union(*(texts_in(each) for each in _inner(code.co_consts)))
 
 
 def asked_in(code: types.CodeType) -> frozenset[str]:

@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,
     bound_to,
@@ -27,6 +30,7 @@ from weft.capture.python.reached import (
     hooks_of,
     is_users,
     names_in,
+    plain_function,
     user_functions,
 )
 from weft.capture.python.watch import (
@@ -45,11 +49,16 @@ from weft.errors import CaptureError
 
 # Up to which size the items of a list are watched, and how many containers or objects deep.
 _MANY, _DEPTH = 200, 3
+_CONTAINERS = (dict, list, deque, set, tuple)
 # Attributes that every module has for itself; of them, `training` alone is the user's.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _PARTS = ("modules", "parameters", "buffers")
 # Of whose classes nothing is watched.
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
+
+
+class Counted(CaptureError):
+    """A step changes a number that it has read."""
 
 
 class Recorder:
@@ -59,6 +68,11 @@ class Recorder:
         modules = list(model.named_modules())
         self._paths = {id(module): path for path, module in modules}
         self._before = {id(module): dict(vars(module)) for _, module in modules}
+        self._objects = Objects(self)
+        self._visited: set[int] = set()
+        # Modules that are none of the model's, kept alive; of those in `_unread` nothing was read yet.
+        self._others: dict[int, nn.Module] = {}
+        self._unread: set[int] = set()
         self._spaces: dict[type, Mapping[str, Any]] = {}
         self._seen: set[tuple[int, Any]] = set()
         self._entries: list[Entry] = []
@@ -72,7 +86,7 @@ class Recorder:
         for path, module in modules:
             self._parts(module, path)
         for each in functions:
-            self._function(each)
+            self.function(each)
         for called in (function, *hooks_of(model)):
             for owner in bound_to(called):
                 if not isinstance(owner, nn.Module):
@@ -90,21 +104,24 @@ class Recorder:
         def reading(module: nn.Module, name: str) -> Any:
             own = name in _INTERNAL or name.startswith("__")
             before = None if own else self._before.get(id(module))
+            if before is not None:
+                self._begin(module, name, before)
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:
-                if before is not None and not any(name in part for part in _parts_of(module)):
+                if before is not None:
                     self._absent(module, name)
                 raise
             if before is not None and name not in before:
-                self._inherited(module, name)
+                self.inherited(module, vars(module), name, self._paths[id(module)])
             elif before is not None and before[name] is value:
                 self._attribute(module, name, value, self._text(module, name))
             return value
 
         nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
         try:
-            yield
+            with self._objects.reading():
+                yield
         finally:
             del nn.Module.__getattribute__
         if _random_states() != states:
@@ -130,7 +147,7 @@ class Recorder:
             plain = isinstance(now, PLAIN) and isinstance(before, PLAIN)
             if entry.key in read and plain and before is not None and not entry.holds():
                 then = replace(entry, value=before).then
-                raise CaptureError(
+                raise Counted(
                     f"the step changes {entry.text} from {then} to {entry.now}, and reads it: captured once, it "
                     "would read the same value for ever. Keep it in a tensor (register_buffer, and write it in "
                     "place), or outside of the step and pass it in the batch"
@@ -151,6 +168,16 @@ class Recorder:
                 found.append((entry.text, now))
         return found
 
+    def made(self) -> list[Entry]:
+        """Numbers that the step made where it had read none, as they are after it."""
+        found = []
+        for entry in self._read:
+            now = entry.space.get(entry.name, MISSING)
+            nothing = entry.value is None or entry.value is MISSING
+            if nothing and isinstance(now, int | float):
+                found.append(replace(entry, value=now))
+        return found
+
     def _text(self, module: nn.Module, name: str) -> str:
         path = self._paths[id(module)]
         return f"{path}.{name}" if path else name
@@ -162,38 +189,54 @@ class Recorder:
             self._size(part, f"{kind} of {where}")
             for name, value in part.items():
                 if value is None:
-                    self._add(Entry(part, name, None, self._text(module, name)))
+                    self.add(Entry(part, name, None, self._text(module, name)))
+
+    def _begin(self, module: nn.Module, name: str, before: Mapping[str, Any]) -> None:
+        """An attribute is to be read of a module: what comes before that."""
+        if id(module) in self._unread:
+            self._unread.discard(id(module))
+            self._parts(module, self._paths[id(module)])
+        if name not in before:
+            self._objects.found(type(module), name)
 
     def _attribute(self, module: nn.Module, name: str, value: Any, text: str) -> None:
         """An attribute that was read."""
         users = is_users(type(module).forward)
         if users or _alone(value):
-            entry = Entry(vars(module), name, value, text)
-            self._add(entry)
-            self._read.append(entry)
+            self.add(Entry(vars(module), name, value, text), read=True)
+        else:
+            self._objects.see(value, text, users=False)
         if users:
             self._inside(value, text)
 
     def _absent(self, module: nn.Module, name: str) -> None:
-        """An attribute that was looked for in a module which has none."""
-        entry = Entry(vars(module), name, MISSING, self._text(module, name))
-        self._add(entry)
-        self._read.append(entry)
-        for cls in type(module).__mro__:
-            if cls is not object:
-                self._add(Entry(self._space(cls), name, MISSING, f"{cls.__name__}.{name}"))
+        """An attribute that was looked for in a module, which has none, or has a part of that name."""
+        parts = [part for part in _parts_of(module) if name in part]
+        if not parts:
+            self.inherited(module, vars(module), name, self._paths[id(module)])
+        for part in parts if id(module) in self._others else ():
+            self.add(Entry(part, name, part[name], self._text(module, name)))
 
-    def _inherited(self, module: nn.Module, name: str) -> None:
-        """An attribute that was read of a module's class: that of the class, and that the module has none."""
-        value = self._of_class(type(module), name)
-        if value is MISSING or hasattr(type(value), "__set__"):
+    def inherited(self, owner: Any, own: dict[str, Any], name: str, text: str) -> None:
+        """An attribute that was read of an object's class, that of the class, and that the object has none.
+
+        Or one that was looked for and is nowhere.
+        """
+        entry = Entry(own, name, MISSING, f"{text}.{name}" if text else name)
+        value = self.of_class(type(owner), name)
+        if value is MISSING and hasattr(nn.Module, name):
             return
-        entry = Entry(vars(module), name, MISSING, self._text(module, name))
-        self._defaults[entry.key] = value
-        self._add(entry)
-        self._read.append(entry)
+        if value is MISSING:
+            for cls in type(owner).__mro__:
+                if cls is not object:
+                    self.add(Entry(self._space(cls), name, MISSING, f"{cls.__name__}.{name}"))
+        elif hasattr(type(value), "__set__"):
+            return
+        else:
+            self._defaults[entry.key] = value
+        self.add(entry, read=True)
 
-    def _of_class(self, owner: type, name: str) -> Any:
+    def of_class(self, owner: type, name: str) -> Any:
         """Watch what a class has under a name, `nn.Module` excepted, and that classes before it have nothing."""
         spaces: list[tuple[type, Space]] = []
         for cls in owner.__mro__:
@@ -203,7 +246,7 @@ class Recorder:
             if name in spaces[-1][1]:
                 for each, space in spaces:
                     text = f"{each.__name__}.{name}"
-                    self._add(Entry(space, name, space.get(name, MISSING), text))
+                    self.add(Entry(space, name, space.get(name, MISSING), text))
                 value = spaces[-1][1][name]
                 self._inside(value, text)
                 return value
@@ -213,37 +256,67 @@ class Recorder:
         """The attributes of a class, each time the same object."""
         return self._spaces.setdefault(cls, vars(cls))
 
-    def _function(self, function: types.FunctionType) -> None:
-        """What a function of the user's names."""
-        for space, name in globals_of(function):
+    def function(self, function: Any) -> None:
+        """What a function of the user's names, and what it is bound to."""
+        if isinstance(function, types.MethodType | partial):
+            for owner in bound_to(function):
+                self._inside(owner, type(owner).__name__)
+        plain = plain_function(function)
+        if plain is None or id(plain) in self._visited or not is_users(plain):
+            return
+        self._visited.add(id(plain))
+        self._named |= names_in(plain.__code__)
+        self._asked |= asked_in(plain.__code__)
+        names, cells = globals_of(plain), cells_of(plain)
+        for space, name in names:
             self._name(space, name, f"the global {name}")
-        for name, cell in cells_of(function):
-            self._name(Cell(cell), name, f"{name} in the closure of {function.__qualname__}")
+        for name, cell in cells:
+            self._name(Cell(cell), name, f"{name} in the closure of {plain.__qualname__}")
+        held = [space.get(name) for space, name in names]
+        self._objects.named_by(plain, [*held, *(cell.cell_contents for _, cell in cells)])
 
     def _name(self, space: Space, name: str, text: str) -> None:
         value = space.get(name, MISSING)
         if value is not MISSING:
-            self._add(Entry(space, name, value, text))
+            self.add(Entry(space, name, value, text))
             self._inside(value, text)
 
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, read: bool = False) -> None:
+        """Watch a value; `read` where it is known that the step has read it."""
         if entry.key not in self._seen:
             self._seen.add(entry.key)
             self._entries.append(entry)
+        if read:
+            self._read.append(entry)
 
     def _size(self, items: Any, text: str) -> None:
-        self._add(Entry(Size(items), len, len(items), f"the number of {text}"))
+        self.add(Entry(Size(items), len, len(items), f"the number of {text}"))
+
+    def inside(self, value: Any, text: str) -> None:
+        """Watch what is in a container or object."""
+        self._inside(value, text)
 
     def _inside(self, value: Any, text: str, depth: int = _DEPTH) -> None:
         """Watch what is in a container or object, of that what the user's functions name."""
+        if callable(value) and not isinstance(value, type | nn.Module):
+            self.function(value)
         if not depth or _alone(value):
             return
+        if isinstance(value, nn.Module):
+            self._outside(value, text)
+        elif isinstance(value, np.ndarray):
+            self._objects.array(value, text)
+        elif not self._objects.see(value, text) or isinstance(value, _CONTAINERS):
+            self._holding(value, text, depth)
+
+    def _holding(self, value: Any, text: str, depth: int) -> None:
+        """Watch what a container holds, or an object of which is not noted what is read."""
         if isinstance(value, dict | list | deque | set):
             self._size(value, f"items of {text}")
         if isinstance(value, dict):
             self._items(value, value, text + "[{!r}]", depth)
         elif isinstance(value, set) and len(value) <= _MANY:
-            self._add(Entry(Members(value), set, frozenset(value), text))
+            self.add(Entry(Members(value), set, frozenset(value), text))
         elif isinstance(value, list | deque) and len(value) <= _MANY:
             self._items(Items(value), dict(enumerate(value)), text + "[{!r}]", depth)
         elif isinstance(value, tuple):
@@ -255,6 +328,15 @@ class Recorder:
                 self._items(own, own, text + ".{}", depth)
                 self._instance(value, own, text)
 
+    def _outside(self, module: nn.Module, text: str) -> None:
+        """Watch a module that is none of the model's, as those are."""
+        for path, each in module.named_modules():
+            if id(each) not in self._before:
+                self._others[id(each)] = each
+                self._unread.add(id(each))
+                self._paths[id(each)] = f"{text}.{path}" if path else text
+                self._before[id(each)] = dict(vars(each))
+
     def _instance(self, value: Any, own: dict[str, Any], text: str) -> None:
         """Watch what the user's functions name of the class of an object, and that it has what it has not."""
         cls = type(value)
@@ -262,17 +344,17 @@ class Recorder:
             return
         seen = {name for each in cls.__mro__[:-1] for name in vars(each).keys() & self._named}
         for name in sorted(seen - own.keys()):
-            found = self._of_class(cls, name)
+            found = self.of_class(cls, name)
             if not isinstance(found, FUNCTIONS) and not hasattr(type(found), "__set__"):
-                self._add(Entry(own, name, MISSING, f"{text}.{name}"))
+                self.add(Entry(own, name, MISSING, f"{text}.{name}"))
         for name in sorted(self._asked - seen - own.keys()):
-            self._add(Entry(own, name, MISSING, f"{text}.{name}"))
+            self.add(Entry(own, name, MISSING, f"{text}.{name}"))
 
     def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
         for name, value in list(held.items()):
             if isinstance(name, str) and name not in self._named:
                 continue
-            self._add(Entry(space, name, value, text.format(name)))
+            self.add(Entry(space, name, value, text.format(name)))
             self._inside(value, text.format(name), depth - 1)
 
 

@@ -81,19 +81,32 @@ class Watch:
         self._empty = [entry.space.items for entry in sizes if not entry.value]
         self._sized = [entry.space.items for entry in sizes if entry.value]
         self._sizes = [entry.value for entry in sizes if entry.value]
+        slots = [entry for entry in entries if isinstance(entry.space, Attribute)]
+        self._owners, self._slots = _columns((e.space.owner, e.name) for e in slots)
+        self._then += [entry.value for entry in slots]
+        arrays = [entry for entry in entries if isinstance(entry.space, Content)]
+        self._arrays, self._contents = _columns((e.space.array, e.value) for e in arrays)
         sets = [entry for entry in entries if isinstance(entry.space, Members)]
         self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
 
-    def settled(self) -> Watch:
-        """Without what is another value already: what the step has left behind says nothing of the next one."""
-        return Watch(tuple(entry for entry in self.entries if entry.holds()))
+    def settled(self, constants: Iterable[torch.Tensor] = ()) -> Watch:
+        """Without what is another value already: what the step has left behind says nothing of the next one.
+
+        Args:
+            constants: read live; arrays of which they are the memory need not be compared.
+        """
+        live = {each.data_ptr() for each in constants}
+        kept = (
+            e for e in self.entries if not isinstance(e.space, Content) or e.space.at not in live
+        )
+        return Watch(tuple(entry for entry in kept if entry.holds()))
 
     def changed(self) -> Entry | None:
         """The first value that is another one now."""
         try:
             if self._same():
                 return None
-        except (KeyError, IndexError, ValueError):
+        except (KeyError, IndexError, ValueError, AttributeError):
             pass  # something is gone
         return next((entry for entry in self.entries if not entry.holds()), None)
 
@@ -103,6 +116,7 @@ class Watch:
             chain.from_iterable([read(space) for read, space in self._readers]),
             map(getitem, self._spaces, self._names),
             map(_content, self._cells),
+            map(getattr, self._owners, self._slots),
         )
         return (
             all(map(is_, now, self._then))
@@ -110,6 +124,7 @@ class Watch:
             and not any(self._empty)
             and list(map(len, self._sized)) == self._sizes
             and self._sets == self._members
+            and [each.tobytes() for each in self._arrays] == self._contents
         )
 
 
@@ -160,6 +175,33 @@ class Members:
         return frozenset(self.items)
 
 
+class Attribute:
+    """An attribute that is in no dict (`__slots__`), with the `get` of one."""
+
+    def __init__(self, owner: Any) -> None:
+        self.key = id(owner)
+        self.owner = owner
+
+    def get(self, name: str, default: Any) -> Any:
+        try:
+            return object.__getattribute__(self.owner, name)
+        except AttributeError:
+            return default
+
+
+class Content:
+    """The values of an array of numpy, as bytes, with the `get` of a dict; `name` is `content`."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.key = id(array)
+        self.array = array
+        self.at = array.ctypes.data
+
+    def get(self, _name: str, _default: Any) -> bytes:
+        return self.array.tobytes()
+
+
+_APART = (Size, Members, Attribute, Content)
 _Group: TypeAlias = tuple[Any, list[Any], list[Any]]
 
 
@@ -170,7 +212,7 @@ def _parted(entries: Iterable[Entry]) -> tuple[list[_Group], list[Entry], list[E
     for entry in entries:
         if isinstance(entry.space, Cell):
             cells.append(entry)
-        elif entry.value is not MISSING and not isinstance(entry.space, Size | Members):
+        elif entry.value is not MISSING and not isinstance(entry.space, _APART):
             groups.setdefault(entry.key[0], []).append(entry)
     several = [each for each in groups.values() if len(each) > 1]
     quick = [

@@ -5,7 +5,10 @@
 - `torch.fx.traceback.preserve_node_meta` and `current_meta`: notes on nodes
   (`node.meta["custom"]`), and `node.meta["seq_nr"]`, the number of the autograd node that a forward
   op made.
-- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward.
+- `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
+  `torch.autograd._get_sequence_nr`: the next one.
+- `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
+  trace knows.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
@@ -22,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx.traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.ops.decompositions import Decompositions
@@ -62,6 +65,16 @@ def fake_tensor(
 def is_fake(value: Any) -> bool:
     """Whether a value is a tensor without data."""
     return isinstance(value, FakeTensor)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
+    if not is_fake(tensor):
+        return True
+    mode = get_proxy_mode()
+    if mode is None:  # a light trace, which leaves what has a value to `make_fx`
+        return tensor.constant is not None  # type: ignore[attr-defined]
+    return get_proxy_slot(tensor, mode.tracer, None, lambda x: x.constant) is not None
 
 
 def trace(
@@ -291,6 +304,16 @@ def sequence_of(node: torch.fx.Node) -> int | None:
 def backward_sequence_of(node: torch.fx.Node) -> int | None:
     """Number of the autograd node in whose backward this op ran; None outside of one."""
     return notes_of(node).get(_SEQUENCE)
+
+
+def running_sequence() -> int | None:
+    """Number of the autograd node whose backward runs, or has raised."""
+    return notes_now().get(_SEQUENCE)
+
+
+def nodes_so_far() -> int:
+    """The number that the next autograd node gets."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def mark_backward(loss: torch.Tensor) -> None:

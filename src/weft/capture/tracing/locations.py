@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -20,20 +22,22 @@ from torch.overrides import TorchFunctionMode
 from weft.capture.checkpoints import checkpoint_of
 from weft.capture.tracing.fx import (
     backward_sequence_of,
+    nodes_so_far,
     note,
     notes_of,
     sequence_of,
     set_notes,
 )
+from weft.files import PACKAGE
 from weft.ir.logical import Location
 
-_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_LIBRARIES = (_WEFT + os.sep, _TORCH + os.sep)
+_LIBRARIES = (PACKAGE + os.sep, _TORCH + os.sep)
+_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 # The frame that calls the user's function: frames around it are not the model's.
-_TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
+TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
-_BACKWARD, _LOCATION = "weft.backward", "weft.location"
+_BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autograd"
 
 
 @cache
@@ -47,15 +51,54 @@ def installed(file: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
 
 
+@cache
+def standard(file: str) -> bool:
+    """Whether a source file belongs to Python's own library."""
+    return file.startswith((*_STANDARD, "<frozen ")) and not installed(file)
+
+
+@cache
+def users_file(file: str) -> bool:
+    """Whether a source file is the user's own: neither torch's nor weft's, nor installed, nor Python's own library."""
+    return not (in_library(file) or installed(file) or standard(file))
+
+
+@cache
+def users_module(name: str) -> bool:
+    """Whether the user's own code has made a module of Python, by its name."""
+    if name == "__main__":
+        return True
+    own = sys.modules.get(name)
+    file = getattr(own, "__file__", None)
+    if file is None:
+        # What has no file is built in, or was made by the user (a notebook, `types.ModuleType`).
+        return name.partition(".")[0] not in sys.stdlib_module_names
+    return users_file(file)
+
+
 class LinesNoted(TorchFunctionMode):
     """While this lasts, nodes are recorded with the user's line that called into torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The lines in their order, and how many autograd nodes there were after each.
+        self._lines: list[tuple[str, int]] = []
+        self._counts: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = _user_frame()
         if frame is None:
             return func(*args, **(kwargs or {}))
         with note(**{_FRAME: frame}):
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+        self._lines.append(frame)
+        self._counts.append(nodes_so_far())
+        return result
+
+    def line_of(self, sequence: int) -> tuple[str, int] | None:
+        """File and line of the call that made an autograd node of this number."""
+        at = bisect_right(self._counts, sequence)
+        return self._lines[at] if at < len(self._lines) else None
 
 
 @contextmanager
@@ -98,7 +141,10 @@ def in_backward(node: torch.fx.Node) -> bool:
 
 
 def locate(graph: torch.fx.Graph) -> None:
-    """Write the location of every node as a note, to be read with `location_of`; only `in_backward` stays."""
+    """Write what is known of every node as notes that go on to what is made of it.
+
+    They are read with `location_of` and `autograd_of`; of the notes before only `in_backward` stays.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward: dict[int, Location] = {}
     found: dict[torch.fx.Node, Location | None] = {}
@@ -111,12 +157,20 @@ def locate(graph: torch.fx.Graph) -> None:
         if sequence is not None and location is not None:
             forward.setdefault(sequence, location)
     for node in graph.nodes:
-        set_notes(node, {_LOCATION: found.get(node), _BACKWARD: in_backward(node)})
+        backward = in_backward(node)
+        autograd = backward_sequence_of(node) if backward else sequence_of(node)
+        notes = {_LOCATION: found.get(node), _BACKWARD: backward, _AUTOGRAD: autograd}
+        set_notes(node, notes)
 
 
 def location_of(node: torch.fx.Node) -> Location | None:
     """The location that `locate` found, also on nodes that were made from the located ones."""
     return notes_of(node).get(_LOCATION)
+
+
+def autograd_of(node: torch.fx.Node) -> int | None:
+    """The number that autograd gave the node that a forward op made, and in whose backward a backward op ran."""
+    return notes_of(node).get(_AUTOGRAD)
 
 
 def _forward_location(node: torch.fx.Node) -> Location | None:
@@ -127,7 +181,7 @@ def _forward_location(node: torch.fx.Node) -> Location | None:
     notes = notes_of(node)
     module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
     region = checkpoint_of(notes)
-    return Location(file, line, module, stage=stage, checkpoint=region, sequence=sequence_of(node))
+    return Location(file, line, module, stage=stage, checkpoint=region)
 
 
 def _backward_location(
@@ -144,13 +198,13 @@ def _backward_location(
         operands = [found.get(operand) for operand in node.all_input_nodes]
         places = operands or list(forward.values())[-1:]
         origin = next((place for place in places if place is not None), None)
-    return origin and replace(origin, backward=True, checkpoint=None, sequence=sequence)
+    return origin and replace(origin, backward=True, checkpoint=None)
 
 
 def _user_frame() -> tuple[str, int] | None:
     """(file, line) of the innermost frame of the user's own code, inside of the traced function."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+    while frame is not None and frame.f_code.co_filename != TRACE_FILE:
         if not in_library(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from weft.capture.tracing.fx import Refusal, written_copy
-from weft.capture.tracing.locations import in_library, installed, location_of
+from weft.capture.tracing.locations import TRACE_FILE, in_library, installed, location_of
 from weft.errors import CaptureError
 from weft.ir.logical import Location
 
@@ -22,6 +23,7 @@ _VALUE_WORDS = (
     "DynamicOutputShapeException",
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
+    "LaterNumber",
 )
 # Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
 _NO_MEMORY = "its data is not allocated yet"
@@ -36,7 +38,7 @@ _RANDOM_BACKWARD = (
 )
 _ONCE = (
     "but the graph is captured once, before any values exist; keep values in tensors (torch.where, masks of fixed "
-    "shape), and use no .item(), bool(tensor), nonzero() or sizes that depend on data"
+    "shape), and use no bool(tensor), nonzero() or sizes that depend on data; .item() may only be returned"
 )
 _VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
 READS = "reads the values in a tensor, " + _ONCE
@@ -63,11 +65,19 @@ _KNOWN = (
 _Frames: TypeAlias = Sequence[tuple[FrameType, int]]
 
 
-def refuse(error: Exception) -> CaptureError:
-    """The error to raise in place of one that stopped the trace."""
+def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> CaptureError:
+    """The error to raise in place of one that stopped the trace.
+
+    Args:
+        error: of the trace.
+        backward_of: file and line of what it is the backward of.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
+    where = _where(frames)
+    if not where and backward_of is not None:
+        where = source_line(*backward_of) + "in its backward, "
     if isinstance(error, Refusal):
-        return CaptureError(_where(frames) + str(error))
+        return CaptureError(where + str(error))
     text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
     if _NO_MEMORY in text:
         reason = _VALUE.format(what="a function of torch reads its memory")
@@ -76,7 +86,13 @@ def refuse(error: Exception) -> CaptureError:
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
     advice = _advice(frames)
-    return CaptureError(_where(frames) + reason + (f"; here: {advice}" if advice else ""))
+    return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
+
+
+def refuse_reading(op: str) -> CaptureError:
+    """The error for code that uses a value which there is not yet, at the line that runs."""
+    frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
+    return CaptureError(_where(frames) + _VALUE.format(what=op))
 
 
 def _advice(frames: _Frames) -> str | None:
@@ -159,6 +175,9 @@ def source_line(file: str, line: int) -> str:
 def _where(frames: _Frames) -> str:
     """The user's line; where a library of others stopped, its line too."""
     lines = [(f.f_code.co_filename, line) for f, line in frames]
+    # In a trace, the frames around what it calls are not the user's.
+    calls = [i for i, (file, _) in enumerate(lines) if file == TRACE_FILE]
+    lines = lines[calls[-1] + 1 :] if calls else lines
     found = [place for place in lines if not in_library(place[0])]
     own = [place for place in found if not installed(place[0])]
     places = dict.fromkeys([*own[-1:], *found[-1:]])

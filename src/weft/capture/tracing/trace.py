@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,9 +22,10 @@ from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import take_caches
 from weft.capture.python.hooks import gradient_hooks
-from weft.capture.python.recorder import Recorder
+from weft.capture.python.labels import labels_ignored
+from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.python.watch import Watch
+from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
     FakeMode,
     fake_mode,
@@ -32,6 +33,7 @@ from weft.capture.tracing.fx import (
     functional,
     mark_backward,
     noted_copies,
+    running_sequence,
     trace,
     trace_like,
 )
@@ -137,6 +139,8 @@ def trace_step(
     if module is None:
         with _running(step):
             module = _trace(step, inputs, mode, table)
+    if step.made:
+        _check_made(step.made, begin, mode, table)
     found = Skeletons(skeleton(module.graph))
     take_caches(module.graph, step.caches)
     copies = noted_copies(module.graph)
@@ -157,7 +161,7 @@ def trace_step(
         step.gradients,
         constants,
         step.recurrent,
-        step.watch.settled(),
+        step.watch.settled(constants),
         found,
     )
 
@@ -170,6 +174,7 @@ def _running(step: _Step) -> Iterator[None]:
         restored(step.model, step.loss_fn),
         step.recorder.recording(),
         module_paths_noted(step.model),
+        labels_ignored(),
         torch.random.fork_rng(devices=[]),
         _compiled_parts_eager(),
         torch.set_grad_enabled(step.training),
@@ -179,13 +184,39 @@ def _running(step: _Step) -> Iterator[None]:
         yield
 
 
+def _check_made(
+    made: Sequence[Entry], begin: Callable[[], Any], mode: FakeMode, table: Any
+) -> None:
+    """Check that the step leaves numbers alone which it has made itself: run once more with them, it may not count up.
+
+    Raises:
+        CaptureError: naming a number that changes.
+    """
+    before = [(each.space, each.name, each.space.get(each.name, MISSING)) for each in made]
+    for each in made:
+        each.space[each.name] = each.value
+    try:
+        step, inputs = begin()
+        with _running(step):
+            _trace(step, inputs, mode, table)
+    except Counted:
+        raise
+    except WeftError:
+        pass  # without what it has made else, such as a cache
+    finally:
+        for space, name, value in before:
+            space.pop(name, None)
+            if value is not MISSING:
+                space[name] = value
+
+
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
     try:
         return trace(step, inputs, mode, table)
     except WeftError:
         raise
     except Exception as error:
-        raise refuse(error) from error
+        raise refuse(error, step.failed_at) from error
 
 
 def _fakes(
@@ -226,6 +257,7 @@ class _Step:
         self.hooks = gradient_hooks(variables.parameters)
         self.recorder = Recorder(model, loss_fn)
         self.watch = Watch()
+        self.made: list[Entry] = []
         self.caches: tuple[str, ...] = ()
         self.casts = casts
         self.apart = apart
@@ -233,6 +265,9 @@ class _Step:
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
         self.recurrent: frozenset[str] = frozenset()
+        self.lines = LinesNoted()
+        # File and line of the call whose backward has raised.
+        self.failed_at: tuple[str, int] | None = None
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
         parameters, buffers, batch = inputs
@@ -248,6 +283,7 @@ class _Step:
             self.output_keys = tuple(tensors)
             gradients = [] if loss is None else self._gradients(loss, parameters)
             self.watch, caches = self.recorder.watch(), self.recorder.caches()
+            self.made = self.recorder.made()
         self.caches = tuple(text for text, _ in caches)
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
@@ -257,7 +293,7 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with GridsOfOne(), Rewritten(), layers, LinesNoted(), checkpoints_noted(), casts:
+        with GridsOfOne(), Rewritten(), layers, self.lines, checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
@@ -288,7 +324,12 @@ class _Step:
         mark_backward(loss)
         with backward_noted():
             seed = loss_seed(loss) if self.casts.scaled else None
-            found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            try:
+                found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            except Exception:
+                sequence = running_sequence()
+                self.failed_at = None if sequence is None else self.lines.line_of(sequence)
+                raise
         named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
         self.gradients = tuple(named)
         return list(named.values())

@@ -10,52 +10,40 @@ may lie in memory by columns: `weft.class_scores` makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 from weft.compiler.assignment import Assignment
+from weft.compiler.families.family import Placed, Site, replaced
+from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.layout import Broadcast, Layout, Split
+from weft.ops.rules.loss import NONE, SUM
 
-FORWARD = "aten._log_softmax.default"
-BACKWARD = "aten._log_softmax_backward_data.default"
 _PRODUCT = "aten.mm.default"
 _LOSS = "aten.nll_loss_forward.default"
 _LOSS_GRADIENT = "aten.nll_loss_backward.default"
 _CLASSES = Split(1)
-_NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
-
-# A call and the layouts in which it reads its operands.
-Placed: TypeAlias = "tuple[Call, tuple[Layout, ...]]"
 
 
-@dataclass
-class ClassLosses:
-    """What becomes of the cross-entropies of a graph that are split by classes.
-
-    Attributes:
-        statistics: the results of log-softmaxes of which only `<name>.lse` is needed.
-        instead: for the number of a node what takes its place; None where nothing does.
-    """
-
-    statistics: set[str] = field(default_factory=set)
-    instead: dict[int, Placed | None] = field(default_factory=dict)
-
-
-def class_losses(graph: LogicalGraph, assignment: Assignment) -> ClassLosses:
-    """Find them in a graph with its assignment."""
+def fuse_class_losses(
+    graph: LogicalGraph, assignment: Assignment
+) -> tuple[LogicalGraph, Assignment]:
+    """The graph with such cross-entropies fused: `weft.class_loss` in place of what reads log-probabilities."""
     numbers = {id(node): number for number, node in enumerate(graph.nodes)}
-    found = ClassLosses()
+    values = dict(assignment.values)
+    instead: dict[int, tuple[Placed, ...]] = {}
     for node in graph.of_kind(Call):
         if node.op == FORWARD:
-            instead = _instead(graph, node, assignment, numbers)
-            if instead is not None:
-                found.statistics.add(_name(node))
-                found.instead.update(instead)
-    return found
+            fused = _instead(graph, node, assignment, numbers)
+            if fused is not None:
+                number = numbers[id(node)]
+                site = Site(graph, node, assignment.operands[number], values)
+                instead[number] = tuple(LogSoftmax(site).statistics())
+                instead |= {each: (placed,) if placed else () for each, placed in fused.items()}
+    return replaced(graph, assignment, instead, values) if instead else (graph, assignment)
 
 
-def over_classes(layout: Layout) -> Layout:
+def _over_classes(layout: Layout) -> Layout:
     """The layout of a number for each row, [n, 1], that all ranks of the classes know."""
     sbps = tuple(Broadcast() if one == _CLASSES else one for one in layout.sbp)
     return Layout(layout.placement, sbps)
@@ -100,13 +88,13 @@ class _Reads:
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]
-        lse = Ref(f"{name}.lse")
+        lse = row_sums(name)
         match reader.op, reader.args:
             case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
-                op == _LOSS and y.name == name and kind in (_NONE, _SUM)
+                op == _LOSS and y.name == name and kind in (NONE, SUM)
             ):
                 args = (scores, lse, target, kind, ignored, 0)
-                operands = (layout, over_classes(layout), self._read(reader, target.name))
+                operands = (layout, _over_classes(layout), self._read(reader, target.name))
                 if self._read(reader, name) == layout:
                     call = replace(reader, op="weft.class_loss", args=args, kwargs=())
                     yield self.numbers[id(reader)], (call, operands)
@@ -126,17 +114,17 @@ class _Reads:
         """One call in place of the two backwards."""
         if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
             return
-        layout, lse = self.expected[name], Ref(f"{name}.lse")
+        layout, lse = self.expected[name], row_sums(name)
         match loss.args, softmax.args:
             case (
                 (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),
                 (Ref() as made, Ref() as again, *_),
-            ) if y.name == again.name == name and kind in (_NONE, _SUM):
+            ) if y.name == again.name == name and kind in (NONE, SUM):
                 whole = self.assignment.values[made.name]
                 reads = (self._read(loss, name), self._read(softmax, name))
                 if {whole, self._read(softmax, made.name), *reads} != {layout}:
                     return
-                row = over_classes(layout)
+                row = _over_classes(layout)
                 operands = (self._read(loss, grad.name), layout, row)
                 args = (grad, scores, lse, target, kind, ignored, 0)
                 call = replace(softmax, op="weft.class_loss_backward", args=args, kwargs=())

@@ -14,9 +14,9 @@ from math import prod
 
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalProgram
+from weft.ops.rules.loss import NONE, SUM
 
 BACKWARD = "weft.cross_entropy_backward"
-_NONE, _SUM = 0, 2  # torch's numbers of reductions; a mean is taken apart by capture
 # Scores of fewer elements stay in the cache anyway, and each call of a kernel counts.
 SMALLEST = 2**18
 # In narrower types torch's kernels compute in float32 and round once.
@@ -35,7 +35,8 @@ def join_losses(program: LocalProgram) -> LocalProgram:
     kept = tuple(node for node in nodes if node is not None)
     made = {value.name for node in kept for value in node.makes}
     gone = {value.name for node in program.nodes for value in node.makes} - made
-    return replace(program, nodes=kept, loop=program.loop - gone)
+    origins = {name: origin for name, origin in program.origins.items() if name not in gone}
+    return replace(program, nodes=kept, loop=program.loop - gone, origins=origins)
 
 
 def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:
@@ -61,7 +62,7 @@ def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCa
         case (
             (Ref() as grad, Ref() as y, Ref() as target, weight, int(kind), ignored, total),
             (_, Ref() as again, int(dim), _),
-        ) if y == again and kind in (_NONE, _SUM) and loss.phase == softmax.phase:
+        ) if y == again and kind in (NONE, SUM) and loss.phase == softmax.phase:
             (made,), scores = softmax.outputs, program.values[y.name]
             alike = made is not None and made.dtype == scores.dtype
             alike &= prod(scores.shape) >= SMALLEST

@@ -5,21 +5,32 @@ slicing the replicated weights at no cost and gathering activations; at large on
 user split for tensor parallelism would be gathered wherever they are used. So a layout that the
 user fixed holds where a parameter is used, through views and casts, wherever the op has a form for
 it; and where the user left it free, deduction charges what departs from whole parameters.
+
+Parameters that are stored in shards are deduced as if they were not, then stored so.
+
+Where a parameter lies in shards along an axis, it is whole where it is used (`weft.compiler.training.zero`).
+So deduction runs twice: first as if the parameters were whole, with hints that say so; everything
+then keeps its layout along that axis, but for the parameters, what is made of them before they are
+whole, and the gradients on their way to the updates. The plan is thereby that of whole parameters
+with their storage changed: no price of theirs can move an activation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
-from weft.compiler.signatures import kept_values
 from weft.hardware import CostModel
+from weft.ir.arguments import changed
+from weft.ir.kept import kept_values
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
+from weft.ir.nodes import TAKE, node_outputs
 from weft.ir.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Partial, Split
 
@@ -122,7 +133,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 def is_ours(node: Call) -> bool:
     """Whether a call is no hint of the user's, which ends what the strategy means."""
-    return node.op != "weft.hint" or len(node.args) > 2
+    return node.hint is None or node.hint.stored is not None
 
 
 def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
@@ -163,3 +174,80 @@ def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> b
 def measures(node: Node) -> bool:
     """Whether a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
+
+
+def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
+    """The graph and its hints as they are where no parameter is stored in shards.
+
+    Takes of a shard become takes of the whole, and what makes gradients shards leaves their layout
+    free.
+    """
+    inputs = {
+        key: tuple(
+            Broadcast() if axis == hints.stored.get(key) else sbp for axis, sbp in enumerate(sbps)
+        )
+        for key, sbps in hints.inputs.items()
+    }
+    return graph.with_nodes(map(_as_whole, graph.nodes)), Hints(inputs, hints.stored)
+
+
+def _as_whole(node: Node) -> Node:
+    """Where a call says how something is stored: what it says where nothing is stored in shards."""
+    hint = node.hint if isinstance(node, Call) else None
+    if not isinstance(node, Call) or hint is None or hint.stored is None:
+        return node
+    whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
+    return changed(node, hint=hint.with_axis(hint.stored, whole))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What may lie otherwise along an axis than where parameters are whole.
+
+    Attributes:
+        made: values that may be made otherwise.
+        read: values that may be boxed otherwise for their readers; those that are made as before
+            are gradients as the backward leaves them.
+    """
+
+    made: frozenset[str]
+    read: frozenset[str]
+
+
+def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storage:
+    """What may lie otherwise along `axis` than where parameters are whole.
+
+    Args:
+        graph: with the takes and hints of `weft.compiler.training.zero`.
+        stored: the axis of the shards, for the key of each parameter that is stored in some.
+        axis: one of them.
+    """
+    inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
+    names = {node.value.name: node.key for node in inputs if stored.get(node.key) == axis}
+    shards, found = frozenset(_shards(graph, names)), gradients(graph, names)
+    return Storage(shards.union(_passed_on(graph, found)), shards.union(found))
+
+
+def _shards(graph: LogicalGraph, parameters: Mapping[str, str]) -> Iterator[str]:
+    """Parameters and what is made of their shards, up to where they are whole."""
+    found = set(parameters)
+    for node in graph.of_kind(Call):
+        names = operand_names(node)
+        if len(names) == 1 and names[0] in found and not _makes_whole(node):
+            found.update(value.name for value in node_outputs(node))
+    yield from found
+
+
+def _makes_whole(node: Call) -> bool:
+    hint = node.hint
+    stored = None if hint is None or node.op == TAKE else hint.stored
+    return hint is not None and stored is not None and hint.at(stored) == Broadcast()
+
+
+def _passed_on(graph: LogicalGraph, found: Mapping[str, str]) -> Iterator[str]:
+    """Gradients that were gradients before, in another form, and what only takes a number from them."""
+    yield from (name for name in found if passed_on(graph, name, found))
+    for name in found:
+        for node in graph.users[name]:
+            if measures(node):
+                yield from (value.name for value in node_outputs(node))

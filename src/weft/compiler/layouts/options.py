@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.compiler.families.class_split import legal_signatures, reduction_cost
+from weft.compiler.families.table import legal_signatures, reduction_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table, idle_bytes, sbp_numbers
 from weft.compiler.layouts.problem import Given, Share, Variable, Work

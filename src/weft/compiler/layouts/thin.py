@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from weft.compiler.families.class_split import legal_signatures
+from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.ir.op_calls import op_call, operand_names

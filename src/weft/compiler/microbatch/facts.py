@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from weft.compiler.families.batch_norm import takes_statistics
+from weft.compiler.families.table import takes_statistics
 from weft.compiler.layouts.deduce import Hints
 from weft.compiler.microbatch.loops import cut_leaves
 from weft.errors import StrategyError

@@ -5,13 +5,12 @@ Sums over a leaf of the batch, once a step: of the leaf as it is cut, so that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
-from typing import TypeAlias
 
+from weft.compiler.families.table import family_of
 from weft.compiler.layouts.box import renamed
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
+from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ir.op_calls import operand_names
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
@@ -32,10 +31,6 @@ _BORROWERS: dict[str, tuple[str, int | None]] = {
     "aten.zero.default": ("aten.zeros.default", None),
     "aten.fill.Scalar": ("aten.full.default", 1),
 }
-_SUM = 2  # torch's number for a reduction
-_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
-
-_NLL_GRADIENT = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
 
 
 def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
@@ -43,21 +38,23 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
     nodes: list[Node] = []
     names: dict[str, str] = {}
     for node in graph.nodes:
-        if not _ignores_count(node):
+        family = family_of(node.op) if isinstance(node, Call) else None
+        if not (family and isinstance(node, Call) and family.ignores_counts(node)):
             node = renamed(node, names)
         if isinstance(node, Call) and node.op in _BORROWERS:
             node = _alone(node, device_type)
-        if isinstance(node, Call) and node.op in _NLL and node.args[3] == _SUM:
-            counting = tuple(_Counting(graph, node).calls())
-            nodes += counting
-            names |= _renaming(node, counting)
+        if family is not None and isinstance(node, Call):
+            for result, counting in family.counts(graph, node):
+                nodes += counting
+                names[result] = _made(counting[-1])
         nodes.append(node)
     return graph.with_nodes(nodes)
 
 
-def _ignores_count(node: Node) -> bool:
-    """The gradient of a sum takes the total weight, but does not look at it."""
-    return isinstance(node, Call) and node.op in _NLL_GRADIENT and node.args[4] == _SUM
+def _made(call: Call) -> str:
+    (value,) = call.outputs
+    assert value is not None  # what counts makes a number
+    return value.name
 
 
 def _alone(node: Call, device_type: str) -> Call:
@@ -71,62 +68,6 @@ def _alone(node: Call, device_type: str) -> Call:
         return node
     kwargs = (("dtype", Token("dtype", made.dtype)), ("device", device))
     return replace(node, op=op, args=(made.shape, *value), kwargs=kwargs)
-
-
-def _renaming(node: Call, counting: tuple[Call, ...]) -> dict[str, str]:
-    """Readers of the total weight read what has been counted."""
-    total, counted = node.outputs[1], counting[-1].outputs[0] if counting else None
-    return {total.name: counted.name} if total and counted else {}
-
-
-Calls: TypeAlias = Iterator[Call]
-
-
-class _Counting:
-    """The total weight of a negative log-likelihood's targets, from the targets alone."""
-
-    def __init__(self, graph: LogicalGraph, node: Call) -> None:
-        self.graph = graph
-        self.node = node
-
-    def calls(self) -> Calls:
-        """The calls that count; none where nothing reads the total weight."""
-        _, target, weight, _, ignored, *_ = self.node.args
-        total = self.node.outputs[1]
-        if total is None or not self.graph.users[total.name]:
-            return
-        assert isinstance(target, Ref)  # a loss has targets
-        old = self.graph.values[target.name]
-        counts = self._maker(old.shape)
-        yield counts("counts", "bool", "aten.ne.Scalar", target, ignored)
-        summed = "counts"
-        if isinstance(weight, Ref):
-            length = prod(old.shape)
-            flat = (length,)
-            counts = self._maker((length,))
-            yield counts("flat", old.dtype, "aten.reshape.default", target, flat)
-            yield counts("mask", "bool", "aten.reshape.default", self._ref("counts"), flat)
-            mask, zero = self._ref("mask"), 0
-            where = "aten.where.ScalarOther"
-            yield counts("safe", old.dtype, where, mask, self._ref("flat"), zero)
-            pick = (weight, 0, self._ref("safe"))
-            yield counts("picked", total.dtype, "aten.index_select.default", *pick)
-            yield counts("weights", total.dtype, where, mask, self._ref("picked"), zero)
-            summed = "weights"
-        add = self._maker(())("total", total.dtype, "aten.sum.default", self._ref(summed))
-        yield replace(add, kwargs=(("dtype", Token("dtype", total.dtype)),))
-
-    def _ref(self, part: str) -> Ref:
-        total = self.node.outputs[1]
-        assert total is not None  # calls() returned otherwise
-        return Ref(f"{total.name}.{part}")
-
-    def _maker(self, shape: tuple[int, ...]) -> Callable[..., Call]:
-        def make(part: str, dtype: str, op: str, *args: Arg) -> Call:
-            made = Value(self._ref(part).name, shape, dtype)
-            return replace(self.node, op=op, args=args, kwargs=(), outputs=(made,))
-
-        return make
 
 
 _SUM_OP = "aten.sum.default"

@@ -10,10 +10,10 @@ the whole batch. Only BatchNorm sees micro-batches, as when gradients are accumu
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import TypeAlias
 
-from weft.compiler.families.batch_norm import BACKWARD, is_batch_norm, split_signature
+from weft.compiler.families.family import SampleStatistics
+from weft.compiler.families.table import sample_statistics
 from weft.compiler.microbatch.facts import Facts, facts, own_buffers
 from weft.compiler.microbatch.forms import (
     Form,
@@ -84,7 +84,7 @@ def _input(values: Values, node: Input) -> Input:
     if name in values.facts.leaves:
         values.forms[name] = Split(0)
         parts = (values.parts, shape[0] // values.parts)
-        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])))
+        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])), cut=True)
     if name in values.facts.own:
         values.forms[name] = Own()
     else:
@@ -103,8 +103,9 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         return  # made where it is read, in the form that is wanted there
     sources = tuple(values.source(name, node.phase) for name in operands)
     call = op_call(values.graph, node)
-    if is_batch_norm(node) and _over_samples(sources[0].form):
-        _batch_norm(values, node, call)
+    statistics = sample_statistics(node)
+    if statistics is not None and _over_samples(statistics, sources[0].form):
+        _of_samples(values, node, call, statistics)
         return
     if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
         return
@@ -138,28 +139,27 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
     return True
 
 
-def _over_samples(form: Form | None) -> bool:
-    """Whether a BatchNorm of what has this form takes statistics of samples: each micro-batch has its own."""
-    return isinstance(form, Split | Strided) and form.dim != 1
+def _over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
+    """Whether statistics of what has this form are taken over samples: each micro-batch has its own."""
+    return isinstance(form, Split | Strided) and statistics.over(form.dim)
 
 
-def _batch_norm(values: Values, node: Call, call: OpCall) -> None:
-    """A BatchNorm, or its backward, of the samples of a micro-batch alone."""
+def _of_samples(values: Values, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
+    """A call that takes statistics, or its backward, of the samples of a micro-batch alone."""
     names = operand_names(node)
     form = values.forms[names[0]]
     assert isinstance(form, Split | Strided)
-    shape = call.operands[0].shape
-    own = prod(shape) // shape[1] // values.parts
+    own = statistics.size(call) // values.parts
     if own < 2:
         raise StrategyError(
-            f"micro_batches={values.parts} leaves the BatchNorm at {node.location} {own} value for "
+            f"micro_batches={values.parts} leaves the {statistics.name} at {node.location} {own} value for "
             "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
         )
-    way = Way(split_signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
+    way = Way(statistics.signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
     wanted = zip(names, way.operands, strict=True)
     reads = [values.operand(name, each, node.phase) for name, each in wanted]
     micro = micro_call(node, call, way.signature, reads, values.parts)
-    once: Form = Partial("sum") if node.op == BACKWARD else Own()
+    once: Form = Partial("sum") if statistics.adds(node) else Own()
     _add(values, micro, [once if each == Broadcast() else each for each in way.results])
 
 

@@ -74,7 +74,8 @@ def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Sc
     smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
     parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
-    Only what runs equally often is joined, and with several stages (`staged`) only within a phase.
+    What the very next calls want reduced (`urgent` in `weft.ops.weft_ops`) does not wait for gradients of weights. Only
+    what runs equally often is joined, and with several stages (`staged`) only within a phase.
     """
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
     urgent = {value.name for call in calls if _op(call) in _URGENT for value in call.makes}

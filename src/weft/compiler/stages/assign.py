@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
     Stages,
@@ -34,6 +35,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import Placement
+from weft.strategy.parts import Stage
 
 
 def assign_stages(
@@ -41,6 +43,7 @@ def assign_stages(
     options: Options,
     placement: Placement,
     homes: Mapping[str, int] | None = None,
+    before: Mapping[tuple[str, str, str], int] = MappingProxyType({}),
 ) -> tuple[LogicalGraph, Stages]:
     """The graph with a stage for every call, and the stages' placements and variables.
 
@@ -50,6 +53,8 @@ def assign_stages(
         placement: all ranks.
         homes: the stages of variables by key, where another program has decided them; what reads
             them follows.
+        before: the stages of forward calls for another shape of the batch (`Stages.calls`); where the
+            even split decided, the same calls keep theirs.
 
     Raises:
         StrategyError: when stages, patterns or notes in the code do not fit the graph.
@@ -57,18 +62,23 @@ def assign_stages(
     placements = stage_placements(options.stages, placement)
     if len(placements) == 1:
         return graph, Stages(placements)
-    fixed, given = _fixed(graph, options, len(placements), homes)
+    fixed, given = _fixed(graph, options, len(placements), homes, before)
     forward = _forward(graph, fixed, given)
     found = _homes(graph, given, forward)
     stages = forward | _backward(graph, forward, found)
     if homes is None:
         _check_used(forward, len(placements))
     nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
-    return replace(graph, nodes=nodes), Stages(placements, found)
+    kinds = {_kind(name, call): forward[name] for name, call in _forward_calls(graph).items()}
+    return replace(graph, nodes=nodes), Stages(placements, found, kinds)
 
 
 def _fixed(
-    graph: LogicalGraph, options: Options, count: int, homes: Mapping[str, int] | None
+    graph: LogicalGraph,
+    options: Options,
+    count: int,
+    homes: Mapping[str, int] | None,
+    before: Mapping[tuple[str, str, str], int],
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
     calls = _forward_calls(graph)
@@ -78,6 +88,9 @@ def _fixed(
         return _by_patterns(graph, options, found, homes)
     if not found and homes is None:
         found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
+    elif not found:
+        kinds = {name: _kind(name, call) for name, call in calls.items()}
+        found = {name: before[kind] for name, kind in kinds.items() if kind in before}
     return found, dict(homes or {})
 
 
@@ -105,6 +118,10 @@ def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int
     """The stages of those whose path a pattern matches."""
     every = {name: pattern_stage(stages, path) for name, path in paths.items()}
     return {name: stage for name, stage in every.items() if stage is not None}
+
+
+def _kind(name: str, call: Call) -> tuple[str, str, str]:
+    return name, call.op, _module(call)
 
 
 def _module(call: Call) -> str:
@@ -158,18 +175,17 @@ def _backward(
     that it is the gradient of. A sum to which more of a stage is added stands there, so that the
     stage sends its sum alone.
     """
-    of_sequence: dict[int, int] = {}
+    of_pair: dict[int, int] = {}
     made: dict[str, int] = {}
     for name, call in _forward_calls(graph).items():
         made.update((value.name, forward[name]) for value in node_outputs(call))
-        if call.location is not None and call.location.sequence is not None:
-            of_sequence.setdefault(call.location.sequence, forward[name])
+        if call.autograd is not None:
+            of_pair.setdefault(call.autograd, forward[name])
     known: dict[str, int] = {}
     backward = {_name(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
     for name, call in backward.items():
-        sequence = call.location.sequence if call.location else None
-        if sequence in of_sequence:
-            known[name] = of_sequence[sequence]
+        if call.autograd in of_pair:
+            known[name] = of_pair[call.autograd]
     wanted = _readers(graph, {**forward, **known}, homes)
     for name, call in backward.items():
         operands = {made[used] for used in node_uses(call) if used in made}

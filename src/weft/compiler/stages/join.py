@@ -11,21 +11,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
-from weft.compiler.families.batch_norm import split_batch_norms
-from weft.compiler.families.class_split import split_classes
+from weft.compiler.families.class_loss import fuse_class_losses
+from weft.compiler.families.table import expand
+from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.layouts.known import Known
-from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
 from weft.compiler.stages.stages import Stages
 from weft.hardware import CostModel
+from weft.ir import verify
 from weft.ir.layouts import layout_of
 from weft.ir.logical import (
     ROLES,
@@ -58,6 +59,8 @@ class Deduced:
         proven: whether they are the cheapest, along each axis with the others as they are.
         broken: how often a parameter is used otherwise than the user laid it out, because its op
             admits nothing else.
+        taken: whether they are those of another shape of the batch, of which all this is said.
+        solved: the deduction, for further shapes.
     """
 
     stage: int
@@ -65,15 +68,22 @@ class Deduced:
     bound: float
     proven: bool
     broken: int = 0
+    taken: bool = False
+    solved: Solved | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
-    def of(stage: int, assignment: Assignment) -> Deduced:
-        known = assignment.cost, assignment.bound, assignment.proven, assignment.broken
-        return Deduced(stage, *known)
+    def of(stage: int, solved: Solved) -> Deduced:
+        found = solved.assignment
+        known = found.cost, found.bound, found.proven, found.broken, found.taken
+        return Deduced(stage, *known, solved)
 
 
 def lay_out(
-    graph: LogicalGraph, hints: GridHints, stages: Stages, cost_model: CostModel
+    graph: LogicalGraph,
+    hints: GridHints,
+    stages: Stages,
+    cost_model: CostModel,
+    before: Sequence[Deduced] = (),
 ) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
     """The graph with layouts on all values and boxing between them, within stages and across.
 
@@ -84,27 +94,61 @@ def lay_out(
         hints: for every number of axes that a placement has.
         stages: where they run.
         cost_model: for deduction.
+        before: what was deduced for another shape of the batch, with the same cost model.
     """
+    solver = _Solver(cost_model, {each.stage: each.solved for each in before})
     if len(stages.placements) == 1:
         placement = stages.placements[0]
-        assignment = deduce(graph, hints[placement.axes], placement, cost_model)
-        boxed = box(*split_batch_norms(*split_classes(graph, assignment)))
-        return boxed, (Deduced.of(0, assignment),)
-    graph = copy_sources(graph)
-    loop = loop_values(graph)
+        solved = solver.solve(0, graph, hints[placement.axes], placement)
+        return _boxed(graph, solved.assignment), (Deduced.of(0, solved),)
+    graph = verify(copy_sources(graph))
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
-    known: dict[tuple[int, ...], Known] = {}
     for part in cut_stages(graph, stages):
+        verify(part.graph)
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
-        coming = {here: there in loop for here, there in part.crossing.items()}
-        shared = known.setdefault(placement.shape, Known(placement.shape, cost_model))
-        assignment = deduce(part.graph, own, placement, cost_model, coming, shared)
-        boxed = box(*split_batch_norms(*split_classes(part.graph, assignment)))
-        laid.append(LaidOut(part.stage, part.crossing, boxed))
-        deduced.append(Deduced.of(part.stage, assignment))
+        solved = solver.solve(part.stage, part.graph, own, placement)
+        laid.append(LaidOut(part.stage, part.crossing, _boxed(part.graph, solved.assignment)))
+        deduced.append(Deduced.of(part.stage, solved))
     return join_stages(graph, laid, stages), tuple(deduced)
+
+
+def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
+    """A stage with what deduction chose in its own calls and boxings."""
+    graph, assignment = fuse_class_losses(graph, assignment)
+    graph, assignment = expand(verify(graph), assignment)
+    return verify(box(verify(graph), assignment), with_layouts=True)
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """Deduces stages: as before, where that fits, else anew.
+
+    Attributes:
+        cost_model: for deduction.
+        before: of stages, what was deduced for another shape of the batch.
+        known: what deductions on grids of one shape remember.
+    """
+
+    cost_model: CostModel
+    before: Mapping[int, Solved | None]
+    known: dict[tuple[int, ...], Known] = field(default_factory=dict)
+
+    def solve(
+        self,
+        stage: int,
+        graph: LogicalGraph,
+        hints: Hints,
+        placement: Placement,
+    ) -> Solved:
+        before = self.before.get(stage)
+        found = before.taken(graph, hints, placement) if before else None
+        if found is None:
+            grid = placement.shape
+            known = self.known.setdefault(grid, Known(grid, self.cost_model))
+            found = deduce(graph, hints, placement, self.cost_model, known)
+        return Solved(graph, hints, placement, found)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,6 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.repeats import outline
 from weft.compiler.schedule.replays import replays
 from weft.compiler.specialize import Target, specialize
-from weft.compiler.training.precision import Precision
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -41,13 +39,16 @@ from weft.program.feeding.shards import (
 from weft.program.live.holds import Lying
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.cuda.backend import backend_of
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.cuda.graphs import CudaTape, graph_mode
+from weft.runtime.cuda.graphs import graph_mode
 from weft.runtime.cuda.replay import Replayer, obstacle
+from weft.runtime.cuda.streams import MakeStreams
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.world.world import World
+from weft.strategy.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def build(
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizers: Optimizers,
-) -> dict[int, Executor | DeviceExecutor]:
+) -> dict[int, ThreadExecutor | DeviceExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
 
     Raises:
@@ -133,7 +134,7 @@ def build(
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
-    executors: dict[int, Executor | DeviceExecutor] = {}
+    executors: dict[int, ThreadExecutor | DeviceExecutor] = {}
 
     def start() -> None:
         for plan in compiled.plan.ranks:
@@ -156,7 +157,7 @@ def _executor(
     plan: RankPlan,
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
-) -> Executor | DeviceExecutor:
+) -> ThreadExecutor | DeviceExecutor:
     """What runs the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
@@ -167,14 +168,15 @@ def _executor(
     }
     if setting.kernels != "aten":
         plan = outline(plan)
-    make: Callable[..., Executor | DeviceExecutor] = Executor
-    if has_streams(device):
+    backend = backend_of(device)
+    make: Callable[..., ThreadExecutor | DeviceExecutor] = ThreadExecutor
+    if backend.streams is not None:
         replayer = make_replayer(setting, compiled, plan, device)
         plan = plan if replayer is None else replayer.plan
-        make = _on_streams(compiled, plan, replayer)
+        make = _on_streams(compiled, plan, backend.streams, replayer)
     plan = specialize(plan, Target(device.type, onednn_is_faster()))
     # What is compiled and measured on the way runs on the current device.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with backend.current(device):
         return make(
             plan,
             channels,
@@ -187,16 +189,11 @@ def _executor(
         )
 
 
-def has_streams(device: torch.device) -> bool:
-    """Whether work on a device is put on streams and goes on by itself."""
-    return device.type == "cuda"
-
-
 def _on_streams(
-    compiled: Compiled, plan: RankPlan, replayer: Replayer | None
+    compiled: Compiled, plan: RankPlan, make_streams: MakeStreams, replayer: Replayer | None
 ) -> Callable[..., DeviceExecutor]:
-    """An executor that runs the acts of a step as they were rehearsed."""
-    make = partial(DeviceExecutor, replayer=replayer)
+    """An executor that runs the acts of a step in the order in which they were simulated."""
+    make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
         return make
@@ -208,11 +205,12 @@ def make_replayer(
 ) -> Replayer | None:
     """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
-    if device.type != "cuda" or len(setting.world.ranks) > 1:
+    make_tape = backend_of(device).tape
+    if make_tape is None or len(setting.world.ranks) > 1:
         return None
     (program,) = (each for each in compiled.programs if each.rank == plan.rank)
     marked, found = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
-    return Replayer(marked, found, CudaTape(device), device, setting.seed)
+    return Replayer(marked, found, make_tape(device), device, setting.seed)
 
 
 def evaluation(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.python.hooks import Hooked
+from weft.capture.python.hooks import Hooked, registered
 from weft.capture.python.reached import MODULE_HOOKS
 from weft.capture.python.watch import Watch
 from weft.tensor import GlobalTensor
@@ -45,6 +45,7 @@ class Guards:
         self._hooks = [each for each in hooks if each]
         self._hooked = list(map(list, self._hooks))
         self._parameter_hooks = Hooked(named)
+        self._registered = registered()
         members = self._grouped()
         self._members, self._sizes = list(chain.from_iterable(members)), list(map(len, members))
 
@@ -55,19 +56,29 @@ class Guards:
             return _words(entry.text, entry.then, entry.now)
         # Otherwise torch asks the class of each global tensor how it gives its flag.
         with torch._C.DisableTorchFunction() if self._several else _nothing:
-            trained = list(map(_requires_grad, self._parameters))
-        if trained != self._trained:
-            return self._flag()
-        # Keys of hooks only grow, so that equal ones are the same hooks.
-        if any(self._bare) or list(map(list, self._hooks)) != self._hooked:
-            return "the hooks of modules and optimizers were others"
-        other = self._parameter_hooks.changed()
+            if list(map(_requires_grad, self._parameters)) != self._trained:
+                return self._flag()
+            other = self._other_hooks()
         if other is not None:
-            return _words(f"the number of hooks of {other[0]}", *other[1:])
+            return other
         members = self._grouped()
         same = map(is_, chain.from_iterable(members), self._members)
         if list(map(len, members)) != self._sizes or not all(same):
             return "the parameters in the optimizer's groups were others"
+        return None
+
+    def _other_hooks(self) -> str | None:
+        """Which hooks are not as they were, in words."""
+        now = registered()
+        # Keys of hooks only grow, so that equal ones are the same hooks.
+        if list(map(list, self._hooks)) != self._hooked or (
+            now != self._registered and any(self._bare)
+        ):
+            return "the hooks of modules and optimizers were others"
+        other = self._parameter_hooks.changed(now != self._registered)
+        if other is not None:
+            return _words(f"the number of hooks of {other[0]}", *other[1:])
+        self._registered = now
         return None
 
     def _grouped(self) -> list[list[Any]]:

@@ -29,7 +29,7 @@ from weft.program.planning.build import Setting, build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 
 Planned: TypeAlias = tuple[Captured, Compiled]
 # How often a program is planned; each plan keeps its threads and its kernels.
@@ -44,7 +44,7 @@ class Variant:
     number: int
     captured: Captured
     compiled: Compiled
-    executors: Mapping[int, Executor | DeviceExecutor]
+    executors: Mapping[int, ThreadExecutor | DeviceExecutor]
     feeder: Feeder
     guards: Guards
 
@@ -52,7 +52,7 @@ class Variant:
     def name(self) -> str:
         """The leaves of its batch; and which plan it is, where ranks could choose another one."""
         shapes = _shapes(self.captured.batch)
-        return f"{shapes} (plan {self.number})" if self.number else shapes
+        return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
 
     def serves(self, batch: Any) -> bool:
         """Whether it is the step for a batch, as things are now."""
@@ -178,7 +178,7 @@ class Variants:
             )
         started = time.perf_counter()
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
-        enter(f"{shapes} (plan {len(self._all)})")
+        enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
             planned = agreed(
                 self.setting.world, "the plan", lambda: self._checked(self._plan(batch))

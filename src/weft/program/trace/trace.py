@@ -23,9 +23,11 @@ class Trace:
 
     Attributes:
         ranks: the rows of each rank, on one clock.
+        batch: the leaves of the batch that the steps were planned for.
     """
 
     ranks: tuple[RankTrace, ...]
+    batch: str = ""
 
     def __iter__(self) -> Iterator[RankTrace]:
         return iter(self.ranks)
@@ -43,8 +45,13 @@ class Trace:
     def write(self, path: str | Path) -> None:
         """Write it for ui.perfetto.dev or chrome://tracing; folders that are missing are made."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events(self.ranks)})
-        Path(path).write_text(text)
+        events = trace_events(self.ranks)
+        content = {
+            "displayTimeUnit": "ms",
+            "traceEvents": events,
+            "otherData": {"batch": self.batch},
+        }
+        Path(path).write_text(json.dumps(content))
 
     def __str__(self) -> str:
         rows = (
@@ -55,7 +62,8 @@ class Trace:
             )
             for each in self.parts
         )
-        return text_of(table("where the time of a step goes", _COLUMNS, rows))
+        on = f" on {self.batch}" if self.batch else ""
+        return text_of(table(f"where the time of a step{on} goes", _COLUMNS, rows))
 
 
 def _text(seconds: Seconds) -> str:

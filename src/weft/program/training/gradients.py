@@ -27,7 +27,7 @@ from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, pa
 from weft.program.live.masters import follow
 from weft.program.planning.build import Setting, build, compiled_like
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor import GlobalTensor
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
@@ -78,12 +78,13 @@ class Gradients:
         # Plans of steps, and the keys of the parameters that each updates.
         self._steps: list[tuple[Compiled, frozenset[str]]] = []
         # Plans of updates, by the keys of the parameters that have a gradient.
-        self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
+        self._plans: dict[tuple[str, ...], dict[int, ThreadExecutor | DeviceExecutor]] = {}
         # All parameters that may have a gradient for the optimizers, by name.
         self._parameters: dict[str, Tensor] = {}
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
         # versions: a loop clears such before it goes on.
         self._used: dict[str, tuple[Tensor, int]] | None = None
+        self._left_out: list[str] = []
         # Whether steps have left gradients that no update has used.
         self.open = self._said = False
         for optimizer in optimizers.each:
@@ -121,7 +122,9 @@ class Gradients:
 
     def standing(self) -> bool:
         """Whether there are gradients in `parameter.grad`; some microseconds."""
-        return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
+        # Otherwise torch asks the class of each global tensor how it gives its gradient.
+        with torch._C.DisableTorchFunction():
+            return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
 
     def check_update(self, compiled: Compiled) -> None:
         """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
@@ -162,6 +165,20 @@ class Gradients:
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
             member.show(parts)
         self.open = True
+        self._say_left_out()
+
+    def _say_left_out(self) -> None:
+        """Say once which parameters get no gradient here that `backward()` might give one."""
+        if self._left_out:
+            return
+        named = self._setting.model.named_parameters()
+        self._left_out = [k for k, p in named if p.requires_grad and k not in self._parameters]
+        if self._left_out:
+            _log.warning(
+                "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
+                "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
+                ", ".join(self._left_out[:5]),
+            )
 
     def _keys(self) -> tuple[str, ...]:
         """The parameters that have a gradient."""
@@ -173,7 +190,7 @@ class Gradients:
         keys = self._keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
-    def executors(self) -> dict[int, Executor | DeviceExecutor]:
+    def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
         """What runs an update by what is in `parameter.grad`.
 
         Raises:
@@ -194,7 +211,7 @@ class Gradients:
             self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
         return self._plans[keys]
 
-    def update(self, executors: Mapping[int, Executor | DeviceExecutor]) -> dict[str, Tensor]:
+    def update(self, executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> dict[str, Tensor]:
         """One update by what is in `parameter.grad`, which is None afterwards.
 
         Args:
@@ -348,7 +365,7 @@ def _bare(node: Input) -> Input:
     return replace(node, value=replace(node.value, layout=None))
 
 
-def _end(executors: Mapping[int, Executor | DeviceExecutor]) -> None:
+def _end(executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> None:
     """End the threads of a plan."""
     for executor in executors.values():
         executor.close()

@@ -62,21 +62,8 @@ class States:
         # Entries that are no tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
 
-    def check(self, graph: LogicalGraph) -> None:
-        """Check that what the user's optimizer holds fits a plan; needs no other process.
-
-        Raises:
-            UserError: naming a state that the optimizer brings and its update does not have, or of
-                another shape.
-        """
-        for member in _stated(self._model, graph):
-            if self._optimizers.place(member.group)[0] is self.optimizer:
-                for name, value in self.optimizer.state.get(member.parameter, {}).items():
-                    if isinstance(value, Tensor):
-                        member.check(name, value)
-
     def know(self, graph: LogicalGraph) -> None:
-        """A plan is to run, which updates these parameters. Call `check` first."""
+        """A plan is to run, which updates these parameters. Call `check_states` first."""
         # The user may have loaded states since the last step.
         self.take()
         for each in _stated(self._model, graph):
@@ -91,7 +78,7 @@ class States:
         """Take over what has changed in the user's optimizer; some microseconds when nothing has.
 
         Raises:
-            UserError: as `check`.
+            UserError: as `check_states`.
         """
         state = self.optimizer.state
         same = state is self._state and len(state) == len(self._dicts)
@@ -217,6 +204,20 @@ class _Stated:
             raise UserError(
                 f"the optimizer brings the state {self.key}.{name} without values, on the meta device"
             )
+
+
+def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) -> None:
+    """Check that what the user's optimizers hold fits a plan; needs no other process.
+
+    Raises:
+        UserError: naming a state that an optimizer brings and its update does not have, or of
+            another shape.
+    """
+    for member in _stated(model, graph):
+        optimizer, _ = optimizers.place(member.group)
+        for name, value in optimizer.state.get(member.parameter, {}).items():
+            if isinstance(value, Tensor):
+                member.check(name, value)
 
 
 def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
+from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
 from weft.program.live.masters import Masters
 from weft.program.planning.build import Setting
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import Gradients
-from weft.program.training.states import States
+from weft.program.training.states import States, check_states
 from weft.runtime.world.world import World
 
 
@@ -21,7 +23,10 @@ def training_of(setting: Setting, optimizers: Optimizers) -> Training:
     """What a program has that trains by these optimizers."""
     variables = setting.variables
     states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
-    return Training(setting.world, states, Gradients(setting, optimizers), Masters(variables))
+    check = partial(check_states, setting.model, optimizers)
+    return Training(
+        setting.world, states, Gradients(setting, optimizers), Masters(variables), check
+    )
 
 
 class Training:
@@ -32,11 +37,18 @@ class Training:
         states: of each optimizer.
         gradients: that stay after a step without an update.
         masters: of parameters.
+        check: whether what the optimizers hold fits a graph; raises otherwise.
     """
 
     def __init__(
-        self, world: World, states: Sequence[States], gradients: Gradients, masters: Masters
+        self,
+        world: World,
+        states: Sequence[States],
+        gradients: Gradients,
+        masters: Masters,
+        check: Callable[[LogicalGraph], None],
     ) -> None:
+        self._check = check
         self._world = world
         self.states = tuple(states)
         self.gradients = gradients
@@ -51,12 +63,7 @@ class Training:
             UserError: on every process, naming a state that an optimizer brings on one of them and
                 its update does not have, or of another shape.
         """
-
-        def check() -> None:
-            for each in self.states:
-                each.check(compiled.graph)
-
-        agreed(self._world, "the states of the optimizers", check)
+        agreed(self._world, "the states of the optimizers", lambda: self._check(compiled.graph))
         for each in self.states:
             each.know(compiled.graph)
         self.gradients.know(compiled)

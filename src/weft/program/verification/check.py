@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from weft.capture.outputs import Number
 from weft.capture.precision import Casts
-from weft.compiler.training.precision import Precision
 from weft.errors import VerificationError
 from weft.program.everyone import everyone
 from weft.program.verification.compare import (
@@ -34,12 +36,15 @@ from weft.program.verification.planned import (
 from weft.program.verification.report import CHANGES, DIFFERS, Verified, failure_text, in_order
 from weft.program.verification.snapshot import Snapshot
 from weft.program.verification.updates import PlainUpdate
+from weft.strategy.precision import Precision
 
 # How often parameters are moved where something differs.
 _MOVEMENTS = 6
 # How many times as much as sums in another order a step may change when it runs again, where kernels
 # add up in any order.
 _REPEATED = 8
+# Dtypes in which Python holds numbers that are rounded.
+_WIDEST = {float: torch.float64, complex: torch.complex128}
 
 
 def verified(subject: Subject, batch: Any) -> Verified:
@@ -77,15 +82,16 @@ class _Comparison:
     def __init__(self, subject: Subject, batch: Any, planned: Planned) -> None:
         self._subject, self._planned = subject, planned
         self._captured = subject.variants.current.captured
-        leaves = zip(planned.outputs, self._captured.outputs.leaves, strict=True)
+        leaves = list(zip(planned.outputs, self._captured.outputs.leaves, strict=True))
         self._keys = {path: leaf for path, leaf in leaves if isinstance(leaf, str)}
+        self._numbers = frozenset(path for path, leaf in leaves if isinstance(leaf, Number))
         self._parameters = dict(subject.setting.model.named_parameters())
         precision = subject.setting.options.precision or Precision()
         eps = coarsest(self._captured.graph, precision.reduce)
         self._before: Before = before(subject)
         self._batch = whole_batch(subject, batch)
         self._step = self._plain_step(precision)
-        self._plain: Eager = self._step.run(self._before.tensors, self._batch)
+        self._plain = self._run(self._before.tensors)
         # By kind and name, how far a rounding of all parameters moves it.
         self._noise: dict[tuple[str, str], float] = {}
         self._rounding = Rounding(eps)
@@ -94,7 +100,7 @@ class _Comparison:
 
     def repeated(self) -> list[Compared]:
         """What the plain step gives a second time, compared with the first."""
-        again = self._step.run(self._before.tensors, self._batch)
+        again = self._run(self._before.tensors)
         kinds = {"outputs": "output", "gradients": "gradient", "tensors": "buffer"}
         by = Rounding(_REPEATED * self._rounding.eps, self._of_gradients.least)
         found = []
@@ -121,10 +127,22 @@ class _Comparison:
             found = self._every()
         return found
 
+    def _run(self, values: dict[str, Tensor]) -> Eager:
+        """A plain step by these parameters and buffers."""
+        found = self._step.run(values, self._batch)
+        return replace(found, outputs=self._comparable(found.outputs))
+
+    def _comparable(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """What a step returns, with tensors in place of the numbers that it read from some."""
+        return {
+            path: torch.tensor(x, dtype=_WIDEST.get(type(x))) if path in self._numbers else x
+            for path, x in outputs.items()
+        }
+
     def _move(self, seed: int) -> None:
         """Note how far a plain step moves when its parameters move by a rounding."""
         values = moved(self._before.tensors, self._parameters, self._rounding.eps, seed)
-        shifted = self._step.run(values, self._batch)
+        shifted = self._run(values)
         for kind in ("outputs", "gradients", "tensors"):
             plain, other = getattr(self._plain, kind), getattr(shifted, kind)
             for name, value in plain.items():
@@ -155,7 +173,7 @@ class _Comparison:
         )
 
     def _outputs(self) -> Iterator[Compared]:
-        found, plain = self._planned.outputs, self._plain.outputs
+        found, plain = self._comparable(self._planned.outputs), self._plain.outputs
         if list(found) != list(plain):
             text = f"has the entries {list(found)} in the plan, and {list(plain)} in the plain step"
             yield Compared("output", "output", text=text)

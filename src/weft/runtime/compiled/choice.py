@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.errors import UserError
+from weft.files import PACKAGE
 from weft.runtime.compiled.cache import (
     cache_folder,
     read_cached,
@@ -234,5 +235,5 @@ def _processor() -> str:
 @cache
 def _version() -> str:
     """Of weft's own ops, which are compiled as parts of segments: a digest of their code."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    files = sorted(Path(PACKAGE, "runtime").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -24,7 +24,7 @@ from torch import Tensor
 from weft.ir.plan import Compute, RankPlan
 from weft.ir.replays import Replays
 from weft.ops.weft_ops import WEFT_OPS
-from weft.runtime.executor.batches import Batches
+from weft.runtime.executor.state import Batches
 from weft.runtime.kernels.generated import UNIFORM, Kernel
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op

@@ -21,6 +21,10 @@ from torch.optim.optimizer import (
 Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor], "Tensor | None"], None]
 
 
+# States that there are by an option only.
+_OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}
+
+
 class DirectStep:
     """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does.
 
@@ -49,7 +53,7 @@ def direct_step(
         live: the user's parameter group.
 
     Returns:
-        None where `step` does more than to call one fused kernel.
+        None where `step` does more than to call one fused kernel, as to make states.
     """
     make = _MAKERS.get(type(optimizer))
     parameters = group["params"]
@@ -57,6 +61,12 @@ def direct_step(
     if make is None or not group.get("fused") or len(alike) != 1 or _form(live) is None:
         return None
     states = [optimizer.state[parameter] for parameter in parameters]
+    # One that is not wanted now may stand there from before.
+    named = {name: bool(live.get(option)) for name, option in _OPTIONAL.items()}
+    if any(wanted and name not in state for name, wanted in named.items() for state in states):
+        return None
+    unwanted = {name for name, wanted in named.items() if not wanted}
+    states = [{k: x for k, x in state.items() if k not in unwanted} for state in states]
     return DirectStep(make(parameters, states), live)
 
 

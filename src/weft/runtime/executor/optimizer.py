@@ -145,9 +145,23 @@ class OptimizerUpdates:
             group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
         for shard, gradient in zip(self._shards, gradients, strict=True):
             shard.grad = gradient
+        # torch's fused SGD takes momenta of all parameters or of none: not where some were frozen.
+        groups = self._optimizer.param_groups
+        unlike = [
+            group for group in groups if group.get("fused") and self._some_have_momenta(group)
+        ]
+        for group in unlike:
+            group["fused"] = False
         self._optimizer.step()
+        for group in unlike:
+            group["fused"] = True
         for shard in self._shards:
             shard.grad = None
+
+    def _some_have_momenta(self, group: dict[str, Any]) -> bool:
+        """Whether some parameters of a group have a momentum already, and others not yet."""
+        states = (self._optimizer.state.get(shard, {}) for shard in group["params"])
+        return len({state.get("momentum_buffer") is None for state in states}) > 1
 
     def _adopt(self) -> None:
         """Take over what is kept for the parameters now, be it of the user, or made by an executor of another plan."""

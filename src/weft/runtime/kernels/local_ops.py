@@ -1,4 +1,4 @@
-"""weft's own ops on local tensors (design.md, section 6), in plain torch."""
+"""weft's own ops on local tensors (docs/design/ops.md), in plain torch."""
 
 from __future__ import annotations
 

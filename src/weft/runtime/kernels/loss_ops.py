@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.rules.loss import NONE
 from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
 
 # So many elements at a time: half a MiB of float32.
 _AT_A_TIME = 2**17
-_NONE = 0  # torch's number of the reduction "none"
 # Numbers of rows for which columns were measured to be faster (with 256 they are not), and the least
 # number of columns.
 _FEW_ROWS, _MANY_COLUMNS = range(32, 129), 2**14
@@ -70,7 +70,7 @@ def class_loss(
     """
     own, place = _own(x, target, ignored, offset)
     losses = (lse - x.gather(1, place)).squeeze(1).masked_fill_(~own, 0)
-    if reduction == _NONE:
+    if reduction == NONE:
         return losses, x.new_zeros(())
     return losses.sum(), own.sum().to(x.dtype)
 

@@ -1,4 +1,4 @@
-"""weft's ops of a BatchNorm whose batch is split over ranks (`weft.compiler.families.batch_norm`), on torch's fused kernels.
+"""weft's ops of a BatchNorm whose batch is split over ranks, on fused kernels of torch.
 
 Two of these kernels are slow on a CPU, and go another way to the same numbers, also where the batch
 is whole (`weft.compiler.specialize` says where): the one that collects statistics of contiguous

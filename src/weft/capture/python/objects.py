@@ -1,0 +1,281 @@
+"""What a trace reads of objects that are no modules of the model: the user's, other modules, settings of libraries.
+
+While a step is traced, reading an attribute of such an object is noted, at any depth, in its own methods and
+properties too. Objects that the step itself makes are none of them: it makes them anew each time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from weft.capture.python.reached import names_in, texts_in
+from weft.capture.python.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Content, Entry, is_plain
+from weft.capture.tracing.locations import users_module
+
+# How many modules deep the names of a function are looked up: torch.nn.functional.relu.
+_DEEP = 3
+# What torch calls of a class of the user's by itself.
+_CALLED = ("forward", "backward", "setup_context", "jvp", "vjp", "vmap")
+# Objects of these, and of classes derived from them, count for themselves, and other threads use them too.
+_SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "logging")
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types in CPython
+
+
+class Notes(Protocol):
+    """Where is noted what is read."""
+
+    def add(self, entry: Entry, read: bool = False) -> None:
+        """A value; `read` where it is known that the step has read it."""
+
+    def inside(self, value: Any, text: str) -> None:
+        """What is in a container or object."""
+
+    def function(self, function: Any) -> None:
+        """What a function of the user's names, below partials and methods."""
+
+    def inherited(self, owner: Any, own: dict[str, Any], name: str, text: str) -> None:
+        """An attribute that an object has not itself, but of its class, or not at all.
+
+        Args:
+            owner: the object.
+            own: its attributes.
+            text: of the object.
+        """
+
+    def of_class(self, owner: type, name: str) -> Any:
+        """An attribute of a class."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An object that was there before the step, kept alive; its attributes then; whether it is the user's own."""
+
+    owner: Any
+    before: dict[str, Any]
+    text: str
+    users: bool
+
+
+class Objects:
+    """The objects that a trace comes across.
+
+    Args:
+        notes: is told what is read of them.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._known: dict[int, _Known] = {}
+        # By class, what its `__getattribute__` was.
+        self._classes: dict[type, Callable[[Any, str], Any]] = {}
+        self._own: dict[type, Any] = {}
+        self._reading = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this lasts, reading an attribute of an object that was seen is noted."""
+        self._reading = True
+        try:
+            for cls in list(self._classes):
+                self._watch_class(cls)
+            yield
+        finally:
+            self._reading = False
+            for cls, own in reversed(self._own.items()):
+                if own is None:
+                    del cls.__getattribute__
+                else:
+                    cls.__getattribute__ = own  # type: ignore[method-assign]
+            self._own.clear()
+
+    def see(self, value: Any, text: str, users: bool = True) -> bool:
+        """An object that was there before the step, and that it has come across, by this name.
+
+        Returns whether reading its attributes is noted.
+
+        Args:
+            users: False for what a module of a library holds, of which plain values are noted.
+        """
+        cls = type(value)
+        if id(value) in self._known:
+            return True
+        if not _noted(cls) or users_module(cls.__module__) != users:
+            return False
+        if not users and cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+            return False
+        self._known[id(value)] = _Known(value, dict(_held(value)), text, users)
+        if cls not in self._classes:
+            self._classes[cls] = next(
+                self._classes.get(each) or vars(each)["__getattribute__"]
+                for each in cls.__mro__
+                if each in self._classes or "__getattribute__" in vars(each)
+            )
+            if self._reading:
+                self._watch_class(cls)
+            if users:
+                self._functions(cls, lambda name: name.startswith("__"))
+        return True
+
+    def array(self, value: np.ndarray[Any, Any], text: str) -> None:
+        """An array of numpy that is read."""
+        space = Content(value)
+        self._notes.add(Entry(space, "content", space.get("content", b""), f"the values of {text}"))
+
+    def named_by(self, function: types.FunctionType, seen: Sequence[Any]) -> None:
+        """What a function of the user's names in modules and classes, in its defaults and in the environment.
+
+        Args:
+            seen: what its globals and closures hold.
+        """
+        names = names_in(function.__code__)
+        environment = False
+        for value in seen:
+            if isinstance(value, types.ModuleType):
+                self._module(value, names)
+            elif isinstance(value, type):
+                self.named_in_class(value, names)
+            environment = environment or any(value is x for x in (os, os.environ, os.getenv))
+        if environment:
+            for text in sorted(texts_in(function.__code__)):
+                self._variable(text)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._notes.inside(value, f"a default of {function.__qualname__}")
+
+    def named_in_class(self, cls: type, names: frozenset[str]) -> None:
+        """What is named of a class of the user's."""
+        if not users_module(cls.__module__):
+            return
+        for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
+            self.found(cls, name)
+            self._notes.of_class(cls, name)
+        made = not issubclass(cls, nn.Module)
+        self._functions(cls, lambda name: name in _CALLED or (made and name.startswith("__")))
+
+    def _functions(self, cls: type, wanted: Callable[[str], bool]) -> None:
+        """Functions of a class that are called without being looked up."""
+        for each in cls.__mro__:
+            if users_module(each.__module__):
+                for name, value in list(vars(each).items()):
+                    if wanted(name):
+                        self.descriptor(value)
+
+    def found(self, cls: type, name: str) -> None:
+        """An attribute is to be read of a class: what that may run comes before what it reads."""
+        value = next((vars(each)[name] for each in cls.__mro__ if name in vars(each)), None)
+        self.descriptor(value)
+
+    def descriptor(self, value: Any) -> None:
+        """A value of a class: the functions that reading it may run."""
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, cached_property):
+            value = value.func
+        elif isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, FUNCTIONS):
+            self._notes.function(value)
+
+    def _module(self, module: types.ModuleType, names: frozenset[str], depth: int = _DEEP) -> None:
+        """What is named of a module of Python; of a library's, its functions."""
+        own, users = vars(module), users_module(module.__name__)
+        if not depth or module.__name__.partition(".")[0] == "weft":
+            return
+        for name in sorted(names & own.keys()):
+            value, text = own[name], f"{module.__name__}.{name}"
+            if isinstance(value, types.ModuleType):
+                self._module(value, names, depth - 1)
+            elif users or isinstance(value, FUNCTIONS):
+                self._notes.add(Entry(own, name, value, text))
+            if users and isinstance(value, type):
+                self.named_in_class(value, names)
+            elif users:
+                self._notes.inside(value, text)
+
+    def _variable(self, text: str) -> None:
+        """A variable of the environment. Private attribute of `os.environ`: the dict that it reads."""
+        held, key = os.environ._data, os.environ.encodekey(text)  # type: ignore[attr-defined]
+        self._notes.add(Entry(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
+
+    def _watch_class(self, cls: type) -> None:
+        original = self._classes[cls]
+
+        def reading(owner: Any, name: str) -> Any:
+            known = self._known.get(id(owner))
+            if known is None or (name.startswith("__") and name != "__dict__"):
+                return original(owner, name)
+            if name not in known.before and known.users:
+                self.found(cls, name)
+            try:
+                value = original(owner, name)
+            except AttributeError:
+                self._read(known, name, MISSING)
+                raise
+            self._read(known, name, value)
+            return value
+
+        self._own[cls] = vars(cls).get("__getattribute__")
+        cls.__getattribute__ = reading  # type: ignore[method-assign, assignment]
+
+    def _read(self, known: _Known, name: str, value: Any) -> None:
+        """An attribute was read of an object."""
+        owner, text = known.owner, f"{known.text}.{name}"
+        own = dict(_held(owner)) if name == "__dict__" else {}
+        for each in own.keys() & known.before.keys():
+            if own[each] is known.before[each] and is_plain(own[each]):
+                self._notes.add(Entry(_space(owner, each), each, own[each], f"{known.text}.{each}"))
+        if name in known.before:
+            before = known.before[name]
+            same = _space(owner, name).get(name, MISSING) is before
+            if same and (known.users or is_plain(before)):
+                self._notes.add(Entry(_space(owner, name), name, before, text), known.users)
+                if known.users:
+                    self._notes.inside(before, text)
+        elif known.users and name != "__dict__":
+            self._notes.inherited(owner, _own_dict(owner), name, known.text)
+
+
+def _noted(cls: type) -> bool:
+    """Whether reading attributes of a class's instances can be noted, and what is read is worth it."""
+    packages = {each.__module__.partition(".")[0] for each in cls.__mro__[:-1]}
+    first = cls.__module__.partition(".")[0]
+    plain = issubclass(cls, (*PLAIN, *FUNCTIONS, type, types.ModuleType, nn.Module, torch.Tensor))
+    changeable = cls.__flags__ & _HEAP and not cls.__flags__ & _IMMUTABLE
+    ours = first not in ("torch", "weft", "numpy") and packages.isdisjoint(_SHARED)
+    return bool(changeable) and not plain and ours
+
+
+def _held(owner: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes that an object has itself, those in `__slots__` included."""
+    yield from _own_dict(owner).items()
+    for cls in type(owner).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield name, member.__get__(owner)
+                except AttributeError:
+                    continue
+
+
+def _own_dict(owner: Any) -> dict[str, Any]:
+    """`vars` of an object, past what its class does to give it."""
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _space(owner: Any, name: str) -> Any:
+    own = _own_dict(owner)
+    return own if name in own else Attribute(owner)

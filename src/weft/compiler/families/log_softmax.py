@@ -1,0 +1,167 @@
+"""Log-softmax split by classes: one op for deduction, several with a reduction between them when it is split.
+
+log_softmax(x) = x - max x - log sum exp(x - max x): maxima and sums of the classes' shards
+travel, never a row of x. Where the classes are whole, the op stays the fused one. This is how a
+head split by classes trains (FACTS of OneFlow's
+InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel cross-entropy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.compiler.families.family import Family, Placed, Site
+from weft.hardware import CostModel
+from weft.ir.logical import Arg, Call, Ref, Value
+from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
+from weft.ops import OpCall, Signature
+from weft.ops.arguments import argument, normal_dim
+from weft.units import ITEM_SIZE, Bytes
+
+FORWARD = "aten._log_softmax.default"
+BACKWARD = "aten._log_softmax_backward_data.default"
+# The part that others read too (`row_sums`).
+_SUMS = "sums"
+# Where the dimension stands in the arguments, and how many reductions the op becomes.
+_DIM = {FORWARD: 1, BACKWARD: 2}
+_REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
+_EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
+
+
+def row_sums(name: str) -> Ref:
+    """The logarithms of the rows' sums of exponentials, [n, 1], of the log-softmax whose result is `name`."""
+    return Ref(f"{name}.lse")
+
+
+def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
+    """Everything split along the dimension of the softmax."""
+    split = _split_by_classes(call)
+    fits = split is not None and (empty or call.operands[0].shape[split.dim] >= parts)
+    return (_everywhere(call, split),) if split and fits else ()
+
+
+def _cost(
+    call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
+) -> float:
+    """A number for each row travels for each reduction."""
+    split = _split_by_classes(call)
+    if split is None or signature != _everywhere(call, split):
+        return 0.0
+    spec, parts = call.operands[0], grid[axis]
+    rows = ITEM_SIZE[spec.dtype]
+    for dim, size in enumerate(spec.shape):
+        rows *= 1 if dim == split.dim else size
+    groups = 1
+    for other, ranks in enumerate(grid):
+        groups *= 1 if other == axis else ranks
+    count = _REDUCTIONS[call.op]
+    return model.boxing(Bytes(count * groups * 2 * (parts - 1) * rows), count)
+
+
+def _expand(site: Site) -> Iterator[Placed]:
+    """Taken apart where an operand is split along the dimension of the softmax."""
+    parts = LogSoftmax(site)
+    if parts.apart:
+        yield from parts.calls()
+
+
+def _split_by_classes(call: OpCall) -> Split | None:
+    if call.op not in _DIM or not call.operands[0].shape:
+        return None
+    specs = (*call.operands, *call.results)
+    if any(spec is None or spec.dtype not in _EXACT for spec in specs):
+        return None
+    dim: int = argument(call, _DIM[call.op], "dim")
+    return Split(normal_dim(dim, len(call.operands[0].shape)))
+
+
+def _everywhere(call: OpCall, sbp: SBP) -> Signature:
+    return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
+
+
+class LogSoftmax:
+    """One log-softmax, or its backward, taken apart; notes the layouts of what it makes."""
+
+    def __init__(self, site: Site) -> None:
+        self.node, self.reads, self.values = site.call, site.reads, site.values
+        dim: Any = self.node.args[_DIM[self.node.op]]
+        self.split = Split(normal_dim(dim, len(self.result.shape)))
+
+    @property
+    def apart(self) -> bool:
+        """Whether an operand is split along the dimension of the softmax."""
+        return any(self.split in layout.sbp for layout in self.reads)
+
+    @property
+    def result(self) -> Value:
+        value = self.node.outputs[0]
+        assert value is not None  # both ops return a tensor
+        return value
+
+    def calls(self) -> Iterator[Placed]:
+        """The calls in order, each with the layouts in which it reads its operands."""
+        yield from self._forward() if self.node.op == FORWARD else self._backward()
+
+    def statistics(self) -> Iterator[Placed]:
+        """The logarithm of each row's sum of exponentials (`row_sums`)."""
+        here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
+        x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
+        yield self._reduce("aten.amax.default", x, "max", "max", here), (here,)
+        made = self._over_classes(here, Partial("sum"))
+        args = (x, top, self.split.dim)
+        yield self._call("weft.sum_exp", args, "sum", made, row=True), (here, row)
+        yield self._call("aten.log.default", (total,), "log", row, row=True), (row,)
+        terms = (self._ref("log"), top)
+        yield self._call("aten.add.Tensor", terms, _SUMS, row, row=True), (row, row)
+
+    def _forward(self) -> Iterator[Placed]:
+        yield from self.statistics()
+        here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
+        arguments = (self.node.args[0], self._ref(_SUMS))
+        yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
+
+    def _backward(self) -> Iterator[Placed]:
+        gradient, output = self.node.args[:2]
+        of_gradient, of_output = self.reads if len(self.reads) == 2 else self.reads * 2
+        row = self._over_classes(of_gradient, Broadcast())
+        yield (
+            self._reduce("aten.sum.dim_IntList", gradient, "sum", "sum", of_gradient),
+            (of_gradient,),
+        )
+        yield self._call("aten.exp.default", (output,), "exp", of_output), (of_output,)
+        product = (self._ref("exp"), self._ref("sum"))
+        yield self._call("aten.mul.Tensor", product, "product", of_gradient), (of_output, row)
+        difference = (gradient, self._ref("product"))
+        yield self._call("aten.sub.Tensor", difference, "", of_gradient), (of_gradient, of_gradient)
+
+    def _ref(self, part: str) -> Ref:
+        return row_sums(self.result.name) if part == _SUMS else Ref(f"{self.result.name}.{part}")
+
+    def _over_classes(self, layout: Layout, sbp: SBP) -> Layout:
+        """`layout`, with `sbp` on the axes that split the classes."""
+        sbps = tuple(sbp if one == self.split else one for one in layout.sbp)
+        return Layout(layout.placement, sbps)
+
+    def _reduce(self, op: str, x: Arg, part: str, reduction: Reduction, layout: Layout) -> Call:
+        made = self._over_classes(layout, Partial(reduction))
+        return self._call(op, (x, (self.split.dim,), True), part, made, row=True)
+
+    def _call(
+        self, op: str, args: tuple[Arg, ...], part: str, layout: Layout, row: bool = False
+    ) -> Call:
+        """A call whose result is called after the whole op's; the last has no `part` and is that result."""
+        if not part:
+            return replace(self.node, op=op, args=args, kwargs=())
+        whole = self.result
+        dim = self.split.dim
+        shape = (*whole.shape[:dim], 1, *whole.shape[dim + 1 :]) if row else whole.shape
+        value = Value(self._ref(part).name, shape, whole.dtype)
+        self.values[value.name] = layout
+        return Call(op, args, (), (value,), self.node.location, self.node.phase)
+
+
+FAMILY = Family(
+    ops=frozenset((FORWARD, BACKWARD)), signatures=_signatures, cost=_cost, expand=_expand
+)

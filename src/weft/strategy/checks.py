@@ -1,0 +1,123 @@
+"""What the fields of a strategy may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from weft.errors import StrategyError
+from weft.layout import Broadcast, Partial, Split
+from weft.patterns import name_patterns
+from weft.strategy.parts import SCHEDULES, Stage, Zero
+from weft.strategy.precision import short_form
+from weft.strategy.text import SBPs
+
+# Returns the value as the strategy holds it, or raises StrategyError.
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+def checked(name: str, value: Any) -> Any:
+    """The field `name` of a strategy, as it is held.
+
+    Raises:
+        StrategyError: naming the field, what it takes and what was found.
+    """
+    return _CHECKS[name](name, value)
+
+
+def _layouts(name: str, patterns: Any) -> dict[str, SBPs]:
+    if not isinstance(patterns, Mapping):
+        raise StrategyError(
+            f"{name}= takes a mapping from name patterns to SBPs, found {patterns!r}"
+        )
+    return {pattern: _sbps(name, pattern, sbp) for pattern, sbp in patterns.items()}
+
+
+def _sbps(name: str, pattern: object, sbp: object) -> SBPs:
+    if not isinstance(pattern, str):
+        raise StrategyError(f"{name}= takes names as keys, found {pattern!r}")
+    if isinstance(sbp, Split | Broadcast | Partial):
+        return sbp
+    parts = tuple(sbp) if isinstance(sbp, list | tuple) else ()
+    if not parts or not all(isinstance(part, Split | Broadcast | Partial) for part in parts):
+        raise StrategyError(
+            f"{name}={{{pattern!r}: …}} takes weft.split(dim), weft.broadcast or a tuple of them "
+            f"with one entry for each axis of the placement, found {sbp!r}"
+        )
+    return parts
+
+
+def _stages(name: str, value: Any) -> tuple[Stage, ...] | int:
+    if _is_count(value):
+        return int(value)
+    stages = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if not all(isinstance(stage, Stage) for stage in stages):
+        raise StrategyError(
+            f"{name}= takes a number of stages, or a list of weft.Stage(patterns, placement=…), found {value!r}"
+        )
+    return stages
+
+
+def _count(name: str, value: Any) -> int:
+    if not _is_count(value):
+        raise StrategyError(f"{name}= takes a whole number from 1, found {value!r}")
+    return int(value)
+
+
+def _limit(name: str, value: Any) -> int | None:
+    return None if value is None else _count(name, value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _choice(choices: tuple[str, ...]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if value is not None and value not in choices:
+            known = ", ".join(map(repr, choices))
+            raise StrategyError(f"{name}= takes one of {known}, or None, found {value!r}")
+        return value
+
+    return check
+
+
+def _zero(name: str, value: Any) -> Zero | None:
+    if value is not None and not isinstance(value, Zero):
+        raise StrategyError(f"{name}= takes weft.Zero(level, axis), or None, found {value!r}")
+    return value
+
+
+def _norm(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise StrategyError(f"{name}= takes a number above 0, or None, found {value!r}")
+    return float(value)
+
+
+def _precision(name: str, value: Any) -> object:
+    return short_form(value)
+
+
+def _patterns(name: str, value: Any) -> tuple[str, ...]:
+    return name_patterns(f"{name}=", value)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "batch": _layouts,
+    "parameters": _layouts,
+    "activations": _layouts,
+    "stages": _stages,
+    "micro_batches": _count,
+    "schedule": _choice(SCHEDULES),
+    "zero": _zero,
+    "recompute": _patterns,
+    "offload": _patterns,
+    "precision": _precision,
+    "clip_norm": _norm,
+    "memory_limit": _limit,
+    "expert_capacity": _norm,
+}

@@ -1,0 +1,221 @@
+"""Strategies: which layouts the user fixes, as readable data that can be saved, loaded and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from weft.errors import LayoutError, StrategyError
+from weft.layout import SBP, broadcast, split
+from weft.strategy.checks import checked
+from weft.strategy.normal import hold
+from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.precision import Half, Precision
+from weft.strategy.text import SBPs, parsed, plain
+
+FORMAT = 1
+
+
+@final
+@dataclass(frozen=True)
+class Strategy:
+    """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
+
+    Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors,
+    of which the first that matches counts, or paths of modules, which stand for what lies below as
+    well, except in `activations`. One SBP stands for every axis of the placement; a tuple gives one
+    SBP for each axis.
+
+    Attributes:
+        batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
+            "batch").
+        parameters: patterns of parameter and buffer names ("blocks.0.fc.weight").
+        stages: the parts of a pipeline with their modules and placements, or into how many parts
+            of equal cost the model is cut.
+        micro_batches: into how many equal parts the batch is cut in time, along the first dimension
+            of most of its tensors.
+        schedule: order of the pipeline's work, "gpipe", "1f1b", "interleaved" or "zero_bubble";
+            None for the one that weft computes.
+        zero: how optimizer states, gradients and parameters are sharded.
+        recompute: patterns of modules whose forward runs once more in the backward.
+        offload: patterns of modules whose results wait in host memory for the backward.
+        precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in
+            which dtypes gradients and parameters travel and are kept as well; None for the model's
+            own.
+        clip_norm: the largest norm of all gradients together.
+        memory_limit: bytes of memory on each rank.
+        activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
+        expert_capacity: rows of tokens that a rank may send to the experts of another, in shares
+            of an even routing, such as 1.5; a step that wants to send more raises. None holds all
+            that there can be.
+    """
+
+    batch: Mapping[str, SBPs] = field(default_factory=dict)
+    parameters: Mapping[str, SBPs] = field(default_factory=dict)
+    stages: Sequence[Stage] | int = ()
+    micro_batches: int = 1
+    schedule: Schedule | None = None
+    zero: Zero | None = None
+    recompute: Sequence[str] = ()
+    offload: Sequence[str] = ()
+    precision: Precision | Half | None = None
+    clip_norm: float | None = None
+    memory_limit: int | None = None
+    activations: Mapping[str, SBPs] = field(default_factory=dict)
+    expert_capacity: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in fields(self)]
+        hold(self, **{name: checked(name, getattr(self, name)) for name in names})
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy as YAML: the layouts, and every other field that is set."""
+        content = {"weft_strategy": FORMAT}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("batch", "parameters") or value not in (each.default, {}):
+                content[each.name] = plain(each.name, value)
+        Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
+
+    @staticmethod
+    def load(path: str | Path) -> Strategy:
+        """Read what `save` wrote.
+
+        Raises:
+            StrategyError: naming the file and the entry that cannot be read.
+        """
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+        if not isinstance(content, dict) or content.pop("weft_strategy", None) != FORMAT:
+            raise StrategyError(
+                f"{path} is no strategy: it must begin with weft_strategy: {FORMAT}"
+            )
+        unknown = set(content) - {each.name for each in fields(Strategy)}
+        if unknown:
+            raise StrategyError(f"{path} has unknown entries: {', '.join(sorted(unknown))}")
+        found = {name: _entry(path, name, value) for name, value in content.items()}
+        try:
+            return Strategy(**found)
+        except StrategyError as error:
+            raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+
+
+def _entry(path: str | Path, name: str, value: Any) -> Any:
+    """A field from its entry in a file."""
+    try:
+        return parsed(name, value)
+    except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
+        raise StrategyError(
+            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error})"
+        ) from error
+
+
+def data_parallel() -> Strategy:
+    """The batch split over all ranks, every parameter whole on each."""
+    return Strategy(batch={"*": split(0)}, parameters={"*": broadcast})
+
+
+def tensor_parallel(
+    columns: Iterable[str], rows: Iterable[str] = (), sequence: int | None = None
+) -> Strategy:
+    """Linear layers split over all ranks, the batch whole on each (Megatron-LM, section 3).
+
+    Args:
+        columns: patterns of `nn.Linear` modules whose outputs are split: weight and bias S(0).
+        rows: patterns of `nn.Linear` modules whose inputs are split: weight S(1), bias whole.
+        sequence: the dimension of positions in what `rows` return, 1 for [batch, time, width].
+            Activations stay split along it up to the next layer in `columns`, norms and dropout
+            included (sequence parallelism, Korthikanti et al. 2022); None for whole activations.
+    """
+    rows = tuple(rows)
+    laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}
+    linears = _linears(columns, rows, ())
+    return Strategy(batch={"*": broadcast}, parameters=linears, activations=laid)
+
+
+def hybrid_parallel(
+    columns: Iterable[str], rows: Iterable[str] = (), sequence: int | None = None
+) -> Strategy:
+    """Data parallel along the first axis of a two-axis placement, tensor parallel along the second.
+
+    Args:
+        columns: as in `tensor_parallel`.
+        rows: as in `tensor_parallel`.
+        sequence: as in `tensor_parallel`.
+    """
+    rows = tuple(rows)
+    laid = {} if sequence is None else {pattern: (split(0), split(sequence)) for pattern in rows}
+    linears = _linears(columns, rows, (broadcast,))
+    return Strategy(batch={"*": (split(0), broadcast)}, parameters=linears, activations=laid)
+
+
+def expert_parallel(experts: Iterable[str], capacity: float | None = None) -> Strategy:
+    """Data parallel, but for the experts of a mixture, which are split over the ranks (GShard, section 3).
+
+    Tokens go to the ranks of their experts and come back by all-to-all, in buffers of fixed size.
+
+    Args:
+        experts: patterns of the parameters that hold all experts in their first dimension.
+        capacity: how many times the rows of an even routing a rank's buffer for another holds, such
+            as 1.5; a step that wants to send more raises. None holds all that there can be: no
+            routing raises, and the buffers are as many times larger.
+    """
+    parameters: dict[str, SBPs] = {pattern: split(0) for pattern in experts}
+    return Strategy(
+        batch={"*": split(0)},
+        parameters={**parameters, "*": broadcast},
+        expert_capacity=capacity,
+    )
+
+
+def context_parallel(
+    sequence: int = 1,
+    data: bool = False,
+    columns: Iterable[str] = (),
+    rows: Iterable[str] = (),
+    whole: Iterable[str] = (),
+) -> Strategy:
+    """The tokens of each sequence split over the ranks, every parameter whole on each.
+
+    Attention sees the whole sequence: either keys and values are gathered ("The Llama 3 Herd of
+    Models", section 3.3.2), or queries, keys and values go to the ranks by heads and come back
+    (DeepSpeed-Ulysses, arXiv 2309.14509), whichever moves fewer bytes.
+
+    Args:
+        sequence: the dimension of positions in the leaves of the batch.
+        data: whether the placement's first axis splits the batch; the sequence then is split along
+            the second.
+        columns: as in `tensor_parallel`, along one more axis, the last.
+        rows: as in `tensor_parallel`.
+        whole: patterns of leaves of the batch that have no positions, and are not split along them.
+    """
+    columns, rows = tuple(columns), tuple(rows)
+    outer: tuple[SBP, ...] = (split(0),) if data else ()
+    inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
+
+    def on(sbp: SBP) -> SBPs:
+        return (*outer, sbp, *inner) if outer or inner else sbp
+
+    batch = {**dict.fromkeys(whole, on(broadcast)), "*": on(split(sequence))}
+    linears = _linears(columns, rows, (broadcast,) * (1 + len(outer)))
+    return Strategy(batch=batch, parameters={**linears, "*": broadcast})
+
+
+def _linears(
+    columns: Iterable[str], rows: Iterable[str], outer: tuple[SBP, ...]
+) -> dict[str, SBPs]:
+    def on(sbp: SBP) -> SBPs:
+        return (*outer, sbp) if outer else sbp
+
+    found: dict[str, SBPs] = {}
+    for pattern in columns:
+        found |= {f"{pattern}.weight": on(split(0)), f"{pattern}.bias": on(split(0))}
+    for pattern in rows:
+        found |= {f"{pattern}.weight": on(split(1)), f"{pattern}.bias": on(broadcast)}
+    return found

@@ -1,0 +1,68 @@
+"""Strategies as plain data: what stands in their YAML files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from weft.layout import SBP, parse_sbp, placement
+from weft.strategy.parts import Stage, Zero
+from weft.strategy.precision import Precision
+
+# One SBP for every axis of the grid, or one for each.
+SBPs: TypeAlias = SBP | tuple[SBP, ...]
+
+# The fields that map patterns to SBPs.
+LAYOUTS = ("batch", "parameters", "activations")
+
+
+def sbps_of(sbp: SBPs) -> tuple[SBP, ...]:
+    """One SBP for all axes, or one for each."""
+    return sbp if isinstance(sbp, tuple) else (sbp,)
+
+
+def plain(name: str, value: Any) -> Any:
+    """The field `name` of a strategy as lists, dicts, numbers and text."""
+    if name in LAYOUTS:
+        return {pattern: _plain_sbps(sbp) for pattern, sbp in value.items()}
+    if isinstance(value, tuple):
+        return [_plain_stage(part) if isinstance(part, Stage) else part for part in value]
+    if isinstance(value, Zero):
+        return {"level": value.level, "axis": value.axis}
+    if isinstance(value, Precision):
+        return value.content()
+    return value
+
+
+def parsed(name: str, content: Any) -> Any:
+    """The field `name` from what `plain` made of it.
+
+    Raises:
+        LayoutError, TypeError, AttributeError, KeyError: when it is something else.
+    """
+    if name in LAYOUTS:
+        return {pattern: _parsed_sbps(text) for pattern, text in (content or {}).items()}
+    if name == "stages" and isinstance(content, list):
+        return tuple(_parsed_stage(part) for part in content)
+    if name == "zero" and content is not None:
+        return Zero(**content)
+    if name == "precision" and isinstance(content, dict):
+        return Precision(**content)
+    return content
+
+
+def _plain_sbps(sbp: SBPs) -> Any:
+    return [str(part) for part in sbp] if isinstance(sbp, tuple) else str(sbp)
+
+
+def _parsed_sbps(text: Any) -> SBPs:
+    return tuple(map(parse_sbp, text)) if isinstance(text, list) else parse_sbp(text)
+
+
+def _plain_stage(stage: Stage) -> dict[str, Any]:
+    where = stage.placement
+    return {"patterns": list(stage.patterns), "device": where.device_type, "ranks": where.grid}
+
+
+def _parsed_stage(content: Mapping[str, Any]) -> Stage:
+    return Stage(content["patterns"], placement(content["device"], content["ranks"]))
