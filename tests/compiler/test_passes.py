@@ -53,6 +53,7 @@ from weft.compiler.layouts.deduce import Hints
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
+from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
@@ -61,7 +62,6 @@ from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
 from weft.compiler.schedule.presets import split_backward
 from weft.compiler.schedule.repeats import outline
-from weft.compiler.specialize import Target, specialize
 from weft.compiler.stages import join as stages_join
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.join import lay_out

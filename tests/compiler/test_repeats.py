@@ -7,7 +7,7 @@ from itertools import pairwise
 from weft.compiler.schedule.repeats import outline, repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalUpdate, LocalValue, RankPlan
-from weft.runtime.forms import part_of
+from weft.runtime.compiled.forms import part_of
 
 
 def call(op, args, made, shape=(2,)):

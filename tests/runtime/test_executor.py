@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from weft.compiler.donations import donate
+from weft.compiler.memory.donations import donate
 from weft.errors import BatchError, RankFailure
 from weft.ir.logical import Ref
 from weft.ir.plan import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.actors.cycles import Edge, max_cycle_ratio
-from weft.compiler.donations import donate
+from weft.compiler.memory.donations import donate
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
 from weft.ir.memory import value_bytes

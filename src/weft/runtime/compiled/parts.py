@@ -24,9 +24,9 @@ from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
 from weft.ops.weft_ops import ops_that
 from weft.runtime.compiled.choice import Choice, Code, Kernels, Spec, choose
+from weft.runtime.compiled.forms import Form, Part, part_of
 from weft.runtime.compiled.inductor import Boxed
 from weft.runtime.executor.memory import note_made
-from weft.runtime.forms import Form, Part, part_of
 from weft.runtime.kernels.generated import (
     Cut,
     build_kernel,

@@ -2,12 +2,12 @@
 
 With AVX-512, `mkldnn._linear_pointwise` (what Inductor calls for linear layers) takes 4 to 47 % less
 time than BLAS (MKL on an EPYC) from some 256³ on, most with a large second operand; below, its 15
-µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.specialize`), so
+µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.local.specialize`), so
 equal ranks sum in the same order.
 
 Products of matrices that are summed over micro-batches, added to the sum as they are computed.
 
-`weft.compiler.specialize` joins them: BLAS adds to the sum itself.
+`weft.compiler.local.specialize` joins them: BLAS adds to the sum itself.
 """
 
 from __future__ import annotations
