@@ -61,7 +61,7 @@ class Busy:
         self.seconds = 0.0
         # The executor's own dict: it looks an actor's work up for every act.
         executor: Any = program._executors[RANK]
-        works = executor._compute._works
+        works = executor._works
         for actor in program.plan.ranks[0].actors:
             if actor.queue == COMPUTE:
                 works[actor.id] = replace(works[actor.id], act=self._timed(works[actor.id].act))

@@ -27,7 +27,7 @@ _LARGE = 2**18
 
 
 @dataclass(frozen=True)
-class Variant:
+class KernelVariant:
     """An op that runs as another one of the same arguments.
 
     Attributes:
@@ -54,7 +54,7 @@ class Target:
     onednn: bool = False
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[KernelVariant, ...]:
         """The patterns of this device; of several that fit, the first holds."""
         if self.device_type != "cpu":
             return ()
@@ -172,12 +172,14 @@ def _slow_backward(call: LocalCall) -> bool:
 
 
 CPU = (
-    Variant(
+    KernelVariant(
         "aten._native_batch_norm_legit_functional.default", "weft.batch_norm", _slow_statistics
     ),
-    Variant("aten.native_batch_norm_backward.default", "weft.batch_norm_backward", _slow_backward),
+    KernelVariant(
+        "aten.native_batch_norm_backward.default", "weft.batch_norm_backward", _slow_backward
+    ),
 )
 ONEDNN = (
-    Variant("aten.mm.default", "weft.large_mm", _is_wide),
-    Variant("aten.addmm.default", "weft.large_addmm", _is_wide),
+    KernelVariant("aten.mm.default", "weft.large_mm", _is_wide),
+    KernelVariant("aten.addmm.default", "weft.large_addmm", _is_wide),
 )
