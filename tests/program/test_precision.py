@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
+from on_ranks import passed
 from program.precision_on_processes import train
 from weft.errors import CaptureError, UserError
 from weft.ir.logical import Box, Call, Input, LogicalGraph
@@ -498,9 +497,7 @@ def test_products_are_summed_before_they_are_rounded(ranks: int) -> None:
 @pytest.mark.timeout(240)
 def test_two_processes_are_two_threads(tmp_path: Path) -> None:
     script = Path(__file__).with_name("precision_on_processes.py")
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    passed(script, 2, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     with weft.local_world(2):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 
 import weft
 from models import GPT, token_batch, token_loss
+from on_ranks import passed
 from single_device import adamw
 from weft.errors import UserError
 from weft.ir.plan import Compute, Hold
@@ -246,9 +245,7 @@ def test_segments_are_named_after_their_modules(program: weft.Program, trace: Tr
 
 @pytest.mark.slow
 def test_processes_write_one_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(SCRIPT), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    passed(SCRIPT, 2, str(tmp_path))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {0, 1}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
+from on_ranks import passed
 from weft.errors import BatchError, UserError, VerificationError
 from weft.program.verification.compare import Rounding, compare
 from weft.runtime.executor import optimizer as updates
@@ -507,9 +506,7 @@ def test_a_batch_without_values() -> None:
 @pytest.mark.timeout(240)
 def test_processes_find_the_same(tmp_path: Path) -> None:
     script = Path(__file__).with_name("verify_on_processes.py")
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    passed(script, 2, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert "the output loss differs by" in first.pop("differs")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from on_ranks import passed
 from strangers import needs_root, start_as_stranger
 from weft.errors import InternalError, RankFailure
 from weft.layout import REDUCTIONS
@@ -195,14 +193,6 @@ def test_a_world_of_processes_picks_its_transport(transport: str, tmp_path: Path
         "import sys\n"
         "sys.stdout.write(f'{type(world._everyone).__name__} {total.tolist()}\\n')\n"
     )
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(script)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        env={**os.environ, "WEFT_TRANSPORT": transport},
-    )
+    outputs = passed(script, 2, WEFT_TRANSPORT=transport)
     name = {"shared": "SharedChannel", "gloo": "GlooChannel"}[transport]
-    assert done.stdout.count(f"{name} [2.0, 2.0, 2.0]") == 2, done.stderr[-2000:]
+    assert all(f"{name} [2.0, 2.0, 2.0]" in output for output in outputs)
