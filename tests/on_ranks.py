@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,12 @@ START = 100
 
 
 def run_ranks(
-    script: Path, size: int, *arguments: str, seconds: int = 200, **variables: str
+    script: Path,
+    size: int,
+    *arguments: str,
+    folder: Path | None = None,
+    seconds: int = 200,
+    **variables: str,
 ) -> list[tuple[str, int]]:
     """Run a script on every rank, as `weft run` does, but go on when one fails.
 
@@ -31,23 +37,25 @@ def run_ranks(
         script: a program; it finds RANK, LOCAL_RANK and WORLD_SIZE in its environment.
         size: how many ranks.
         arguments: of the script.
+        folder: where the script is run.
         seconds: after which a rank that hangs says where, and ends with exit code 1.
         variables: of the environment; with MASTER_PORT the ranks meet there, else in a file.
 
     Returns:
         for each rank what it wrote to stdout and stderr, and its exit code.
     """
-    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        command = [sys.executable, __file__, folder, str(size), str(seconds), str(script)]
+    with tempfile.TemporaryDirectory(prefix="weft-") as own:
+        command = [sys.executable, __file__, own, str(size), str(seconds), str(script), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-        subprocess.run([*command, *arguments], env=environment, check=True, timeout=START + seconds)
-        codes = json.loads(Path(folder, "codes").read_text())
-        return [(Path(folder, str(rank)).read_text(), code) for rank, code in enumerate(codes)]
+        limit = START + seconds
+        subprocess.run(command, cwd=folder, env=environment, check=True, timeout=limit)
+        codes = json.loads(Path(own, "codes").read_text())
+        return [(Path(own, str(rank)).read_text(), code) for rank, code in enumerate(codes)]
 
 
-def passed(script: Path, size: int, *arguments: str, **variables: str) -> list[str]:
+def passed(script: Path, size: int, *arguments: str, **options: Any) -> list[str]:
     """What each rank wrote, where all of them ended well."""
-    ended = run_ranks(script, size, *arguments, **variables)
+    ended = run_ranks(script, size, *arguments, **options)
     assert all(code == 0 for _, code in ended), "\n".join(output[-3000:] for output, _ in ended)
     return [output for output, _ in ended]
 

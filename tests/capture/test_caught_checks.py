@@ -18,7 +18,6 @@ from weft.capture import capture
 from weft.errors import CaptureError, RankFailure
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.usefixtures("double_precision"),
     pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not tell what it tests"),
 ]

@@ -14,7 +14,7 @@ import weft
 from single_device import assert_same_training, compiled, plain_training
 from weft.errors import RankFailure
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STEPS, BATCH, CLASSES = 7, 4, 5
 INPUTS, LENGTHS = (7, 6, 7, 3), (3, 2, 1, 0)

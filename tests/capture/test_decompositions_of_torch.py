@@ -16,8 +16,6 @@ from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.samples import Case, cases, full_name, opinfos
 from weft.capture.ops import fallback
 
-pytestmark = pytest.mark.timeout(60)
-
 LABELS = torch.tensor(
     [[0, 3, -1, -1], [2, -1, -1, -1], [3, 2, 1, 0], [-1, 0, 1, 2], [1, -1, 2, -1]]
 )

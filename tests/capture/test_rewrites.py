@@ -15,7 +15,7 @@ from single_device import assert_same_training, compiled, plain_training
 from weft.capture import capture
 from weft.errors import CaptureError, RankFailure
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 Function = Callable[[Tensor, dict[str, Tensor]], Tensor]
 WEIGHTS = torch.tensor([1, 2, 0, 1, 3, 1])

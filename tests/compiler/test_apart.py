@@ -138,7 +138,6 @@ def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).square().mean()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("kind", ["matmul", "time first", "biases", "relative"])
 def test_heads_stay_where_they_are(kind: str) -> None:
@@ -164,7 +163,6 @@ def kinds(graph: LogicalGraph) -> set[str]:
     }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
 def test_batches_and_micro_batches() -> None:
     torch.manual_seed(0)

@@ -70,7 +70,6 @@ def assert_same_step(
     assert torch.allclose(state["weight"], model.weight, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("grid", [[0, 1], [[0, 1], [2, 3]]], ids=["line", "grid"])
 @pytest.mark.parametrize("shape", [(64, 6), (16, 6, 2, 2)], ids=["vectors", "images"])
 @pytest.mark.parametrize("loss", [mean, weighted, smoothed, each])
@@ -104,7 +103,6 @@ def test_steps_equal_plain_pytorch(loss: Any, shape: Any, grid: Any) -> None:
     assert ("weft.nll_loss_shard" in str(program.plan)) != alone
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("loss", [mean, each])
 def test_rows_and_classes_split(loss: Any) -> None:
     torch.manual_seed(0)
@@ -134,7 +132,6 @@ def again(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(scores, batch["y"]) + (scores * scores).mean()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("loss", [mean, again])
 def test_logits_that_nothing_else_reads_lie_by_columns(
     loss: Any, monkeypatch: pytest.MonkeyPatch

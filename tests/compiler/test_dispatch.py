@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 
 import weft
@@ -22,8 +21,6 @@ from weft.ir import parse_graph
 from weft.ir.logical import Box, Call, LogicalGraph
 from weft.program.strategy.hints import strategy_hints
 from weft.units import ITEM_SIZE
-
-pytestmark = pytest.mark.timeout(60)
 
 WIDTH, EXPERTS, RANKS, ROWS, TIME = 1024, 8, 8, 4, 512
 TOKENS = ROWS * TIME  # of a rank

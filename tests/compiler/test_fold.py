@@ -43,6 +43,10 @@ def planned(case: str, ranks: Sequence[int] | None = None) -> Compiled:
     return compile_graph(graph, hints, placement, ranks or placement.ranks, options)
 
 
+# Where nothing is put in the place of a pass.
+planned_once = cache(planned)
+
+
 def grid(*shape: int) -> Any:
     return torch.arange(torch.Size(shape).numel()).reshape(shape).tolist()
 
@@ -96,7 +100,7 @@ def every_rank(
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_those_of_planning_every_rank(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folded = planned(case)
+    folded = planned_once(case)
     monkeypatch.setattr(pipeline, "rank_classes", every_rank)
     apart = planned(case)
     assert str(folded.plan) == str(apart.plan)
@@ -108,7 +112,7 @@ def test_plans_are_those_of_planning_every_rank(case: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
-    compiled = planned(case)
+    compiled = planned_once(case)
     shapes = {
         program.rank: [(value.name, value.shape) for value in program.values.values()]
         for program in compiled.programs
@@ -144,7 +148,7 @@ def test_one_rank_of_each_class_is_localized(
 
 
 def test_a_rank_alone_gets_the_plan_that_it_gets_among_all() -> None:
-    every = planned("stages x data x tensor, zero 1")
+    every = planned_once("stages x data x tensor, zero 1")
     for plan in every.plan.ranks:
         alone = planned("stages x data x tensor, zero 1", [plan.rank])
         assert alone.plan.ranks == (plan,)
@@ -153,7 +157,7 @@ def test_a_rank_alone_gets_the_plan_that_it_gets_among_all() -> None:
 
 
 def test_uneven_shards_are_not_folded() -> None:
-    classes = planned("uneven batch").schedule.classes
+    classes = planned_once("uneven batch").schedule.classes
     assert classes[0] != classes[2]
 
 

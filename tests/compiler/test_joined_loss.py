@@ -97,7 +97,6 @@ def each(model: nn.Module, batch: Any) -> Tensor:
     return losses.square().mean()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("loss", [mean, weighted, each])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_training_equals_one_device(loss: Any, micro_batches: int) -> None:

@@ -97,7 +97,6 @@ def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(
     ("ranks", "strategy"),

@@ -11,7 +11,7 @@ import pytest
 from tools import words as names
 from tools.gates import BIN, GATES, Gate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 GATE = {gate.name: gate for gate in GATES}

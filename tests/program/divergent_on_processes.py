@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import weft
 from program.live_models import eager_step
 from weft.errors import RankFailure
-from weft.runtime.world.distributed import current_world
+from weft.runtime.world.distributed import TRANSPORT, current_world
 
 # Seconds after which a case is ended.
 LIMIT = 200
@@ -570,6 +570,10 @@ CASES: tuple[Callable[[int], float], ...] = (
 )
 
 
+# Those that are run over sockets, too.
+OVER_GLOO = (rates, other_batch, skipped)
+
+
 def child(case: Callable[[int], float], rank: int, folder: Path) -> None:
     signal.alarm(LIMIT)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -583,13 +587,14 @@ def child(case: Callable[[int], float], rank: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
 
 
-def started(case: Callable[[int], float], folder: Path) -> set[int]:
+def started(case: Callable[[int], float], transport: str, folder: Path) -> set[int]:
     """The two processes of a case, by their ids."""
     children = set()
     for rank in range(2):
         pid = os.fork()
         if pid == 0:
             try:
+                os.environ[TRANSPORT] = transport
                 child(case, rank, folder)
             finally:
                 os._exit(0)
@@ -602,21 +607,20 @@ def written(folder: Path) -> dict[str, Any]:
     return {rank: json.loads(path.read_text()) for rank, path in files.items() if path.exists()}
 
 
-def run(cases: Sequence[Callable[[int], float]]) -> dict[str, dict[str, Any]]:
+def run(cases: dict[str, tuple[Callable[[int], float], str]]) -> dict[str, dict[str, Any]]:
     """All cases, a few at a time: most of one is waiting for the other rank."""
-    waiting, running = list(reversed(cases)), dict[str, set[int]]()
+    waiting, running = list(cases), dict[str, set[int]]()
     with tempfile.TemporaryDirectory() as name:
         while waiting or running:
             while waiting and len(running) < AT_A_TIME:
-                case = waiting.pop()
-                folder = Path(name, case.__name__)
-                folder.mkdir()
-                running[case.__name__] = started(case, folder)
+                case = waiting.pop(0)
+                Path(name, case).mkdir()
+                running[case] = started(*cases[case], Path(name, case))
             ended, _ = os.wait()
             for children in running.values():
                 children.discard(ended)
             running = {case: children for case, children in running.items() if children}
-        return {case.__name__: written(Path(name, case.__name__)) for case in cases}
+        return {case: written(Path(name, case)) for case in cases}
 
 
 def warm() -> None:
@@ -629,7 +633,7 @@ def warm() -> None:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
     warm()
-    chosen = [case for case in CASES if not wanted or case.__name__ in wanted]
-    sys.stdout.write(json.dumps(run(chosen)))
+    every = {case.__name__: (case, "shared") for case in CASES}
+    every |= {f"{case.__name__} over gloo": (case, "gloo") for case in OVER_GLOO}
+    sys.stdout.write(json.dumps(run(every)))

@@ -31,7 +31,6 @@ ON_PROCESSES = [
 ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("combination", SAMPLE, ids=str)
 def test_a_combination_equals_one_device(combination: Combination) -> None:
     assert difference(combination) <= LIMITS[combination.precision]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,24 +20,12 @@ pytestmark = pytest.mark.timeout(LIMIT + 20)
 SCRIPT = Path(__file__).with_name("divergent_on_processes.py")
 
 
-def run(transport: str, *cases: str) -> Any:
-    command = [sys.executable, str(SCRIPT), *cases]
-    environment = {**os.environ, "WEFT_TRANSPORT": transport}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> Any:
-    return run("shared")
-
-
-@pytest.fixture(scope="module")
-def over_gloo() -> Any:
-    return run("gloo", "rates", "other_batch", "skipped")
+    command = [sys.executable, str(SCRIPT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -98,9 +85,10 @@ def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None
         ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
     ],
 )
-def test_both_ranks_are_told_over_a_network(over_gloo: Any, case: str, words: list[str]) -> None:
-    assert over_gloo[case].keys() == {"0", "1"}
-    for seconds, error, _ in over_gloo[case].values():
+def test_both_ranks_are_told_over_a_network(outcomes: Any, case: str, words: list[str]) -> None:
+    found = outcomes[f"{case} over gloo"]
+    assert found.keys() == {"0", "1"}
+    for seconds, error, _ in found.values():
         assert all(word in error for word in words), error
         assert seconds < 60
 

@@ -16,8 +16,6 @@ from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
 from weft.errors import UserError
 from weft.program.explain.exchanges import exchanged, exchanges
 
-pytestmark = pytest.mark.timeout(120)
-
 STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
     "data": ([0, 1], weft.data_parallel()),
     "pipeline with ZeRO 3": (

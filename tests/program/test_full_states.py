@@ -15,7 +15,6 @@ from program.live_models import STRATEGIES, Net, batch, eager_step, loss_fn, twi
 from single_device import adamw, assert_same_state, whole_state
 from weft.errors import UserError
 
-pytestmark = pytest.mark.timeout(60)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 

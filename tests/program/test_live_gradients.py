@@ -17,7 +17,6 @@ from program.live_models import STRATEGIES, Net, Twins, batch, loss_fn, twins
 from single_device import adamw, whole
 from weft.errors import UserError
 
-pytestmark = pytest.mark.timeout(60)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 

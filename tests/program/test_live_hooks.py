@@ -13,7 +13,6 @@ from program.live_models import Net, batch, loss_fn, twins
 from single_device import adamw
 from weft.errors import CaptureError
 
-pytestmark = pytest.mark.timeout(60)
 some_strategies = pytest.mark.parametrize("name", ["one rank", "zero 3", "pipeline"])
 
 

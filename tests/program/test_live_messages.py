@@ -19,7 +19,6 @@ from program.live_models import Net, batch, eager_step, loss_fn, twins
 from single_device import adamw
 from weft.errors import LayoutError, UserError
 
-pytestmark = pytest.mark.timeout(60)
 PAIR = weft.placement("cpu", [0, 1])
 
 

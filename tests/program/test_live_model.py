@@ -16,7 +16,6 @@ import weft
 from program.live_models import STRATEGIES, Net, batch, loss_fn, twins
 from single_device import assert_same_state, whole, whole_state
 
-pytestmark = pytest.mark.timeout(60)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 

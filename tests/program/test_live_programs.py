@@ -18,7 +18,6 @@ from program.live_models import PAIR, STRATEGIES, Net, Twins, batch, eager_step,
 from single_device import adamw, assert_same_state, whole, whole_state
 from weft.errors import LayoutError, UserError
 
-pytestmark = pytest.mark.timeout(60)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 

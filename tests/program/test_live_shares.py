@@ -22,8 +22,6 @@ from single_device import adamw, assert_same_state, whole, whole_state
 from weft.errors import UserError
 from weft.ir.logical import Input
 
-pytestmark = pytest.mark.timeout(120)
-
 WIDTH, HEADS, KV, INNER = 8, 4, 2, 12
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.out", "blocks.*.down")
 TENSOR = weft.tensor_parallel(COLUMNS, ROWS)

@@ -22,7 +22,7 @@ from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
 from weft.runtime.cuda.replay import Replayer, Tape, obstacle
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STRATEGIES = {
     "tensor": weft.tensor_parallel(["blocks.*.qkv", "blocks.*.up"], ["blocks.*.proj"]),

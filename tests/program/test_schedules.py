@@ -17,7 +17,7 @@ from weft.compiler.options import SCHEDULES
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def compiled(model: nn.Module, loss: Any, data: Any, ranks: int, **fields: Any) -> weft.Program:

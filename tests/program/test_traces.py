@@ -21,8 +21,6 @@ from weft.ir.plan import Compute, Hold
 from weft.program.trace import Trace
 from weft.program.trace.rows import RankTrace, Slice
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = Path(__file__).with_name("trace_on_processes.py")
 STRATEGIES = {
     "data parallel": weft.data_parallel(),

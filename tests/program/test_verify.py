@@ -26,8 +26,6 @@ from weft.errors import BatchError, UserError, VerificationError
 from weft.program.verification.compare import Rounding, compare
 from weft.runtime.executor import optimizer as updates
 
-pytestmark = pytest.mark.timeout(60)
-
 rules = import_module("weft.ops.rule")
 S, B = weft.split, weft.broadcast
 DATA = weft.data_parallel()
@@ -503,7 +501,6 @@ def test_a_batch_without_values() -> None:
         program.verify(BATCH)
 
 
-@pytest.mark.timeout(240)
 def test_processes_find_the_same(tmp_path: Path) -> None:
     script = Path(__file__).with_name("verify_on_processes.py")
     passed(script, 2, str(tmp_path))

@@ -160,7 +160,6 @@ def test_ranks_that_cut_elsewhere_choose_alike():
 
 
 @compiles
-@pytest.mark.timeout(200)
 def test_what_was_compiled_is_kept_and_run_when_it_is_private(monkeypatch, folder):
     kept = code("kept", lambda x: (torch.ops.aten.exp.default(x) + 1,))
     first = choose(kept, "inductor").compiled
@@ -205,7 +204,6 @@ def test_without_a_compiler(monkeypatch):
 
 
 @compiles
-@pytest.mark.timeout(200)
 def test_compiled_results_lie_as_those_of_the_function():
     """What weft asks of torch's private interfaces."""
 
@@ -227,7 +225,6 @@ def test_compiled_results_lie_as_those_of_the_function():
 
 
 @compiles
-@pytest.mark.timeout(100)
 def test_a_function_that_computes_nothing_is_no_code():
     x = torch.randn(4, 6)
     with FakeTensorMode() as mode:
@@ -246,7 +243,6 @@ class Block(nn.Module):
 
 
 @compiles
-@pytest.mark.timeout(250)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_with_compiled_layers_equals_the_plain_model():
     torch.manual_seed(0)

@@ -20,10 +20,7 @@ from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import SLOT_BYTES, SLOTS, connect, host
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(not host(), reason="this system has no memory without a name"),
-]
+pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
 
 SIZES = [0, 1, 7, SLOT_BYTES // 8, SLOT_BYTES // 8 + 1, (2 * SLOTS + 1) * SLOT_BYTES // 8 + 3]
 
