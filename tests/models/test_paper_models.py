@@ -30,7 +30,7 @@ def test_three_steps_equal_plain_pytorch(name: str, strategy: str) -> None:
     assert max(found.loss, found.state) < 1e-11, found
 
 
-# In float32, with gradients, buffers and states; the wrong step is caught in tests/program/test_verify.py.
+# In float32, with gradients, buffers and states; the wrong step is caught in tests/program/verification/test_verify.py.
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [

@@ -13,6 +13,8 @@ from torch import nn
 import weft
 from models import (
     GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
     MLP,
     ResNet,
     classification_loss,
@@ -38,7 +40,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[..., Any]]] = {
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
 
 # Megatron-LM's cut of a transformer block; the fused projection is cut into rows of its output.
-GPT_COLUMNS, GPT_ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
 
 CASES: dict[str, tuple[str, Any, weft.Strategy, int]] = {
     "mlp, data parallel, 2": ("mlp", PAIR, weft.data_parallel(), 8),

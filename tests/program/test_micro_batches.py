@@ -16,6 +16,8 @@ import weft
 from compiler import micro_models as micro
 from models import (
     GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
     MLP,
     ResNet,
     classification_loss,
@@ -24,7 +26,6 @@ from models import (
     token_loss,
     vector_batch,
 )
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
 from single_device import adamw, assert_same_state, plain_training
 from weft.errors import StrategyError
 

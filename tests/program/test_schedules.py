@@ -10,8 +10,16 @@ import torch
 from torch import nn
 
 import weft
-from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
+from models import (
+    GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
+    MLP,
+    classification_loss,
+    token_batch,
+    token_loss,
+    vector_batch,
+)
 from single_device import adamw
 from weft.compiler.options import SCHEDULES
 from weft.errors import StrategyError

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import weft
-from models import GPT, token_batch, token_loss
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
+from models import GPT, GPT_COLUMNS, GPT_ROWS, token_batch, token_loss
 from weft.errors import UserError
 from weft.program.explain.exchanges import exchanged, exchanges
 
