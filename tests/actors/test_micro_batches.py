@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from build import value
 from weft.actors import (
     Act,
     Begin,
@@ -38,10 +39,6 @@ from weft.ir.plan import (
 )
 
 M = 3
-
-
-def value(name):
-    return LocalValue(name, (1,), "float32")
 
 
 def control(name):

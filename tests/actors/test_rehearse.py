@@ -10,15 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from build import value
 from weft.actors import Act, Begin, EndStep, Finished, Send, machines, rehearse
 from weft.errors import InternalError
-from weft.ir.plan import Collective, Communicate, Compute, Fetch, LocalValue, RankPlan, Register
+from weft.ir.plan import Collective, Communicate, Compute, Fetch, RankPlan, Register
 
 QUEUES = ("compute", "comm:0", "comm:1", "host")
-
-
-def value(name):
-    return LocalValue(name, (1,), "float32")
 
 
 def build(queues, edges):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import build
+from build import refs, value
 from weft.compiler.local.overwritten import overwritten
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -19,12 +20,8 @@ from weft.ir.plan import (
 X = LocalInput(LocalValue("x", (4, 4), "float32"), "parameter", "x")
 
 
-def value(name: str) -> LocalValue:
-    return LocalValue(name, (4, 4), "float32")
-
-
 def call(op: str, made: str, *names: str) -> LocalCall:
-    return LocalCall(f"aten.{op}", tuple(map(Ref, names)), (), (value(made),))
+    return build.call(f"aten.{op}", refs(*names), made)
 
 
 def overwrites(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import build
 from weft.compiler.schedule.repeats import part_of, repeats
 from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
 
 
 def call(op, args, made, shape=(2,)):
-    return LocalCall(f"aten.{op}", args, (), (LocalValue(made, shape, "float32"),))
+    return build.call(f"aten.{op}", args, made, shape=shape)
 
 
 def layer(number, before):

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from build import register
 from weft.actors.needs import ActKey, Need, Needs, needs_in_step
-from weft.ir.plan import Compute, Feed, Hold, LocalValue, RankPlan, Register
+from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.events import trace_events
 from weft.program.trace.gather import ahead
 from weft.program.trace.parts import parts
@@ -102,12 +103,6 @@ def test_events_begin_at_the_first_step() -> None:
     assert events[0]["dur"] == 4000.0
 
 
-def register(name: str, producer: int, *consumers: int, **fields: int) -> Register:
-    full = bool(fields.pop("full", 0))
-    value = LocalValue(name, (2,), "float32")
-    return Register(value, "activation", producer, consumers, full=full, **fields)
-
-
 def test_needs_count_versions_and_copies() -> None:
     """A feed of rate 1, a loop of 4 acts that reads it and a weight, and an update of the weight."""
     plan = RankPlan(
@@ -121,9 +116,9 @@ def test_needs_count_versions_and_copies() -> None:
             Compute(4, (), ("sum",), ("w",)),
         ),
         (
-            register("constant", 0, 2, full=1),
+            register("constant", 0, 2, full=True),
             register("x", 1, 2, credits=1),
-            register("w", 4, 2, full=1),
+            register("w", 4, 2, full=True),
             register("y", 2, 3, rate=4, credits=2),
             register("sum", 2, 4),
         ),

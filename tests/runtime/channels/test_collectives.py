@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 
+from build import value_of
 from weft.compiler.memory import exchange as memory_exchange
 from weft.errors import InternalError, RankFailure
-from weft.ir.plan import Collective, Communicator, LocalValue
+from weft.ir.plan import Collective, Communicator
 from weft.layout import shard_sizes
 from weft.runtime.channels import local as local_channel
 from weft.runtime.channels.channel import check_same
@@ -19,10 +20,6 @@ from weft.runtime.world.world import local_world
 pytestmark = pytest.mark.timeout(30)
 
 SIZES = [1, 2, 3, 4]
-
-
-def value(tensor):
-    return LocalValue("t", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def run(size, function, ranks=None):
@@ -50,8 +47,10 @@ def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows, at_a_tim
 
     def work(channel):
         mine = pieces[channel.index]
-        gather = Collective("all_gather", 0, value(mine), value(tensor), dim=dim, sizes=sizes)
-        scatter = Collective("reduce_scatter", 0, value(tensor), value(mine), dim=dim, sizes=sizes)
+        gather = Collective("all_gather", 0, value_of(mine), value_of(tensor), dim=dim, sizes=sizes)
+        scatter = Collective(
+            "reduce_scatter", 0, value_of(tensor), value_of(mine), dim=dim, sizes=sizes
+        )
         gathered = run_collectives(channel, (gather, gather), [mine, mine * 2])
         share = tensor * (channel.index + 1)
         return gathered, run_collectives(channel, (scatter,), [share.t().contiguous().t()])
@@ -75,8 +74,8 @@ def test_all_to_all_turns_rows_into_columns(size):
         turn = Collective(
             "all_to_all",
             0,
-            value(mine),
-            value(out),
+            value_of(mine),
+            value_of(out),
             dim=0,
             split_dim=1,
             sizes=sizes,
@@ -95,7 +94,7 @@ def test_all_reduce_joins_tensors_of_one_dtype(dtype, reduction):
 
     def work(channel):
         collectives = [
-            Collective("all_reduce", 0, value(each), value(each), reduction=reduction)
+            Collective("all_reduce", 0, value_of(each), value_of(each), reduction=reduction)
             for each in tensors
         ]
         return run_collectives(channel, collectives, [each + channel.index for each in tensors])
@@ -112,7 +111,9 @@ def test_all_reduce_joins_tensors_of_one_dtype(dtype, reduction):
 )
 def test_all_reduce_of_booleans(reduction, expected):
     tensors = torch.tensor([[False, True, True], [False, False, True]])
-    spec = Collective("all_reduce", 0, value(tensors[0]), value(tensors[0]), reduction=reduction)
+    spec = Collective(
+        "all_reduce", 0, value_of(tensors[0]), value_of(tensors[0]), reduction=reduction
+    )
     for (out,) in run(
         2, lambda channel: run_collectives(channel, (spec,), [tensors[channel.index]])
     ):
@@ -122,11 +123,11 @@ def test_all_reduce_of_booleans(reduction, expected):
 
 def test_outputs_share_no_memory_with_inputs_or_other_ranks():
     tensor = torch.ones(4)
-    spec = Collective("all_gather", 0, value(tensor), value(tensor), dim=0, sizes=(4,))
+    spec = Collective("all_gather", 0, value_of(tensor), value_of(tensor), dim=0, sizes=(4,))
     (out,) = run(1, lambda channel: run_collectives(channel, (spec,), [tensor]))[0]
     out.zero_()
     assert tensor.all()
-    spec = Collective("all_reduce", 0, value(tensor), value(tensor))
+    spec = Collective("all_reduce", 0, value_of(tensor), value_of(tensor))
     outs = run(2, lambda channel: run_collectives(channel, (spec,), [tensor])[0])
     outs[0].zero_()
     assert outs[1].tolist() == [2] * 4
@@ -139,7 +140,7 @@ def test_the_order_of_a_communicator_is_its_own():
 
     def work(channel):
         mine = tensor.split(sizes)[channel.index]
-        gather = Collective("all_gather", 0, value(mine), value(tensor), dim=0, sizes=sizes)
+        gather = Collective("all_gather", 0, value_of(mine), value_of(tensor), dim=0, sizes=sizes)
         assert channel.ranks[channel.index] == channel.rank
         return run_collectives(channel, (gather,), (mine,))[0]
 
@@ -185,7 +186,7 @@ def test_no_rank_leaves_before_its_tensors_are_read(monkeypatch):
 
     def work(channel):
         mine = torch.full((2,), channel.index + 1)
-        spec = Collective("all_gather", 0, value(mine), value(mine), dim=0, sizes=(2, 2))
+        spec = Collective("all_gather", 0, value_of(mine), value_of(mine), dim=0, sizes=(2, 2))
         (out,) = run_collectives(channel, (spec,), (mine,))
         mine.zero_()
         left.set()
@@ -198,7 +199,7 @@ def test_no_rank_leaves_before_its_tensors_are_read(monkeypatch):
 def test_an_all_reduce_writes_over_what_it_may(size):
     """Where the input is given away and contiguous, the result takes its place; elsewhere it is a copy."""
     tensor = whole(5)
-    spec = Collective("all_reduce", 0, value(tensor), value(tensor))
+    spec = Collective("all_reduce", 0, value_of(tensor), value_of(tensor))
 
     def work(channel):
         own, turned = tensor.clone(), tensor.t().contiguous().t()

@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import build
 import weft
 from weft.errors import UserError
 from weft.ir.logical import Ref
-from weft.ir.plan import Compute, LocalCall, LocalInput, LocalValue, RankPlan
+from weft.ir.plan import Compute, LocalInput, LocalValue, RankPlan
 from weft.runtime.compiled import choice as kernel_choice
 from weft.runtime.compiled import inductor, parts
 from weft.runtime.compiled.choice import Choice, Code, Spec, choose
@@ -36,8 +38,7 @@ def folder(tmp_path_factory):
         yield Path(os.environ["WEFT_CACHE"])
 
 
-def call(op, args, *made, shape=(4, 6)):
-    return LocalCall(op, args, (), tuple(LocalValue(name, shape, "float32") for name in made))
+call = partial(build.call, shape=(4, 6))
 
 
 CALLS = (

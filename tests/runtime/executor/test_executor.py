@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from two_stage_plans import call, value
 from weft.errors import BatchError, RankFailure
 from weft.ir.logical import Ref
 from weft.ir.plan import (
@@ -19,10 +20,8 @@ from weft.ir.plan import (
     Compute,
     Feed,
     Fetch,
-    LocalCall,
     LocalInput,
     LocalUpdate,
-    LocalValue,
     RankPlan,
     Register,
 )
@@ -35,14 +34,6 @@ from weft.runtime.world.world import local_world
 pytestmark = pytest.mark.timeout(30)
 
 BATCH, FEATURES = 8, 3
-
-
-def value(name, *shape, dtype="float64"):
-    return LocalValue(name, shape, dtype)
-
-
-def call(op, args, output):
-    return LocalCall(op, args, (), (output,))
 
 
 def regression(rank, size):

@@ -8,21 +8,12 @@ import traceback
 import pytest
 import torch
 
+from build import call
 from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import Token
 from weft.runtime.kernels.generated import aliases, build_kernel
 
 CPU = torch.device("cpu")
-
-
-def value(name):
-    return LocalValue(name, (2,), "float32")
-
-
-def call(op, args, *outputs, **kwargs):
-    values = tuple(name and value(name) for name in outputs)
-    return LocalCall(op, args, tuple(kwargs.items()), values)
 
 
 def test_source_deletes_values_after_their_last_use():

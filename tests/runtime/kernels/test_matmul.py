@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
+import build
+from build import refs
 from weft.runtime.kernels import matmul
 from weft.runtime.kernels.generated import build_kernel
 
@@ -28,7 +28,7 @@ def counted(monkeypatch):
 
 
 def call(op, shape, *names, dtype="float32"):
-    return LocalCall(op, tuple(map(Ref, names)), (), (LocalValue("y", shape, dtype),))
+    return build.call(op, refs(*names), build.value("y", *shape, dtype=dtype))
 
 
 def run(made, *inputs):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+import build
 from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
+from weft.ir.plan import LocalCall
 from weft.runtime.kernels.generated import build_kernel
 
 M, ROWS, WIDTH = 3, 5, 4
 
 
 def call(op: str, made: str, *args: object, dtype: str = "float32") -> LocalCall:
-    return LocalCall(op, args, (), (LocalValue(made, (WIDTH, WIDTH), dtype),))
+    return build.call(op, args, build.value(made, WIDTH, WIDTH, dtype=dtype))
 
 
 def product(dtype: str = "float32") -> LocalCall:

@@ -15,10 +15,7 @@ S, B, P = weft.split, weft.broadcast, weft.partial
 PAIR, GRID = [0, 1], [[0, 1], [2, 3]]
 
 
-@pytest.fixture(autouse=True)
-def world():
-    with weft.local_world(4):
-        yield
+pytestmark = pytest.mark.usefixtures("world")
 
 
 LAYOUTS = ((S(0),), (B,), (P(),))

@@ -25,10 +25,7 @@ def everywhere(whole):
             yield weft.tensor(whole, placement=weft.placement("cpu", grid), sbp=sbp)
 
 
-@pytest.fixture(autouse=True)
-def world():
-    with weft.local_world(4):
-        yield
+pytestmark = pytest.mark.usefixtures("world")
 
 
 IN_PLACE = {
