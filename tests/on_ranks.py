@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest  # noqa: F401  (what is imported here, ranks need not import)
 import torch
 
+import weft
 from weft.runtime.world.meeting import MEETING, meet_in_file
 
 # Seconds that importing everything may take on a busy machine.
@@ -60,6 +64,24 @@ def passed(script: Path, size: int, *arguments: str, **options: Any) -> list[str
     return [output for output, _ in ended]
 
 
+def _warm() -> None:
+    """Compile once here: what is looked up on the way is there in all ranks."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(2, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+        program = weft.compile(model, _loss, optimizer, x, placement=placement)
+        program.step(x)
+        program.close()
+    assert threading.active_count() == 1, "a process with threads cannot be forked"
+    gc.freeze()
+
+
+def _loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    return loss
+
+
 def _run(folder: Path, size: int, seconds: int, script: str, arguments: list[str]) -> None:
     children = []
     for rank in range(size):
@@ -89,4 +111,5 @@ def _be(rank: int, folder: Path, size: int, seconds: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    _warm()
     _run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
