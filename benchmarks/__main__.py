@@ -125,7 +125,9 @@ def main() -> int:
     topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
     old = json.loads(RESULTS.read_text())["rows"] if o.add and RESULTS.exists() else []
     clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics), o.minutes)
-    rows, well, failures = [], bool(pairs), {}
+    rows: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}
+    well = bool(pairs)
     for pair in pairs:
         least = FEWER if clock.late else LEAST
         clock.next(pair.name, pair.seconds)

@@ -60,7 +60,8 @@ class Busy:
     def __init__(self, program: weft.Program) -> None:
         self.seconds = 0.0
         # The executor's own dict: it looks an actor's work up for every act.
-        works: Any = program._executors[RANK]._compute._works
+        executor: Any = program._executors[RANK]
+        works = executor._compute._works
         for actor in program.plan.ranks[0].actors:
             if actor.queue == COMPUTE:
                 works[actor.id] = replace(works[actor.id], act=self._timed(works[actor.id].act))

@@ -12,11 +12,13 @@ import argparse
 import os
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import weft
 from benchmarks.measure import Step, compare, interleave, save
@@ -63,7 +65,8 @@ CASES: dict[str, Callable[[Tensor], Step]] = {
 
 def start_alone() -> None:
     """A job of one process, as torchrun would start it."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    tcp: Any = dist
+    store = tcp.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
@@ -76,10 +79,11 @@ def main() -> None:
     arguments = parser.parse_args()
     start_alone()
     whole = torch.randn(8, 8)
-    theirs = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
-    ours = weft.tensor(whole, placement=weft.placement("cpu", [0]), sbp=weft.split(0))
-    assert torch.equal(chain(ours).full(), chain(whole))
-    assert torch.equal(chain(theirs).full_tensor(), chain(whole))
+    theirs: Any = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+    ours: Any = weft.tensor(whole, placement=weft.placement("cpu", [0]), sbp=weft.split(0))
+    made: Any = chain(ours), chain(theirs)
+    assert torch.equal(made[0].full(), chain(whole))
+    assert torch.equal(made[1].full_tensor(), chain(whole))
     result = {}
     for name, case in CASES.items():
         sides = {"weft": case(ours), "dtensor": case(theirs), "plain": case(whole)}

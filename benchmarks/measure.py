@@ -34,7 +34,7 @@ def interleave(
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
-        order = list(sides) if number % 2 else list(reversed(sides))
+        order = list(sides) if number % 2 else list(sides)[::-1]
         for name in order:
             before()
             start = time.perf_counter()

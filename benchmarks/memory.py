@@ -27,8 +27,7 @@ def peak_bytes(step: Callable[[], object]) -> int:
     Args:
         step: a step that has run before, so that everything lasting is there.
     """
-    settings = {"activities": [ProfilerActivity.CPU], "profile_memory": True}
-    with silence(), profile(**settings) as profiler:
+    with silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()  # the profiler knows the size of what it has seen made
         with record_function(MARK):
             step()

@@ -38,7 +38,7 @@ from weft.ir.plan import (
 from weft.layout import placement
 from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
         copies = {name: value.detach().clone() for name, value in case.model.state_dict().items()}
         return Variables({**copies, **captured.constants})
 
-    executor = Executor(plan, {}, CPU, variables(), optimizer=adamw(case.model))
+    executor = ThreadExecutor(plan, {}, CPU, variables(), optimizer=adamw(case.model))
     sides = {
         "weft": lambda: executor.step(feed),
         "plain": plain_step(plan, variables(), adamw(case.model), feed),
@@ -140,7 +140,7 @@ def empty_plan(queues: Sequence[str], micro_batches: int) -> RankPlan:
 
 def microseconds_an_act(queues: Sequence[str], micro_batches: int, rounds: int) -> float:
     """What one act of an empty actor takes, the fastest of many steps: others only make it slower."""
-    with Executor(empty_plan(queues, micro_batches), {}, CPU, Variables()) as executor:
+    with ThreadExecutor(empty_plan(queues, micro_batches), {}, CPU, Variables()) as executor:
         seconds = []
         for _ in range(10 * rounds):
             start = perf_counter()

@@ -21,12 +21,14 @@ import transformers
 import weft
 from benchmarks.measure import save
 from weft.compiler import pipeline
+from weft.compiler.layouts.deduce import deduce as deduce_layouts
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages import join as stages_join
 from weft.compiler.stages.stages import stage_placements
 from weft.layout import Placement
+from weft.program.planning.hints import split_parameters, strategy_hints
 from weft.program.planning.progress import uncollected
-from weft.program.strategy.hints import split_parameters, strategy_hints
 
 LAYER = "model.layers.*."
 COLUMNS = [
@@ -39,6 +41,7 @@ HYBRID = weft.hybrid_parallel(COLUMNS, ROWS)
 # The passes that are timed, in the order of `weft.compiler.pipeline`; `deduce` is a part of `lay_out`.
 PASSES = (
     "verify",
+    "verify_local",
     "causal_masks",
     "unsorted",
     "join_products",
@@ -57,7 +60,6 @@ PASSES = (
     "lay_out",
     "lay_exchanges",
     "check_signatures",
-    "check_kept",
     "communicators",
     "rank_classes",
     "localize_all",
@@ -144,11 +146,12 @@ def plan_seconds(
 ) -> tuple[dict[str, float], Compiled]:
     """Seconds of the capture (none when there is one), of each pass, and of all that is planned."""
     spent: dict[str, float] = {}
-    options = strategy.options()
+    options = options_of(strategy)
     apart = split_parameters(strategy, dict(step.model.named_parameters()))
     captured = timed("capture", step.captured, spent)("cpu", options.precision, apart)
-    deduction = patch.object(stages_join, "deduce", timed("deduce", stages_join.deduce, spent))
-    wrapped = {name: timed(name, getattr(pipeline, name), spent) for name in PASSES}
+    deduce = timed("deduce", deduce_layouts, spent)
+    deduction = patch.object(stages_join, "deduce", deduce)
+    wrapped: dict[str, Any] = {name: timed(name, getattr(pipeline, name), spent) for name in PASSES}
     with patch.multiple(pipeline, **wrapped), deduction:
         start = time.process_time()
         hints = timed("hints", strategy_hints, spent)(

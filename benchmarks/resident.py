@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
 
-def program_of(width: int, layers: int, device: str, level: int) -> weft.Program:
+def program_of(width: int, layers: int, device: str, level: Literal[0, 1, 2, 3]) -> weft.Program:
     torch.manual_seed(0)
     with torch.device(device):
         model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
@@ -54,19 +54,20 @@ def program_of(width: int, layers: int, device: str, level: int) -> weft.Program
 
 def rank(o: argparse.Namespace) -> None:
     """What one rank finds."""
-    device, level, path = o.case
+    device, path = o.case[0], o.case[2]
+    level: Any = int(o.case[1])
     warm = program_of(4, 1, device, 0)  # threads, groups, imports
     warm.step({"x": torch.zeros(8, 4), "y": torch.zeros(8, 4)})
     warm.close()
     gc.collect()
     before = resident_bytes()
-    program = program_of(o.width, o.layers, device, int(level))
+    program = program_of(o.width, o.layers, device, level)
     gc.collect()
     held = resident_bytes() - before
     (peak,) = program.memory()
     plan = peak.predicted.parameters + peak.predicted.buffers + peak.predicted.constants
     if os.environ["RANK"] == "0":
-        row = {"model on": device, "zero": int(level), "held_bytes": held, "plan_bytes": plan}
+        row = {"model on": device, "zero": level, "held_bytes": held, "plan_bytes": plan}
         Path(path).write_text(json.dumps(row))
 
 

@@ -11,6 +11,8 @@ import pytest
 
 # Two cores run several ranks in many tests; more threads only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Actors check themselves after every event, here and in processes that tests start.
+os.environ.setdefault("WEFT_DEBUG", "1")
 
 import torch  # reads the variable when it is imported
 

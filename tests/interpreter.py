@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compiler.microbatch.loops import at_micro_batch, loop_values
+from weft.compiler.microbatch.loops import at_micro_batch
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
 from weft.ops.call import Token, map_argument
 from weft.runtime.kernels.local_ops import LOCAL_OPS
@@ -29,7 +29,7 @@ class Step:
     known: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loop = loop_values(self.graph)
+        self.loop = self.graph.loop
         self.copies = {
             node.target.name: node.source.name
             for node in self.graph.of_kind(Update)

@@ -91,7 +91,7 @@ def _function(op: str, uniform: Callable[..., Any]) -> Callable[..., Any]:
     if op == "weft.uniform":
         return uniform
     if op == "weft.hint":
-        return lambda x, sbp: x
+        return lambda x: x
     if op in ("weft.lstm", "weft.lstm_backward"):
         return getattr(check_recurrent, op.removeprefix("weft."))
     found: Any = torch.ops

@@ -18,7 +18,7 @@ from weft.ir.parser import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.ir.verify_plan import verify_communicators
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.world import World
 
 # Rank 1 stands in both placements, rank 3 only in the second one, rank 0 only in the first.
@@ -95,7 +95,7 @@ def check_two_placements(world: World, steps: int = 2) -> None:
         plan = rank_plan(graph, groups, rank)
         given = {item.key: part(item.key, rank) for item in plan.inputs}
         feed = {"x": given.pop("x")} if "x" in given else {}
-        with Executor(
+        with ThreadExecutor(
             plan, channels[rank], world.device(rank), Variables(given), timeout=30
         ) as executor:
             for _ in range(steps):

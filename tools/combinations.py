@@ -39,7 +39,7 @@ class Work:
 
     build: Callable[[], nn.Module]
     loss: Callable[[Any, Any], torch.Tensor]
-    batch: Callable[[int], Any]
+    batch: Callable[..., Any]
     layouts: Mapping[str, Any]
 
 

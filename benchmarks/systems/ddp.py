@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +28,8 @@ def eager(job: Job) -> System:
 def compiled(job: Job) -> System:
     """The graph is cut where a bucket is full, so that buckets are reduced beside the backward."""
     module = DistributedDataParallel(Loss(job.work.model(), job.work), gradient_as_bucket_view=True)
-    return system(job, module, torch.compile(module))
+    fast: Any = torch.compile(module)
+    return system(job, module, fast)
 
 
 def system(job: Job, module: nn.Module, stepped: nn.Module) -> System:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -123,14 +124,14 @@ def table_plan(spread: bool) -> Plan:
     return {"wide_table": split, "deep_table": split}
 
 
-def summed(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def summed(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
     """A hook of DDP that adds gradients up: the loss already counts only this rank's part."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
 # DDP reads the hook's annotations, and does not take them as text.
-summed.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+summed.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def data_parallel(part: nn.Module) -> DistributedDataParallel:
@@ -143,7 +144,8 @@ def data_parallel(part: nn.Module) -> DistributedDataParallel:
 def laid_out(job: Job, mesh: DeviceMesh, tune: bool) -> tuple[nn.Module, Batch, float]:
     """The model split, the batch as this rank gets it, and which part of the loss is its own."""
     work, own = job.work, 1.0
-    model, batch, part = work.model(), work.batch(), job.part()
+    model: Any = work.model()
+    batch, part = work.batch(), job.part()
     if hasattr(model, "deep_table"):
         plan = table_plan(spread=tune)
         if tune:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ def eager(job: Job) -> System:
 def compiled(job: Job) -> System:
     module, batch = Loss(job.work.model(), job.work), job.work.batch()
     optimizer = job.work.optimizer(module.parameters())
-    fast = torch.compile(module)
+    fast: Any = torch.compile(module)
     return System(lambda: train(fast, optimizer, batch).item())
 
 

@@ -75,12 +75,16 @@ def mlp_work(width: int, layers: int, count: int) -> Work:
     )
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    return list(model.get_submodule("blocks").children())
+
+
 def gpt_work(layers: int, width: int, length: int, count: int) -> Work:
     return Work(
         make=partial(GPT, layers, width, width // 64 or 2, length, 256),
         make_batch=partial(texts, count, length, 256),
         loss_fn=token_loss,
-        blocks=lambda model: list(model.blocks.children()),
+        blocks=blocks_of,
         columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), "blocks.*.feed.up"],
         rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
         tables=["head.weight"],
@@ -95,7 +99,7 @@ def llama_work(
         make=partial(Llama, 4, width, 8, 4, hidden, vocabulary, tied),
         make_batch=partial(texts, count, length, vocabulary),
         loss_fn=token_loss,
-        blocks=lambda model: list(model.blocks.children()),
+        blocks=blocks_of,
         columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), *SWIGLU],
         rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
         tables=["token.weight"] if tied else ["token.weight", "head.weight"],
@@ -115,7 +119,7 @@ def mixtral_work(
         make=partial(Llama, 4, width, 8, 4, hidden, vocabulary, experts=8),
         make_batch=partial(texts, count, length, vocabulary),
         loss_fn=token_loss,
-        blocks=lambda model: list(model.blocks.children()),
+        blocks=blocks_of,
         capacity=capacity,
         experts=["blocks.*.feed.gate_up", "blocks.*.feed.down"],
     )
@@ -126,7 +130,7 @@ def bert_work(layers: int, width: int, length: int, count: int, vocabulary: int)
         make=partial(BERT, layers, width, width // 64 or 2, length, vocabulary),
         make_batch=partial(masked_texts, count, length, vocabulary),
         loss_fn=masked_loss,
-        blocks=lambda model: list(model.blocks.children()),
+        blocks=blocks_of,
         columns=[*(f"blocks.*.attention.{each}" for each in "qkv"), "blocks.*.feed.up"],
         rows=["blocks.*.attention.proj", "blocks.*.feed.down"],
         tables=["token.weight", "head.weight", "head.bias"],
@@ -139,7 +143,7 @@ def resnet_work(depths: tuple[int, ...], width: int, size: int, count: int) -> W
         make_batch=partial(examples, count, (3, size, size), 100),
         loss_fn=class_loss,
         optimizer=sgd,
-        blocks=lambda model: list(model.blocks.children()),
+        blocks=blocks_of,
         own_statistics=True,
     )
 

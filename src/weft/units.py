@@ -29,6 +29,11 @@ ITEM_SIZE: dict[str, int] = {
 }
 
 
+def seconds_text(seconds: Seconds) -> str:
+    """A time in milliseconds: 1.5 ms, 0.0123 ms."""
+    return f"{1000 * seconds:.3g} ms"
+
+
 def bytes_text(size: int) -> str:
     """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
     amount, unit = float(size), "B"

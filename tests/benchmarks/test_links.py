@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_without_root_says_what_would_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(links.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(shutil, "which", lambda tool: tool)
     monkeypatch.setattr(sys, "argv", ["links", "program.py"])
     assert links.main() == 2
     assert "need root" in capsys.readouterr().err

@@ -153,4 +153,5 @@ def test_the_page_gets_new_results_between_its_marks() -> None:
     assert "failed: a b \\| c" in text
     with pytest.raises(ValueError, match="must hold"):
         page("no marks", result)
-    assert all(len(cells(each)) == len(COLUMNS) for each in result["rows"])
+    rows: Any = result["rows"]
+    assert all(len(cells(each)) == len(COLUMNS) for each in rows)

@@ -22,7 +22,7 @@ import weft.capture.ops.random as random
 from weft.capture import capture, hint
 from weft.errors import LayoutError
 from weft.ir import parse_graph
-from weft.ir.logical import Call, Input
+from weft.ir.logical import Call, Hint, Input
 from weft.layout import Broadcast, Partial, Split
 
 
@@ -151,7 +151,7 @@ def test_hints_stand_in_the_graph_and_pass_gradients() -> None:
     model, batch = models.MLP().double(), models.vector_batch()
     captured = capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
     calls = [call for call in captured.graph.of_kind(Call) if call.op == "weft.hint"]
-    assert [call.args[1] for call in calls] == ["S(0),P(sum)", "B"]
+    assert [call.hint for call in calls] == [Hint((Split(0), Partial())), Hint((Broadcast(),))]
     result = reference.run_graph(captured.graph, reference.model_inputs(model, captured, batch))
     loss_fn(model, batch).backward()
     torch.testing.assert_close(result.gradients["hidden.weight"], model.hidden.weight.grad)

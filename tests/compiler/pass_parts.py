@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from weft.compiler.assignment import Assignment
@@ -11,7 +10,7 @@ from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
-from weft.compiler.options import Options, Zero
+from weft.compiler.options import Options
 from weft.compiler.schedule.actor_graph import Web, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.compiler.schedule.credits import credit, of_preset
@@ -22,10 +21,11 @@ from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.stages import Stages
 from weft.compiler.training.zero import shard_variables
 from weft.ir import LogicalGraph
-from weft.ir.logical import Call, Input, Node, node_outputs
+from weft.ir.logical import Input, node_outputs
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
 from weft.ir.plan_printer import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
+from weft.strategy.parts import Zero
 
 PAIR = placement("cpu", [0, 1])
 # Of graphs with two stages, the variables that do not live in the first.
@@ -43,19 +43,8 @@ def on(where: Placement, **inputs: tuple[SBP, ...]) -> tuple[dict[int, Hints], S
 
 def staged(graph: LogicalGraph, options: Options) -> list[object]:
     """A graph with stages on two ranks, and where variables live."""
-    found, stages = assign_stages(_in_sequence(graph), options, PAIR)
+    found, stages = assign_stages(graph, options, PAIR)
     return [found, *(f'"{key}" in stage {stage}' for key, stage in stages.homes.items())]
-
-
-def _in_sequence(graph: LogicalGraph) -> LogicalGraph:
-    """Of calls of one line, autograd's number, which stands in no text, is that line."""
-
-    def numbered(node: Node) -> Node:
-        if not isinstance(node, Call) or node.location is None:
-            return node
-        return replace(node, location=replace(node.location, sequence=node.location.line))
-
-    return replace(graph, nodes=tuple(map(numbered, graph.nodes)))
 
 
 def sharded(graph: LogicalGraph, level: Literal[1, 2, 3]) -> list[object]:

@@ -53,7 +53,7 @@ from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
@@ -66,11 +66,13 @@ from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
 from weft.compiler.training.loss_scale import scale_loss, unscale
-from weft.compiler.training.precision import Precision, lay_sums
+from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.hardware import CostModel
-from weft.ir import LogicalGraph, parse_graph, verify
+from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
+from weft.strategy.parts import Stage
+from weft.strategy.precision import Precision
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
 Row: TypeAlias = Callable[[LogicalGraph], object]
@@ -91,7 +93,7 @@ PASSES: dict[str, Row] = {
     "join_products": join_products,
     "scale_loss": scale_loss,
     "assign_stages": lambda graph: staged(graph, STAGED),
-    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", "S(1)")]),
+    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", (S1,))]),
     "undo_views": undo_views,
     "recompute": lambda graph: recompute(graph, ["blocks.*"]),
     "lay_sums": lambda graph: lay_sums(graph, Precision(), 2),
@@ -146,11 +148,11 @@ PASSES: dict[str, Row] = {
 # Functions that passes are imported beside, and why they have no row.
 NO_PASSES = {
     **dict.fromkeys(
-        ("check_kept", "check_limit", "check_signatures", "prove_live"),
+        ("check_limit", "check_signatures", "prove_live"),
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "device_of", "loop_values", "memory", "moments_of", "rank_classes"),
+        ("communicators", "device_of", "memory", "moments_of", "rank_classes"),
         "tell something of a program",
     ),
     **dict.fromkeys(
@@ -184,12 +186,14 @@ def test_pass(golden: Callable[[str, str], None], row: str) -> None:
 
 
 def part_text(part: object) -> str:
-    """The text of a part, or of several things that are one; graphs are checked."""
+    """The text of a part, or of several things that are one; graphs and programs are checked."""
     if isinstance(part, list):
         return "".join(map(part_text, part))
     if isinstance(part, LogicalGraph):
         laid = {value.layout is not None for value in part.values.values()}
         verify(part, with_layouts=laid == {True})
+    if isinstance(part, LocalProgram):
+        assert parse_local(str(verify_local(part))) == part
     return str(part).rstrip("\n") + "\n"
 
 

@@ -31,14 +31,16 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The configuration of the project around the packages of weft, all of them empty."""
-    for name in ("pyproject.toml", "tools"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
+    """The configuration of the project around the packages of weft and beside it, all of them empty."""
+    tools = (f"tools/{name}.py" for name in ("gates", "pages", "readme", "words"))
+    for name in ("pyproject.toml", *tools):
+        write(tmp_path / name, (ROOT / name).read_text())
+    for name in ("benchmarks/empty.py", "tests/test_empty.py"):
+        write(tmp_path / name, '"""Empty."""\n')
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
-    for module in ("errors", "units", "cached", "files"):
-        write(tmp_path / f"src/weft/{module}.py", '"""Empty."""\n')
+    for module in (ROOT / "src/weft").glob("[!_]*.py"):
+        write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     write(tmp_path / "docs/glossary.md", GLOSSARY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
@@ -95,9 +97,19 @@ def test_format_fires(tree: Path) -> None:
     ],
     ids=["wrong type", "no type", "blanket ignore"],
 )
-def test_types_fires(tree: Path, text: str, error: str) -> None:
-    write(tree / "src/weft/ir/bad.py", text)
-    assert_fires(GATE["types"], tree, "src/weft/ir/bad.py", error)
+@pytest.mark.parametrize("module", ["src/weft/ir/bad.py", "tools/bad.py", "benchmarks/bad.py"])
+def test_types_fires(tree: Path, module: str, text: str, error: str) -> None:
+    write(tree / module, text)
+    assert_fires(GATE["types"], tree, module, error)
+
+
+def test_types_fires_on_a_wrong_call_in_a_test(tree: Path) -> None:
+    write(
+        tree / "src/weft/ir/good.py", '"""Good."""\n\n\ndef f(x: int) -> None:\n    """Good."""\n'
+    )
+    module = "tests/ir/test_bad.py"
+    write(tree / module, "from weft.ir.good import f\n\n\ndef test_f():\n    f(1, y=2)\n")
+    assert_fires(GATE["types"], tree, module, "[call-arg]")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 
 from weft.hardware import Device, usual_device
 from weft.ops import OpCall, Operand, TensorSpec
-from weft.units import Bytes, Flops
+from weft.units import Bytes, Flops, Seconds
 
-DEVICE = Device(flops=100.0, traffic=10.0, start=1.0, link=5.0, latency=2.0)
+DEVICE = Device(flops=100.0, traffic=10.0, start=Seconds(1.0), link=5.0, latency=Seconds(2.0))
 
 
 def test_work_takes_as_long_as_the_slower_of_computing_and_reading() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from weft.errors import UserError
 from weft.ir.logical import (
     Box,
     Call,
+    Hint,
     Input,
     Location,
     LogicalGraph,
@@ -18,6 +20,7 @@ from weft.ir.logical import (
     Update,
     Value,
 )
+from weft.ir.nodes import HINT, TAKE
 from weft.ir.parser import parse_graph
 from weft.layout import Broadcast, Layout, Partial, Shares, Split, placement
 from weft.ops.call import Token
@@ -36,12 +39,26 @@ def example_graph() -> LogicalGraph:
         (
             Input(weight, "parameter", "blocks.0.fc.weight", Shares(0, (16, 4), 2)),
             Input(x, "batch", "[0].x"),
+            Input(replace(x, name="cut"), "batch", "cut", cut=True, sent="each"),
+            Input(replace(x, name="sent"), "batch", "sent", sent="once"),
             Call(
                 "aten.mm.default",
                 (Ref("x"), Ref("w")),
                 (("out_dtype", Token("dtype", "float32")),),
                 (product, None),
                 Location("train.py", 12, "blocks.0.fc", backward=True),
+                autograd=7,
+            ),
+            Call(
+                HINT, (Ref("mm"),), (), (replace(product, name="h"),), hint=Hint((Split(0), None))
+            ),
+            Call(
+                TAKE,
+                (Ref("w"),),
+                (),
+                (replace(weight, name="t"),),
+                autograd=3,
+                hint=Hint((Split(-1),), stored=1),
             ),
             Box(Ref("mm"), boxed, "loss"),
             Call(
@@ -65,10 +82,17 @@ def test_text_parses_back_to_an_equal_graph() -> None:
 def test_a_line_shows_shape_dtype_sbp_placement_and_place() -> None:
     lines = str(example_graph()).splitlines()
     assert lines[1] == "placement @0 = cpu [[0, 1], [2, 3]]"
-    assert lines[4] == (
+    assert lines[6] == (
         "%mm, _ = call aten.mm.default(%x, %w, out_dtype=!dtype:float32) : "
-        'float32[8, 10] @0(S(0), P(sum)), _ at "train.py":12 in "blocks.0.fc" backward'
+        'float32[8, 10] @0(S(0), P(sum)), _ #7 at "train.py":12 in "blocks.0.fc" backward'
     )
+
+
+def test_inputs_and_hints_say_what_they_are() -> None:
+    lines = str(example_graph()).splitlines()
+    assert lines[4].startswith('%cut = batch "cut" cut sent each : float32[8, 20]')
+    assert lines[7].endswith(" @0(S(0), P(sum)) hint(S(0), *)")
+    assert lines[8].endswith(" @0(B, S(0)) hint(S(-1)) stored 1 #3")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +101,7 @@ def test_a_line_shows_shape_dtype_sbp_placement_and_place() -> None:
         ("%a = parameter", "expected a string"),
         ('%a = gradient "x" : float32[2]', "expected call, box or one of parameter"),
         ('%a = batch "x" : float32[2] @0(B)', "placement @0 is not declared"),
+        ('%a = batch "x" sent twice : float32[2]', "expected one of once, each, found 'twice'"),
         ('%a = batch "x" : float32[2.5]', "whole numbers"),
         ("%a = call aten.neg.default(%x", "expected"),
         ("update 3", "expected a string"),

@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import InternalError
 from weft.ir.parser import parse_graph
-from weft.ir.verify import LAYOUT_RULES, RULES, verify
+from weft.ir.spec import GRAPH_RULES, LAYOUT_RULES, verify
 
 HEAD = 'graph "g"\nplacement @0 = cpu [0, 1]\n'
 PARAMETER = '%w = parameter "w" : float32[4] @0(B)\n'
@@ -37,6 +37,11 @@ BROKEN = {
     "varying_arguments_complete": HEAD.replace('"g"', '"g" micro 3')
     + PARAMETER
     + "%s = call aten.select.int(%w, 0, vary(0, 1)) : float32[] @0(B)\n",
+    "inputs_come_as_said": HEAD + PARAMETER.replace('"w" :', '"w" sent each :'),
+    "hints_given": HEAD + PARAMETER + "%h = call weft.hint(%w) : float32[4] @0(B)\n",
+    "kept_values_stay": HEAD
+    + "%l, %t = call weft.ctc_loss(%w) : float32[] @0(B), float32[4] @0(B)\n".replace("%w", "1")
+    + "%b = box %t : float32[4] @0(S(0))\n",
     "layouts_given": HEAD + '%w = parameter "w" : float32[4]\n',
     "updates_in_place": HEAD
     + PARAMETER
@@ -72,7 +77,15 @@ def test_each_rule_fires(rule: str) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.__name__ for rule in RULES + LAYOUT_RULES} == set(BROKEN)
+    assert {rule.__name__ for rule in GRAPH_RULES + LAYOUT_RULES} == set(BROKEN)
+
+
+@pytest.mark.parametrize(
+    "leaf", ['parameter "x" cut : float32[1, 4]', 'batch "x" cut : float32[4]']
+)
+def test_only_leaves_of_the_batch_are_cut(leaf: str) -> None:
+    with pytest.raises(InternalError, match="it is no leaf of the batch in 1 micro-batches"):
+        verify(parse_graph(f'graph "g"\n%x = {leaf}\n'))
 
 
 def test_varying_arguments_hold_no_values() -> None:

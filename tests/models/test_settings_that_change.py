@@ -23,8 +23,9 @@ def loss_fn(model: Any, batch: torch.Tensor) -> Any:
 def test_a_flag_that_a_library_reads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "weft")
     torch.manual_seed(0)
-    sizes = {"num_layers": 1, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
-    config = T5Config(**sizes, vocab_size=32, dropout_rate=0.0, decoder_start_token_id=0)
+    sizes: dict[str, int] = {"num_layers": 1, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
+    sizes["decoder_start_token_id"] = 0
+    config = T5Config(**sizes, vocab_size=32, dropout_rate=0.0)
     model = T5ForConditionalGeneration(config).double()
     plain = copy.deepcopy(model)
     one, other = (torch.optim.SGD(x.parameters(), lr=0.1) for x in (model, plain))

@@ -74,5 +74,5 @@ def test_eager_tensors_raise_too() -> None:
     placement = weft.placement("cpu", [0, 1])
     with weft.local_world(2):
         x = weft.tensor(torch.zeros_like(EYE), placement=placement, sbp=B)
-        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):  # type: ignore[attr-defined]
             torch.linalg.inv(x)

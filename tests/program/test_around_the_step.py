@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -364,7 +365,7 @@ def wrapped(kind: str, model: nn.Module) -> Any:
     if kind == "parallel":
         return nn.DataParallel(model)
     if kind == "inside":
-        return nn.Sequential(torch.compile(model), nn.Tanh())
+        return nn.Sequential(torch.compile(model), nn.Tanh())  # type: ignore[call-overload]
     return model
 
 
@@ -395,7 +396,7 @@ def test_modules_of_dtensors_are_refused(tmp_path: Path) -> None:
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh("cpu", (1,))
         model = seeded(lambda: nn.Linear(8, 8))
         weight = distribute_tensor(model.weight.detach(), mesh, [Replicate()])  # type: ignore[arg-type, operator]
         model.weight = nn.Parameter(weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -13,13 +14,14 @@ from torch import Tensor
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.actors.needs import needs_in_step
+from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
-from weft.program.planning import build
-from weft.runtime.cuda import cuda_streams, device_executor
+from weft.runtime.cuda import cuda_streams
+from weft.runtime.cuda.backend import BACKENDS, Backend
 from weft.runtime.cuda.cuda_streams import CudaStreams
 from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.cuda.launches import Launch, launches
+from weft.runtime.cuda.streams import Inline, MakeStreams
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -110,16 +112,21 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: callers.setdefault(device, FakeStream())
     )
-    monkeypatch.setattr(device_executor, "_inline", Watched)
+    on_cpu(monkeypatch, Watched)
     Watched.every = []
     FakeStream.count = 0
     yield
     FakeEvent.done = staticmethod(lambda event: True)
 
 
+def on_cpu(monkeypatch: pytest.MonkeyPatch, streams: MakeStreams) -> None:
+    """Ranks on a CPU run on these streams."""
+    monkeypatch.setitem(BACKENDS, "cpu", Backend(streams))
+
+
 @pytest.fixture(autouse=True)
 def on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "has_streams", lambda device: True)
+    on_cpu(monkeypatch, Inline)
 
 
 def compiled(model: torch.nn.Module, strategy: weft.Strategy) -> weft.Program:
@@ -172,7 +179,7 @@ def test_every_act_comes_after_what_it_needs(name: str) -> None:
         found = [executor._launches for executor in executors(program)]
     checked = 0
     for plan, acts, streams in zip(plans, found, Watched.every, strict=True):
-        needs = needs_in_step(plan)
+        needs = dependencies_in_step(plan)
         place = {(launch.actor, launch.micro): launch.place for launch in acts}
         for step in range(3):
             before, ends = streams.before[step], streams.ends[step]
@@ -215,15 +222,17 @@ def test_an_order_must_hold_every_act_after_what_it_needs() -> None:
         assert launches(executor.plan, executor._works, order) == executor._launches
         with pytest.raises(InternalError, match="not every act"):
             launches(executor.plan, executor._works, order[1:])
-        with pytest.raises(InternalError, match="needs act"):
+        with pytest.raises(
+            InternalError, match=r"rank 0: .* may not act now [^$]* waits in step 0"
+        ):
             launches(executor.plan, executor._works, order[::-1])
 
 
 @pytest.mark.usefixtures("fake_cuda")
 def test_a_device_that_goes_on_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(cuda_streams.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cuda_streams.time, "sleep", lambda _: now.__setitem__(0, now[0] + 1))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: now.__setitem__(0, now[0] + 1))
     with weft.local_world(2, timeout=30):
         executor = executors(compiled(GPT(), STRATEGIES["data"]))[0]
     acts = executor._launches

@@ -141,7 +141,7 @@ def test_the_fused_kernel_in_single_precision() -> None:
         assert_same_state(program.full_state_dict(), expected[1], 1e-4)
 
 
-def _attentions(graph: LogicalGraph, direction: str = "") -> list[tuple[SBP, SBP]]:
+def _attentions(graph: LogicalGraph, direction: str = "") -> list[tuple[SBP, ...]]:
     """How queries and keys lie, on one axis."""
     op = f"aten._scaled_dot_product_flash_attention_for_cpu{direction}.default"
     first = 1 if direction else 0

@@ -191,7 +191,7 @@ RANKS: dict[str, tuple[Any, weft.Strategy]] = {
 def test_masters_on_several_ranks(name: str) -> None:
     """Masters differ by the rounding of bf16 gradients alone."""
     ranks, strategy = RANKS[name]
-    precision = replace(strategy.precision or P(), masters=True)  # type: ignore[arg-type]
+    precision = replace(strategy.precision or P(), masters=True)  # type: ignore[arg-type,type-var]
     clip = 1.0 if "zero" in name else None
     strategy = replace(strategy, precision=precision, clip_norm=clip)
     make = OPTIMIZERS["momentum"]

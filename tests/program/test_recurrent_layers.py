@@ -13,9 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 
 import weft
 from single_device import assert_same_state, assert_same_training, compiled, plain_training
-from weft.compiler.signatures import check_kept
 from weft.errors import InternalError
-from weft.ir import parse_graph
+from weft.ir import parse_graph, verify
 from weft.ir.logical import Call
 
 S, B = weft.split, weft.broadcast
@@ -141,4 +140,4 @@ float32[3, 2, 6], float32[2, 6], float32[2, 6], uint8[2, 64]
 output "all" %all
 """
     with pytest.raises(InternalError, match=r"%saved of weft\.lstm .* expected its backward alone"):
-        check_kept(parse_graph(text))
+        verify(parse_graph(text))

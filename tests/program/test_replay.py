@@ -20,7 +20,9 @@ from weft.compiler.schedule.replays import replays
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
+from weft.runtime.cuda.backend import BACKENDS, Backend
 from weft.runtime.cuda.replay import Replayer, Tape, obstacle
+from weft.runtime.cuda.streams import Inline
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -112,7 +114,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
         chosen = replays(plan, program, usual_device("cuda"), "always", obstacle)
         return Replayer(plan, chosen, made[-1], device, setting.seed)
 
-    monkeypatch.setattr(build, "has_streams", lambda device: True)
+    monkeypatch.setitem(BACKENDS, "cpu", Backend(Inline))
     monkeypatch.setattr(build, "make_replayer", make)
     return made
 
@@ -176,7 +178,7 @@ def test_replayed_dropout_draws_anew_in_every_step(
 
     with weft.local_world(2, timeout=30):
         replayed = compiled(copy.deepcopy(model), strategy, loss, batch)
-        monkeypatch.setattr(build, "has_streams", lambda device: False)
+        monkeypatch.setitem(BACKENDS, "cpu", Backend())
         launched = compiled(copy.deepcopy(model), strategy, loss, batch)
         losses = [(replayed.step(batch), launched.step(batch)) for _ in range(6)]
     assert all(tape.launches > 0 for tape in tapes)

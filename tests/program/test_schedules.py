@@ -21,9 +21,9 @@ from models import (
     vector_batch,
 )
 from single_device import adamw
-from weft.compiler.options import SCHEDULES
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
+from weft.strategy.parts import SCHEDULES
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

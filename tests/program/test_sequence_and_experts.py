@@ -25,7 +25,7 @@ COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.dow
 
 def collectives(program: weft.Program, elements: int) -> list[str]:
     """What moves tensors of a number of elements, in the order of the step."""
-    found = []
+    found: list[str] = []
     for box in program.graph.of_kind(Box):
         source, size = program.graph.values[box.input.name], ITEM_SIZE[box.output.dtype]
         if torch.Size(source.shape).numel() == elements:

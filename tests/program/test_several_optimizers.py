@@ -71,7 +71,8 @@ def plain_losses(model: nn.Module, optimizers: Optimizers) -> tuple[list[float],
         loss = token_loss(model, batch)
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
-        for each in (*optimizers, *planned):
+        every: list[Any] = [*optimizers, *planned]
+        for each in every:
             each.step()
         model.zero_grad()
         losses.append(loss.item())

@@ -15,7 +15,6 @@ from torch import nn
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
-from weft.compiler.microbatch.loops import loop_values
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
 
@@ -92,7 +91,7 @@ def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
         with compiled(GPT(layers=4), token_loss, token_batch(4), PAIR, strategy) as program:
             graph = program.graph
             peaks.append(program.memory()[0].predicted.peak)
-        loop = loop_values(graph)
+        loop = graph.loop
         weights = [box for box in graph.of_kind(Box) if box.output.shape == (64, 16)]
         kinds = {
             (str(graph.values[box.input.name].layout.sbp[0])[0], box.output.name in loop)

@@ -22,15 +22,13 @@ from program.staged_models import (
     B,
     Noted,
     S,
-    adamw,
     assert_state,
     compiled,
     on,
     plain,
     steps,
 )
-from single_device import whole
-from weft.compiler.microbatch.loops import loop_values
+from single_device import adamw, whole
 from weft.errors import StrategyError
 from weft.ir import parse_graph
 from weft.ir.logical import Box
@@ -65,7 +63,7 @@ def test_tied_weights_cross_once_a_step_also_in_micro_batches() -> None:
     strategy = weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=2)
     with weft.local_world(2):
         program = compiled("tied", plain("tied", 0)[0], PAIR, strategy)
-    loop = loop_values(program.graph)
+    loop = program.graph.loop
     found = {
         node.output.shape: node.output.name in loop
         for node in program.graph.of_kind(Box)

@@ -40,7 +40,7 @@ from weft.ir.plan import (
 from weft.layout import shard_sizes
 from weft.runtime.channels.collectives import run_collectives
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.distributed import DistributedWorld
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool)
@@ -146,7 +146,9 @@ def failing() -> None:
     world = DistributedWorld("cpu", timeout=60)
     rank = world.rank
     channels = world.connect((Communicator(0, (0, 1)),))[rank]
-    executor = Executor(pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60)
+    executor = ThreadExecutor(
+        pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60
+    )
     assert executor.step({"x": torch.ones(2)})["z"].tolist() == [4, 4]
     channels[0].barrier()
     bad = torch.ones(2) if rank == 0 else None
@@ -164,7 +166,9 @@ def dying() -> None:
     world = DistributedWorld("cpu", timeout=60)
     rank = world.rank
     channels = world.connect((Communicator(0, (0, 1)),))[rank]
-    executor = Executor(pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60)
+    executor = ThreadExecutor(
+        pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60
+    )
     executor.step({"x": torch.ones(2)})
     if rank == 1:
         raise SystemExit(3)
@@ -184,7 +188,7 @@ def micro_batches() -> None:
     plan = last_stage(1, backward_first=True) if rank else first_stage(2, backward_first=True)
     optimizer = torch.optim.SGD([torch.nn.Parameter(a.clone())], lr=0.01, momentum=0.5)
     batches = [numbers(M, ROWS, WIDTH, seed=step) for step in range(3)]
-    with Executor(
+    with ThreadExecutor(
         plan, channels, world.device(rank), variables, optimizer=optimizer, timeout=20
     ) as executor:
         found = [executor.step({} if rank else {"x": batch}) for batch in batches]

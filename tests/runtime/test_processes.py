@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("rank_script.py")
 
 def test_every_collective():
     """This process holds the job's store, as torchrun's agent does, on a port that the system chose."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     agent = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for output, code in run_ranks(SCRIPT, 3, "collectives", MASTER_PORT=str(store.port), **agent):
         assert output.endswith("done\n"), output

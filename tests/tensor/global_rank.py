@@ -1,5 +1,8 @@
 """What one process of test_tensor_processes.py runs, with torchrun's variables set."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import sys

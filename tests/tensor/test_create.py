@@ -1,5 +1,8 @@
 """Making global tensors, their parts, their text."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import copy

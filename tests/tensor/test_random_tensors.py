@@ -1,5 +1,8 @@
 """Random ops on global tensors do not depend on the layout."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import itertools

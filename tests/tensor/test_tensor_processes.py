@@ -1,5 +1,8 @@
 """Global tensors on real processes over Gloo; what each runs stands in global_rank.py."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -143,7 +143,8 @@ def problems(
     for line in calls:
         yield f"{case.describe()}: {line}"
     for trial in trials(inputs, effort.layouts, case.key):
-        every = run(found.graph, trial, inputs, found_outputs := {})
+        found_outputs: dict[str, str] = {}
+        every = run(found.graph, trial, inputs, found_outputs)
         for rank, held in enumerate(every):
             made = {key: held[name] for key, name in found_outputs.items()}
             yield from _differences(case, f"{trial} rank {rank}", made, named)

@@ -71,7 +71,7 @@ def table() -> Decompositions:
     return {op: one for op, one in every.items() if str(op) not in drawn}
 
 
-class _Calls(DispatchMode):  # type: ignore[no-untyped-call]
+class _Calls(DispatchMode):
     """Notes the calls of ops that have a decomposition."""
 
     def __init__(self) -> None:

@@ -402,7 +402,7 @@ def _embedding_gradient_shard(
 
 # What weft's own ops mean, written for clarity; the kernels that run them stand elsewhere.
 _WEFT_OPS: dict[str, Any] = {
-    "weft.hint": lambda x, sbp: x,
+    "weft.hint": lambda x, *rest: x,
     "weft.blank": blank,
     "weft.slice": slice_,
     "weft.checked": lambda x, info, name, matrix: x,
@@ -436,6 +436,6 @@ _WEFT_OPS: dict[str, Any] = {
     "weft.offload": lambda x: x,
     "weft.load": lambda host, device, awaited=None: host,
     "weft.after": lambda x, awaited: x,
-    "weft.take": lambda x, sbp, *rest: x,
+    "weft.take": lambda x, *rest: x,
     "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),
 }

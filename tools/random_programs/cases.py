@@ -166,7 +166,7 @@ def _steps(rng: random.Random, case: Case) -> tuple[Step, ...]:
     samples = rng.choice([1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8, 9, 12])
     if "micro" in case.features:
         samples = rng.choice([2, 4, 6, 8, 8, 12])
-    found = []
+    found: list[Step] = []
     for number in range(rng.choice([2, 3, 3, 4])):
         other = number and rng.random() < 0.08
         found.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,9 +30,10 @@ def changed(
         case "written":
             _write(model)
         case "reloaded":
-            kept = copy.deepcopy([each.state_dict() for each in (model, *optimizers)])
+            every: list[Any] = [model, *optimizers]
+            kept = copy.deepcopy([each.state_dict() for each in every])
             _write(model)
-            for each, state in zip((model, *optimizers), kept, strict=True):
+            for each, state in zip(every, kept, strict=True):
                 each.load_state_dict(state)
     yield
     for parameter in trained:

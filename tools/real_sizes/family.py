@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+
+from weft import patterns
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 MakeBatch: TypeAlias = Callable[[int, int], Batch]
@@ -106,14 +107,14 @@ class Family:
     def pass_of(self, name: str, tokens: int) -> int:
         """How many positions of a sequence the matrix called `name` multiplies."""
         for pattern, positions in self.passes.items():
-            if fnmatchcase(name, pattern):
+            if patterns.matches(pattern, name):
                 return tokens if positions is None else positions
         return tokens
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, named: tuple[str, ...]) -> bool:
     """Whether a parameter belongs to a module, or is a parameter, that some pattern names."""
-    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+    return any(patterns.covers(one, name) for one in named)
 
 
 def tokens_batch(sequences: int, tokens: int) -> Batch:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.calls import local_op_call
-from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box
@@ -140,7 +139,7 @@ def exchanges(plan: RankPlan) -> int:
 def causes(compiled: Compiled, most: int = 8) -> tuple[tuple[str, float], ...]:
     """What asked for most of the bytes, over all ranks and by rank on average: kind, op, layouts."""
     graph = compiled.graph
-    loop = loop_values(graph)
+    loop = graph.loop
     ranks = {rank for placement in graph.placements for rank in placement.ranks}
     found: dict[str, float] = defaultdict(float)
     for box in graph.of_kind(Box):

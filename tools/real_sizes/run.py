@@ -17,10 +17,11 @@ from tools.real_sizes.measure import Planned, planned
 from tools.real_sizes.rows import FAMILIES, Row
 from tools.real_sizes.textbook import Figures, Grid
 from weft.capture import Captured, capture
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, Update
-from weft.program.strategy.hints import strategy_hints
+from weft.program.planning.hints import strategy_hints
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Sized:
         """The figures of one rank, or of one rank of each stage, under a strategy."""
         ranks = torch.arange(math.prod(grid)).reshape(grid).tolist()
         placement = weft.placement("cpu", ranks)
-        options = strategy.options()
+        options = options_of(strategy)
         stages = stage_placements(options.stages, placement)
         hints = strategy_hints(strategy, self.captured.graph, stages)
         first = tuple(stage.ranks[0] for stage in stages)

@@ -1,6 +1,9 @@
 """Actors, registers and credits: when may which task run. Pure state machines; who drives them owns time and work."""
 
-from weft.actors.blame import blame as blame
+from weft.actors.driver import Clock as Clock
+from weft.actors.driver import Driver as Driver
+from weft.actors.driver import Executor as Executor
+from weft.actors.driver import Post as Post
 from weft.actors.machine import QueueMachine as QueueMachine
 from weft.actors.messages import Act as Act
 from weft.actors.messages import Action as Action
@@ -12,10 +15,10 @@ from weft.actors.messages import Free as Free
 from weft.actors.messages import Ready as Ready
 from weft.actors.messages import Released as Released
 from weft.actors.messages import Send as Send
-from weft.actors.messages import Start as Start
-from weft.actors.rehearse import machines as machines
-from weft.actors.rehearse import queues_of as queues_of
-from weft.actors.rehearse import rehearse as rehearse
+from weft.actors.rank_driver import RankDriver as RankDriver
+from weft.actors.rank_driver import machines as machines
+from weft.actors.rank_driver import queues_of as queues_of
+from weft.actors.root_cause import root_cause as root_cause
 from weft.actors.statistics import QueueStatistics as QueueStatistics
 from weft.actors.statistics import Waiting as Waiting
 from weft.actors.statistics import actor_text as actor_text

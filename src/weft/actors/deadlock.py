@@ -1,4 +1,4 @@
-"""Why plans that run together stand still: the circle of acts, each of which waits for the next."""
+"""Why plans that run together stand still: the cycle of acts, each of which waits for the next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def deadlock_text(
     places: Mapping[Who, int],
     gathered: Mapping[Meeting, Mapping[int, Act]],
 ) -> str:
-    """The circle in words, an act a line.
+    """The cycle in words, an act a line.
 
     Args:
         plans: of all ranks.
@@ -38,14 +38,14 @@ def deadlock_text(
         places: for each communicating actor, its place among those of its queue.
         gathered: communications that some ranks have started and wait in for the others.
     """
-    search = _Search(plans, machines, members, places, gathered)
-    circle = search.circle()
-    lines = [f"  {search.text(who)} waits for {search.reason(who)}" for who in circle]
+    graph = _WaitForGraph(plans, machines, members, places, gathered)
+    cycle = graph.cycle()
+    lines = [f"  {graph.text(who)} waits for {graph.reason(who)}" for who in cycle]
     return "\n".join(["the plan would hang: these wait for each other:", *lines])
 
 
-class _Search:
-    """Follows who waits for whom, over all ranks."""
+class _WaitForGraph:
+    """Who waits for whom, over all ranks."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class _Search:
             for rank, act in there.items()
         }
 
-    def circle(self) -> list[Who]:
-        """The first circle that one runs into from the first that waits."""
+    def cycle(self) -> list[Who]:
+        """The first cycle that one runs into from the first that waits."""
         chain: list[Who] = []
         who: Who | None = next(iter([*self._gathered, *self._waiting]))
         while who is not None and who not in chain:

@@ -1,8 +1,8 @@
 """The state machine of one queue: events in, actions out; no tensors, clocks, threads or sockets inside.
 
 An actor acts iff every register that it consumes has an unread version and every register that it
-produces has a free copy (OneFlow, arXiv 2110.15032, section 4). The runtime drives the machine with
-threads, the simulator with a heap of virtual times.
+produces has a free copy (OneFlow, arXiv 2110.15032, section 4). An event only says what holds now;
+an act starts when whoever drives the machine asks for it (`weft.actors.driver`).
 
 An actor acts once a step, or once for each micro-batch; between such actors a register of rate 1 is
 made or read by all acts of a step together (`weft.actors.messages` counts versions).
@@ -14,9 +14,10 @@ number of its readers there, and is acknowledged once, after the last of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
+from weft.actors.invariants import QueueState, check, events_between_checks
 from weft.actors.messages import (
     Act,
     Action,
@@ -28,7 +29,6 @@ from weft.actors.messages import (
     Ready,
     Released,
     Send,
-    Start,
 )
 from weft.actors.statistics import QueueStatistics, Waiting
 from weft.actors.wiring import Port, Task, turns, wire
@@ -44,10 +44,8 @@ class QueueMachine:
         queue: the queue's name.
         in_order: whether the actors act strictly in the order that the plan gives (communicators);
             otherwise, of those that may act, the first by step, priority, micro-batch and id does.
-        told: whether nothing acts before a `Start` names it, for a rehearsal that looks for an
-            order; `ready` lists who may.
-        alike: for a rehearsal, what `weft.actors.wiring.equal_registers` found: one of equal
-            registers stands for all.
+        alike: what `weft.actors.wiring.equal_registers` found, where one of equal registers is to
+            stand for all.
     """
 
     def __init__(
@@ -55,12 +53,10 @@ class QueueMachine:
         plan: RankPlan,
         queue: str,
         in_order: bool = False,
-        told: bool = False,
         alike: Mapping[str, str] | None = None,
     ) -> None:
         self.queue = queue
         self.in_order = in_order
-        self.told = told
         # Actors of this queue in plan order, and the registers they touch. Fixed after
         # construction.
         self._tasks, self._ports = wire(plan, queue, alike)
@@ -84,11 +80,13 @@ class QueueMachine:
             Ready: self._arrive,
             Released: self._acknowledge,
             Finished: self._finish,
-            Start: self._obey,
         }
+        # While debugging: events until the next check, and between two of them. Otherwise 0.
+        self._unchecked = 0
+        self._between = events_between_checks(self.state())
 
-    def handle(self, event: Event) -> tuple[Action, ...]:
-        """Take one event and say what is to be done now, in this order.
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event and say what is to be done now, in this order. It starts nothing.
 
         Raises:
             InternalError: when the event contradicts the state, such as a version that comes out of
@@ -96,27 +94,45 @@ class QueueMachine:
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, actions)
-        if not self.told:
-            self._go_on(actions)
-        return tuple(actions)
+        if self._between:
+            self._check()
+        return actions
+
+    def start(self) -> Act | None:
+        """Start the next act; None while one runs, or when none may start."""
+        if self._running is not None:
+            return None
+        task = self._next()
+        return None if task is None else self._start(task)
+
+    def start_act(self, id: int, micro: int) -> Act:
+        """Start the act of an actor for a micro-batch, out of turn where the queue keeps no order.
+
+        Raises:
+            InternalError: when it may not act now, or not for this micro-batch.
+        """
+        task = self._by_id.get(id)
+        if task is None or self._running or task.waits or task.acted % task.acts != micro:
+            raise InternalError(f"{self.queue}: actor {id} may not act now for micro-batch {micro}")
+        if self.in_order:
+            if self._next() is not task:
+                raise InternalError(f"{self.queue}: it is not the turn of actor {id}")
+        else:
+            self._ready = [entry for entry in self._ready if entry[-1] != id]
+            heapify(self._ready)
+        return self._start(task)
 
     def finish(self) -> list[Action]:
         """What `handle` says when the act that runs has been done: the short way for whoever ran it."""
-        actions: list[Action] = []
         act = self._running
         if act is None:
             raise InternalError(f"{self.queue}: nothing runs that could have finished")
+        actions: list[Action] = []
         self._running = None
         self._finished(act.actor, act.step, act.micro, actions)
-        self._go_on(actions)
+        if self._between:
+            self._check()
         return actions
-
-    def _go_on(self, actions: list[Action]) -> None:
-        """Start the next act, if one may start."""
-        if self._running is None and not self.told:
-            task = self._next()
-            if task is not None:
-                self._start(task, actions)
 
     @property
     def may_act(self) -> bool:
@@ -128,13 +144,6 @@ class QueueMachine:
         if self._running is not None:
             return ()
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
-
-    def first(self) -> Act | None:
-        """The first of those that may act, when nothing runs."""
-        if self._running is not None or not self._ready:
-            return None
-        step, _, micro, id = min(self._ready)
-        return Act(id, step, micro)
 
     def readers_left(self, register: str, version: int) -> int:
         """How many actors of this queue have not finished with a version, those that run included."""
@@ -151,6 +160,36 @@ class QueueMachine:
         return QueueStatistics(
             self.queue, self._begun, self.started, self._running, waiting, self._turn()
         )
+
+    def state(self) -> QueueState:
+        """All of the machine's state, for those that check it."""
+        return QueueState(
+            self.queue,
+            self._tasks,
+            self._ports,
+            self._turns,
+            self.in_order,
+            self._begun,
+            self.started,
+            self._running,
+            self._ready,
+            self._left,
+        )
+
+    def check_invariants(self) -> None:
+        """Check what always holds between two events (`weft.actors.invariants`).
+
+        Raises:
+            InternalError: when something does not: a fault of this machine, not of its user.
+        """
+        check(self.state())
+
+    def _check(self) -> None:
+        """While debugging, check after every event, or after every few."""
+        self._unchecked -= 1
+        if self._unchecked <= 0:
+            self._unchecked = self._between
+            self.check_invariants()
 
     def _turn(self) -> int | None:
         if self._running is not None:
@@ -206,15 +245,7 @@ class QueueMachine:
             del self._left[step]
             actions.append(EndStep(step))
 
-    def _obey(self, event: Start, actions: list[Action]) -> None:
-        for place, entry in enumerate(self._ready):
-            if entry[-1] == event.actor and self._running is None and self.told:
-                del self._ready[place]  # no heap any more: who is told takes the least
-                self._start(self._by_id[event.actor], actions)
-                return
-        raise InternalError(f"{self.queue}: {event}, but it may not act now")
-
-    def _start(self, task: Task, actions: list[Action]) -> None:
+    def _start(self, task: Task) -> Act:
         """Take the inputs and copies of an act, and count what the task's next one lacks."""
         self.started += 1
         step, micro = task.acted, 0
@@ -230,8 +261,10 @@ class QueueMachine:
         task.waits = waits
         if not waits:
             self._may_act(task)
-        self._running = Act(task.id, step, micro)
-        actions.append(self._running)
+        self._running = act = Act(task.id, step, micro)
+        if self._between:
+            self._check()
+        return act
 
     def _start_part(self, task: Task, step: int, micro: int) -> int:
         """Take a step's copies before its first act; after its last, count what the next lacks."""

@@ -1,4 +1,4 @@
-"""What goes into a queue's state machine (events) and what comes out (actions).
+"""What goes into a queue's state machine (events) and what comes out (actions and acts).
 
 Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a
 frozen dataclass. Versions count from 0 for each register, `rate` of them a step. An actor that acts
@@ -33,21 +33,15 @@ class Released(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Event: the actor that was told to act has done so."""
+    """Event: the act that was started has been done."""
 
     actor: int
     step: int
     micro: int = 0
 
 
-class Start(NamedTuple):
-    """Event, for a queue that is told what to do: let `actor`, which may act, act now."""
-
-    actor: int
-
-
 class Act(NamedTuple):
-    """Action: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
+    """What a machine starts: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
 
     actor: int
     step: int
@@ -77,5 +71,5 @@ class EndStep(NamedTuple):
     step: int
 
 
-Event: TypeAlias = Begin | Ready | Released | Finished | Start
-Action: TypeAlias = Act | Send | Free | EndStep
+Event: TypeAlias = Begin | Ready | Released | Finished
+Action: TypeAlias = Send | Free | EndStep

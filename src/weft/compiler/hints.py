@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.layout import SBP, Broadcast, Partial, Placement, Shares, Split, partial, reductions_of
+from weft.layout import SBP, Partial, Placement, Shares, Split, reductions_of
 
 # (axis of the grid, dimension of a tensor): where a split may leave ranks without elements.
 Thin: TypeAlias = frozenset[tuple[int, int]]
-
-_SBP_TEXT = re.compile(r"S\((-?\d+)\)|(B)|P(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
@@ -50,24 +47,23 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
 
 
 def is_hint(node: object) -> bool:
-    """Whether a node passes its value on as it is, in the layout that its text says."""
-    return isinstance(node, Call) and node.op in ("weft.hint", "weft.take")
+    """Whether a node passes its value on as it is, in the layout that its hint says."""
+    return isinstance(node, Call) and node.hint is not None
 
 
 def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP | None, ...]:
     """The SBPs, one for each axis, that a hint gives to its value; one alone stands for all axes.
 
-    None stands for an axis that it leaves free, `*` in the text.
+    None stands for an axis that it leaves free. Dimensions may count from the back.
 
     Raises:
-        LayoutError: when the text cannot be read or does not fit the value.
+        LayoutError: when it does not fit the value.
     """
-    text, value = str(node.args[1]), node.outputs[0]
+    hint, value = node.hint, node.outputs[0]
+    assert hint is not None
     assert value is not None  # a hint returns the tensor that it was given
-    where = f"weft.hint(…, {text!r}) at {node.location}"
-    sbps = tuple(
-        None if part == "*" else _parse(part.strip(), where, value) for part in text.split(",")
-    )
+    where = f"weft.hint(…, '{hint}') at {node.location}"
+    sbps = tuple(_from_the_front(sbp, len(value.shape)) for sbp in hint.sbps)
     every = sbps * placement.axes if len(sbps) == 1 else sbps
     _check(where, value, every, placement)
     return every
@@ -99,17 +95,11 @@ def enough_elements(
     )
 
 
-def _parse(text: str, where: str, value: Value) -> SBP:
-    found = _SBP_TEXT.fullmatch(text)
-    if found is None:
-        raise LayoutError(f"{where}: expected SBPs such as S(0), B or P(sum), found {text!r}")
-    dim, broadcast, reduction = found.groups()
-    if dim is not None:
-        # Dimensions count from the back too; one out of range stays so and is refused with the
-        # others.
-        rank = len(value.shape)
-        return Split(int(dim) % rank if -rank <= int(dim) < rank else abs(int(dim)))
-    return Broadcast() if broadcast else partial(reduction or "sum")
+def _from_the_front(sbp: SBP | None, rank: int) -> SBP | None:
+    """A split whose dimension counts from the front; one out of range stays so and is refused with the others."""
+    if not isinstance(sbp, Split):
+        return sbp
+    return Split(sbp.dim % rank if -rank <= sbp.dim < rank else abs(sbp.dim))
 
 
 def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Placement) -> None:

@@ -2,65 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, get_args
 
-from weft.compiler.training.precision import Precision
-from weft.errors import StrategyError
 from weft.hardware import CostModel, Device
-from weft.layout import Placement
+from weft.layout import SBP
+from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.precision import Precision, precision_of
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import LAYOUTS, sbps_of
 
-Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Metric: TypeAlias = Literal["grad_norm"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the model and the ranks that run it.
-
-    Attributes:
-        patterns: shell-like patterns of module paths ("embed", "blocks.[0-3].*"); a module's stage
-            is also that of all modules and parameters below it. Parameters' own names may be given
-            too.
-        placement: where this part runs.
-    """
-
-    patterns: tuple[str, ...]
-    placement: Placement
-
-    def __init__(self, patterns: Iterable[str], placement: Placement) -> None:
-        object.__setattr__(self, "patterns", name_patterns("weft.Stage(…)", patterns))
-        object.__setattr__(self, "placement", placement)
-        if not isinstance(placement, Placement):
-            raise StrategyError(
-                f"weft.Stage({list(self.patterns)}, placement=…) takes a weft.placement, found {placement!r}"
-            )
-
-
-@dataclass(frozen=True)
-class Zero:
-    """Optimizer states (level 1), gradients too (2), parameters too (3) are sharded along an axis.
-
-    The levels are those of ZeRO (Rajbhandari et al. 2020, section 5).
-
-    Attributes:
-        level: 1, 2 or 3.
-        axis: of the placement.
-    """
-
-    level: Literal[1, 2, 3]
-    axis: int = 0
-
-    def __post_init__(self) -> None:
-        if self.level not in (1, 2, 3) or isinstance(self.level, bool):
-            raise StrategyError(f"weft.Zero(level=…) takes 1, 2 or 3, found {self.level!r}")
-        if not isinstance(self.axis, int) or isinstance(self.axis, bool) or self.axis < 0:
-            raise StrategyError(
-                f"weft.Zero(axis=…) takes the number of an axis of the placement, found {self.axis!r}"
-            )
 
 
 @dataclass(frozen=True)
@@ -80,7 +33,7 @@ class Options:
         precision: of work, exchanges and sums; None leaves the model's own.
         clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
-        activations: patterns of modules, and the SBPs of what they return, as texts of hints.
+        activations: patterns of modules, and the SBPs of what they return, one for all axes or for each.
         modules: paths of all modules of the model: patterns may also name one that has no op.
         device: what computes and what connects the ranks; None takes the usual figures of the type.
         metrics: names of what is measured in each step beside what the loss function returns
@@ -101,21 +54,18 @@ class Options:
     clip_norm: float | None = None
     metrics: tuple[Metric, ...] = ()
     memory_limit: int | None = None
-    activations: tuple[tuple[str, str], ...] = ()
+    activations: tuple[tuple[str, tuple[SBP, ...]], ...] = ()
     modules: tuple[str, ...] = ()
     device: Device | None = None
     expert_capacity: float | None = None
 
 
-def name_patterns(where: str, patterns: object) -> tuple[str, ...]:
-    """A list of name patterns as a tuple.
-
-    Raises:
-        StrategyError: when it is anything else.
-    """
-    every = tuple(patterns) if isinstance(patterns, list | tuple) else ()
-    if not isinstance(patterns, list | tuple) or not all(isinstance(one, str) for one in every):
-        raise StrategyError(
-            f'{where} takes a list of name patterns such as ["blocks.*"], found {patterns!r}'
-        )
-    return every
+def options_of(strategy: Strategy) -> Options:
+    """What the passes need to know of a strategy; the rest as it is for all."""
+    names = (each.name for each in fields(strategy) if each.name not in LAYOUTS)
+    laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
+    told = {name: getattr(strategy, name) for name in names}
+    return Options(
+        **{**told, "precision": precision_of(strategy.precision)},
+        activations=laid,
+    )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.experts.dispatch import dispatch_rows
@@ -33,7 +33,7 @@ from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
 from weft.compiler.schedule.fold import rank_classes
 from weft.compiler.schedule.schedule import Scheduled, device_of, plan_alone, plan_together
-from weft.compiler.signatures import check_kept, check_signatures
+from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.join import Deduced, GridHints, lay_out
 from weft.compiler.stages.stages import Stages
@@ -44,7 +44,8 @@ from weft.compiler.training.loss_scale import scale_loss, unscale
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.compiler.training.zero import shard_variables
-from weft.ir import LogicalGraph, Plan, verify
+from weft.hardware import is_launched
+from weft.ir import LogicalGraph, Plan, verify, verify_local
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
@@ -170,7 +171,7 @@ def transform(
     graph = verify(scale_loss(graph))
     calls = before.calls if before else {}
     graph, stages = assign_stages(graph, options, placement, homes, calls)
-    graph = verify(lay_activations(graph, options.activations, options.modules))
+    graph = verify(lay_activations(verify(graph), options.activations, options.modules))
     graph = verify(undo_views(graph))
     graph = verify(recompute(graph, options.recompute, options.modules))
     graph = verify(lay_sums(graph, options.precision, options.micro_batches))
@@ -200,7 +201,7 @@ def lay(
     graph = verify(clip_norm(graph, options.clip_norm, options.metrics, stages.homes))
     graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model, before)
     graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
-    graph = check_kept(check_signatures(verify(graph, with_layouts=True)))
+    graph = check_signatures(verify(graph, with_layouts=True))
     return Laid(graph, stages, deduced, sharded.stored, (*sharded.notes, *sent.notes))
 
 
@@ -222,20 +223,28 @@ def lower(
     classes = rank_classes(graph, groups, placement.ranks, limited) if together else {}
     every = sorted({*classes.values(), *ranks})
     local = localize_all(graph, every, groups, stages.homes)
+    for each in local.values():
+        verify_local(each)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
     cut = Cut() if whole else _cut(graph, local, groups, placement, stages, options)
-    parts = [overlap(each, cut.parts) for each in local.values()]
-    if placement.device_type == "cpu":  # on others, a few rows at a time are too many launches
-        parts = [join_losses(each) for each in parts]
-    programs = tuple(
-        offload(copy_escaping_views(each), graph, options.offload, options.modules)
-        for each in parts
-    )
+    programs = _after(lambda program: overlap(program, cut.parts), local.values())
+    if not is_launched(placement.device_type):  # else a few rows at a time are too many launches
+        programs = _after(join_losses, programs)
+    programs = _after(copy_escaping_views, programs)
+    modules = options.modules
+    programs = _after(lambda each: offload(each, graph, options.offload, modules), programs)
     if together:
         schedule = plan_together(programs, groups, stages, options, classes)
     else:
         schedule = plan_alone(programs, groups, stages, options)
     return Lowered(groups, programs, schedule, cut)
+
+
+def _after(
+    pass_: Callable[[LocalProgram], LocalProgram], programs: Iterable[LocalProgram]
+) -> tuple[LocalProgram, ...]:
+    """The programs of all ranks after a pass."""
+    return tuple(verify_local(pass_(program)) for program in programs)
 
 
 def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:
@@ -247,7 +256,7 @@ def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Optio
     # Under a limit every rank looks at all that it knows, so that all give up alike.
     looked_at = plan.ranks if options.memory_limit is None else schedule.plans
     peaks = tuple(memory(each, schedule.moments(each.rank)) for each in looked_at)
-    held = check_limit(peaks, graph, options)
+    held = check_limit(peaks, graph, lowered.programs, options)
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
         graph,

@@ -1,9 +1,4 @@
-"""The SBP signatures that a graph with layouts gives its calls, and the check that their rules allow them.
-
-What a forward saves in a form that its backward alone understands, such as the workspace of a kernel.
-
-It goes to the backward as it was made: no boxing may stand between, and no packing of micro-batches.
-"""
+"""The SBP signatures that a graph with layouts gives its calls, and the check that their rules allow them."""
 
 from __future__ import annotations
 
@@ -13,10 +8,9 @@ from collections.abc import Hashable, Iterator
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.hints import is_hint
 from weft.errors import InternalError
-from weft.ir.logical import Call, LogicalGraph, Value, node_uses
+from weft.ir.logical import Call, LogicalGraph, Value
 from weft.layout import Broadcast, Layout, Split
 from weft.ops import Signature, localize, signatures_with_windows
-from weft.ops.rule import kept_results
 
 
 def axis_signatures(graph: LogicalGraph, node: Call) -> Iterator[tuple[Signature, int]]:
@@ -72,37 +66,3 @@ def lies_evenly(value: Value) -> bool:
         if isinstance(sbp, Split):
             parts[sbp.dim] = max(parts[sbp.dim], 1) * size
     return all(value.shape[dim] % count == 0 for dim, count in parts.items())
-
-
-# Ops that hand on what they read.
-_PASSING = ("weft.after",)
-
-
-def kept_values(graph: LogicalGraph) -> frozenset[str]:
-    """The names of such values."""
-    return frozenset(
-        value.name
-        for call in graph.of_kind(Call)
-        for number in kept_results(call.op)
-        if (value := call.outputs[number]) is not None
-    )
-
-
-def check_kept(graph: LogicalGraph) -> LogicalGraph:
-    """Return `graph` when such values go from calls to calls that know them.
-
-    Raises:
-        InternalError: naming the value and what reads it.
-    """
-    kept = kept_values(graph)
-    for node in graph.nodes:
-        for name in kept.intersection(node_uses(node)):
-            maker = graph.producers[name]
-            assert isinstance(maker, Call)
-            known = (f"{maker.op}_backward", *_PASSING)
-            if not isinstance(node, Call) or node.op not in known:
-                raise InternalError(
-                    f"%{name} of {maker.op} at {maker.location} is read by {node}; expected its "
-                    "backward alone, in the layout in which it was made"
-                )
-    return graph

@@ -1,7 +1,7 @@
 """Device: seconds for work and for communication, estimated before anything runs.
 
 Only proportions matter where credits and orders are chosen: which stage is slowest, what a transfer
-takes beside it. The figures are of the order of the device types' usual members.
+takes beside it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Device:
 
     flops: float
     traffic: float
-    start: float
+    start: Seconds
     link: float
-    latency: float
+    latency: Seconds
 
     def work(self, work: Flops, moved: Bytes) -> Seconds:
         """Seconds of a call: it computes while it reads and writes (the roofline model, Williams et al. 2009)."""
@@ -56,12 +56,3 @@ class Device:
     def bucket(self) -> Bytes:
         """Bytes that are worth a communication of their own: latency is a twentieth of its seconds."""
         return Bytes(round(20 * self.latency * self.link))
-
-
-CPU = Device(flops=3e10, traffic=1e10, start=4e-6, link=2e9, latency=1e-4)
-CUDA = Device(flops=1e14, traffic=1.5e12, start=5e-6, link=1e11, latency=2e-5)
-
-
-def usual_device(device_type: str) -> Device:
-    """The figures of a device type."""
-    return CPU if device_type == "cpu" else CUDA

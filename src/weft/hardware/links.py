@@ -22,9 +22,8 @@ _BYTES_PER_GIGABIT = 1e9 / 8
 def linked(device: Device, bytes_per_second: float, latency: Seconds) -> Device:
     """A device behind links of the usual kind nearest to what was measured."""
     gigabits = _nearest(_GIGABITS, bytes_per_second / _BYTES_PER_GIGABIT)
-    return replace(
-        device, link=gigabits * _BYTES_PER_GIGABIT, latency=_nearest(_LATENCIES, latency)
-    )
+    usual = Seconds(_nearest(_LATENCIES, latency))
+    return replace(device, link=gigabits * _BYTES_PER_GIGABIT, latency=usual)
 
 
 def links_text(device: Device) -> str:

@@ -16,6 +16,7 @@ from weft.ir.nodes import (
     Arg,
     Box,
     Call,
+    Hint,
     Input,
     Location,
     Node,
@@ -44,6 +45,7 @@ __all__ = [
     "Arg",
     "Box",
     "Call",
+    "Hint",
     "Input",
     "Location",
     "LogicalGraph",
@@ -59,6 +61,7 @@ __all__ = [
     "node_outputs",
     "node_uses",
     "refs",
+    "runs_in_loop",
     "varyings",
 ]
 
@@ -69,7 +72,7 @@ class LogicalGraph:
 
     Order of `nodes`: inputs, then calls and boxings in topological order, then updates, then
         outputs. With `micro_batches` > 1, values that depend on the batch are those of one
-        micro-batch (`weft.compiler.microbatch.loops` tells which).
+        micro-batch (`loop`).
     """
 
     name: str
@@ -78,7 +81,7 @@ class LogicalGraph:
 
     @cached_property
     def held(self) -> set[object]:
-        """The rules that were found to hold (`weft.ir.verify`): a graph never changes."""
+        """The rules that were found to hold (`weft.ir.spec`): a graph never changes."""
         return set()
 
     @cached_property
@@ -100,6 +103,16 @@ class LogicalGraph:
             for name in uses if len(uses) < 2 else dict.fromkeys(uses):
                 found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def loop(self) -> frozenset[str]:
+        """The values that are made once per micro-batch; all others are made once a step."""
+        found = {node.value.name for node in self.of_kind(Input) if node.sent == "each"}
+        for node in self.nodes:
+            over = isinstance(node, Call) and node.op in OVER_STEP
+            if not over and runs_in_loop(node, found):
+                found.update([value.name for value in node.makes])
+        return frozenset(found)
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
@@ -129,3 +142,10 @@ class LogicalGraph:
         for node in self.nodes:
             found.setdefault(type(node), []).append(node)
         return found
+
+
+def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
+    """Whether a node runs once per micro-batch, where `loop` holds the loop values before it."""
+    if isinstance(node, Call) and node.varyings:
+        return True
+    return not loop.isdisjoint(node.uses)

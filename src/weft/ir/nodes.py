@@ -5,7 +5,7 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from weft.cached import cached_property
@@ -15,10 +15,11 @@ from weft.ir.arguments import Ref as Ref
 from weft.ir.arguments import Varying as Varying
 from weft.ir.arguments import refs as refs
 from weft.ir.arguments import varyings as varyings
-from weft.layout import Layout, Shares
+from weft.layout import SBP, Layout, Shares
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
 ROLES: tuple[Role, ...] = ("parameter", "buffer", "state", "batch", "constant")
+Sent: TypeAlias = Literal["once", "each"]
 # Roles whose values live on from one step to the next.
 VARIABLE_ROLES: frozenset[Role] = frozenset(("parameter", "buffer", "state"))
 # Ops that make one value of all micro-batches of a step.
@@ -56,8 +57,6 @@ class Location:
         stage: what `with weft.stage(i)` around the line says; None outside of one.
         checkpoint: number of the `torch.utils.checkpoint` around the line, which the backward makes
             again; None outside of one.
-        sequence: number of the autograd node that a forward node made, and in whose backward a
-            backward node ran; None where there is none. Neither printed nor compared.
     """
 
     file: str
@@ -66,7 +65,6 @@ class Location:
     backward: bool = False
     stage: int | None = None
     checkpoint: int | None = None
-    sequence: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
@@ -87,6 +85,37 @@ class Phase:
 
 FORWARD = Phase(0, "forward")
 
+# Ops that pass their operand on as it is, in the layout that a `Hint` says; a take makes a value of its
+# own of a parameter that several groups of calls gather for themselves.
+HINT, TAKE = "weft.hint", "weft.take"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """How the result of a call is to lie, whatever that costs.
+
+    Attributes:
+        sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
+        stored: where the compiler says how a parameter or its gradient is stored, or that it is
+            whole from there on, the axis that this is about; None where the user says how a value lies.
+    """
+
+    sbps: tuple[SBP | None, ...]
+    stored: int | None = None
+
+    def __str__(self) -> str:
+        """`S(0), *`, as messages and the text of graphs show it."""
+        return ", ".join("*" if sbp is None else str(sbp) for sbp in self.sbps)
+
+    def at(self, axis: int) -> SBP | None:
+        """What it says of one axis."""
+        return self.sbps[axis if len(self.sbps) > 1 else 0]
+
+    def with_axis(self, axis: int, sbp: SBP | None) -> Hint:
+        """Another hint, which says `sbp` of one axis."""
+        place = axis if len(self.sbps) > 1 else 0
+        return Hint((*self.sbps[:place], sbp, *self.sbps[place + 1 :]), self.stored)
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -95,12 +124,18 @@ class Input:
     `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
         "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
         users know; the value is in that order too.
+
+    A leaf of the batch that is `cut` has the micro-batches first: [micro-batches, part of the batch, ...].
+        In the graph of one stage, `sent` says that another stage makes the value, once a step or for
+        each micro-batch.
     """
 
     value: Value
     role: Role
     key: str
     shares: Shares | None = None
+    cut: bool = False
+    sent: Sent | None = None
 
     @property
     def makes(self) -> tuple[Value, ...]:
@@ -115,7 +150,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Call(Arguments):
-    """One call of an op. `outputs` has one entry for each result; None where the op returns no tensor."""
+    """One call of an op.
+
+    Attributes:
+        outputs: one entry for each result; None where the op returns no tensor.
+        phase: the stage that runs it, and whether it is forward or backward.
+        autograd: number of the autograd node that a forward call made, and in whose backward a
+            backward call ran, so that the two belong together; None where a call has no other half.
+        hint: of `HINT` and `TAKE`, how the result is to lie.
+    """
 
     op: str
     args: tuple[Arg, ...]
@@ -123,6 +166,8 @@ class Call(Arguments):
     outputs: tuple[Value | None, ...]
     location: Location | None = None
     phase: Phase = FORWARD
+    autograd: int | None = None
+    hint: Hint | None = None
 
     @cached_property
     def makes(self) -> tuple[Value, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from weft.ir.logical import (
     ROLES,
     Box,
     Call,
+    Hint,
     Input,
     Location,
     LogicalGraph,
@@ -15,6 +18,7 @@ from weft.ir.logical import (
     Update,
     Value,
 )
+from weft.ir.nodes import Sent
 from weft.ir.scanner import Scanner
 from weft.layout import Placement, Shares
 
@@ -84,8 +88,15 @@ def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]
         if name is None:
             scanner.expect("_")
         outputs.append(None if name is None else _value(scanner, name, placements))
-    phase = scanner.phase()
-    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase)
+    hint, phase, autograd = _hint(scanner), scanner.phase(), scanner.count()
+    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd, hint)
+
+
+def _hint(scanner: Scanner) -> Hint | None:
+    if not scanner.accept("hint"):
+        return None
+    sbps = scanner.free_sbps()
+    return Hint(sbps, scanner.integer() if scanner.accept("stored") else None)
 
 
 def _location(scanner: Scanner) -> Location | None:
@@ -113,9 +124,20 @@ def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:
     if role is None:
         raise scanner.error(f"expected call, box or one of {', '.join(ROLES)}, found {word!r}")
     key = scanner.string()
-    shares = _shares(scanner)
+    shares, cut, sent = _shares(scanner), scanner.accept("cut"), _sent(scanner)
     scanner.expect(":")
-    return Input(_value(scanner, name, placements), role, key, shares)
+    return Input(_value(scanner, name, placements), role, key, shares, cut, sent)
+
+
+def _sent(scanner: Scanner) -> Sent | None:
+    if not scanner.accept("sent"):
+        return None
+    word = scanner.take("word")
+    ways: tuple[Sent, ...] = get_args(Sent)
+    found = next((way for way in ways if way == word), None)
+    if found is None:
+        raise scanner.error(f"expected one of {', '.join(ways)}, found {word!r}")
+    return found
 
 
 def _shares(scanner: Scanner) -> Shares | None:

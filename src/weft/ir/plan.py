@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import is_
 
 from weft.cached import cached_property
 from weft.ir.plan_nodes import (
@@ -31,7 +33,14 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.plan_printer import actor_text, input_text, local_text, order_text, register_text
+from weft.ir.plan_printer import (
+    actor_text,
+    input_text,
+    local_text,
+    order_text,
+    output_text,
+    register_text,
+)
 from weft.ir.text import argument_text, micro_text, quoted
 
 __all__ = [
@@ -69,7 +78,10 @@ __all__ = [
 class LocalProgram:
     """One rank's view of the step, in the order it may run on one thread.
 
-    `loop` names the values that are made once for each of the `micro_batches`.
+    Attributes:
+        loop: the values that are made once for each of the `micro_batches`.
+        origins: of values that are another form of one, such as its parts, its copies and what stands
+            between two steps of boxing, that one; the others are called as in the logical graph.
     """
 
     rank: int
@@ -78,6 +90,12 @@ class LocalProgram:
     outputs: tuple[LocalOutput, ...]
     micro_batches: int = 1
     loop: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def held(self) -> set[object]:
+        """The rules that were found to hold (`weft.ir.spec`): a program never changes."""
+        return set()
 
     @cached_property
     def values(self) -> dict[str, LocalValue]:
@@ -85,12 +103,19 @@ class LocalProgram:
         found = {item.value.name: item.value for item in self.inputs}
         return found | {value.name: value for node in self.nodes for value in node.makes}
 
+    def with_nodes(self, nodes: Iterable[LocalNode]) -> LocalProgram:
+        """The program with these nodes: itself, with all that is known of it, where they are its very own."""
+        every = tuple(nodes)
+        same = len(every) == len(self.nodes) and all(map(is_, every, self.nodes))
+        return self if same else replace(self, nodes=every)
+
     def __str__(self) -> str:
-        outputs = [f"output {quoted(output.key)} %{output.name}" for output in self.outputs]
+        """One node a line; `weft.ir.parse_local` reads it back to an equal program."""
         head = f"local program of rank {self.rank}{micro_text(self.micro_batches)}"
         loop = [f"loop {' '.join(f'%{name}' for name in sorted(self.loop))}"] if self.loop else []
-        lines = [head, *loop, *map(input_text, self.inputs), *map(local_text, self.nodes)]
-        return "\n".join(lines + outputs) + "\n"
+        forms = [f"form %{name} of %{self.origins[name]}" for name in sorted(self.origins)]
+        lines = [head, *loop, *forms, *map(input_text, self.inputs), *map(local_text, self.nodes)]
+        return "\n".join([*lines, *map(output_text, self.outputs)]) + "\n"
 
 
 @dataclass(frozen=True)

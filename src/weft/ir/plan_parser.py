@@ -75,7 +75,7 @@ def _communicator(scanner: Scanner) -> Communicator:
 
 def _rank_line(scanner: Scanner, rank: _Rank) -> None:
     if scanner.accept("input"):
-        rank.inputs.append(_input(scanner))
+        rank.inputs.append(input_of(scanner))
     elif scanner.accept("order"):
         rank.orders.append(_order(scanner))
     elif scanner.accept("register"):
@@ -83,7 +83,7 @@ def _rank_line(scanner: Scanner, rank: _Rank) -> None:
     elif scanner.accept("actor"):
         rank.heads.append((_actor(scanner), []))
     elif rank.heads:
-        rank.heads[-1][1].append(_local(scanner))
+        rank.heads[-1][1].append(local_node(scanner))
     else:
         raise scanner.error("expected an input, an order, a register or an actor")
 
@@ -112,7 +112,8 @@ def _order(scanner: Scanner) -> Order:
     return Order(queue, acts)
 
 
-def _input(scanner: Scanner) -> LocalInput:
+def input_of(scanner: Scanner) -> LocalInput:
+    """What follows `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
     name = scanner.name()
     scanner.expect("=")
     word = scanner.take("word")
@@ -201,7 +202,8 @@ def _references(scanner: Scanner) -> tuple[str, ...]:
     return tuple(item.name for item in items)
 
 
-def _local(scanner: Scanner) -> LocalNode:
+def local_node(scanner: Scanner) -> LocalNode:
+    """The line of a local node."""
     if scanner.accept("update"):
         return _update(scanner)
     names: list[str | None] = []

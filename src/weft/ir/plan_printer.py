@@ -16,6 +16,7 @@ from weft.ir.plan_nodes import (
     LocalCall,
     LocalInput,
     LocalNode,
+    LocalOutput,
     LocalUpdate,
     LocalValue,
     Order,
@@ -28,6 +29,11 @@ from weft.ir.text import argument_text, call_text, phase_text, quoted, tensor_te
 def input_text(item: LocalInput) -> str:
     """`input %w = parameter "fc.weight" : float32[10, 20]`"""
     return f"input %{item.value.name} = {item.role} {quoted(item.key)} : {_type_text(item.value)}"
+
+
+def output_text(output: LocalOutput) -> str:
+    """`output "loss" %y`"""
+    return f"output {quoted(output.key)} %{output.name}"
 
 
 def register_text(register: Register) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.ir.nodes import Box, Call, Input, Location, Node, Output, Update, Value
+from weft.ir.nodes import Box, Call, Hint, Input, Location, Node, Output, Update, Value
 from weft.ir.text import call_text, layout_text, phase_text, quoted, tensor_text
 from weft.layout import Placement
 
@@ -14,11 +14,13 @@ def node_text(node: Node, placements: Sequence[Placement]) -> str:
     match node:
         case Input(value=value, role=role, key=key):
             order = f" {node.shares}" if node.shares else ""
-            return f"%{value.name} = {role} {quoted(key)}{order} : {_type_text(value, placements)}"
+            how = (" cut" if node.cut else "") + (f" sent {node.sent}" if node.sent else "")
+            return f"%{value.name} = {role} {quoted(key)}{order}{how} : {_type_text(value, placements)}"
         case Call(op=op, args=args, kwargs=kwargs, outputs=outputs, location=location):
             names = ", ".join("_" if value is None else f"%{value.name}" for value in outputs)
             types = ", ".join("_" if v is None else _type_text(v, placements) for v in outputs)
-            after = phase_text(node.phase) + _location_text(location)
+            pair = "" if node.autograd is None else f" #{node.autograd}"
+            after = _hint_text(node.hint) + phase_text(node.phase) + pair + _location_text(location)
             return f"{names} = call {call_text(op, args, kwargs)} : {types}{after}"
         case Box(input=ref, output=output, cause=cause):
             because = f" for {quoted(cause)}" if cause else ""
@@ -37,6 +39,13 @@ def _update_text(node: Update) -> str:
         f"update {quoted(node.rule)} group {node.group} %{node.target.name} from %{node.source.name}"
         f"{states}{whole}{skip}"
     )
+
+
+def _hint_text(hint: Hint | None) -> str:
+    """` hint(S(0), *)`, or ` hint(S(0), *) stored 0`."""
+    if hint is None:
+        return ""
+    return f" hint({hint})" + ("" if hint.stored is None else f" stored {hint.stored}")
 
 
 def _type_text(value: Value, placements: Sequence[Placement]) -> str:

@@ -21,10 +21,11 @@ _TOKEN = re.compile(
     | (?P<value>%[A-Za-z0-9_.]+)
     | (?P<constant>![a-z_]+:[A-Za-z0-9_:.]+)
     | (?P<placement>@\d+)
+    | (?P<count>\#\d+)
     | (?P<complex>\([-+.\deEjinfa]+j\))
     | (?P<number>-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|Infinity|NaN)(?![A-Za-z_]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-    | (?P<sign>->|[()\[\]{},:=])
+    | (?P<sign>->|[()\[\]{},:=*])
     )""",
     re.VERBOSE,
 )
@@ -162,6 +163,11 @@ class Scanner:
         self.expect("(")
         return Layout(placements[index], self._items(")", self._sbp))
 
+    def free_sbps(self) -> tuple[SBP | None, ...]:
+        """`(S(0), *)`, where a star leaves an axis free."""
+        self.expect("(")
+        return self._items(")", lambda: None if self.accept("*") else self._sbp())
+
     def _sbp(self) -> SBP:
         word = self.take("word")
         if word == "B":
@@ -189,6 +195,10 @@ class Scanner:
             raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, found {word!r}")
         self.expect("}")
         return Phase(stage, kind)
+
+    def count(self) -> int | None:
+        """`#12`, or nothing: the number of a call's autograd node."""
+        return int(self.take("count")[1:]) if self.kind() == "count" else None
 
     def micro(self) -> int:
         """`micro 4`, or nothing: one micro-batch."""

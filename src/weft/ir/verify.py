@@ -1,10 +1,10 @@
-"""What is a legal logical graph: one table of rules, checked before and after every pass."""
+"""Rules of a legal logical graph; the table of them is in `weft.ir.spec`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from weft.errors import InternalError, LayoutError
+from weft.errors import LayoutError
 from weft.ir.logical import (
     VARIABLE_ROLES,
     Box,
@@ -16,42 +16,16 @@ from weft.ir.logical import (
     Update,
     Value,
     node_outputs,
-    node_uses,
     refs,
 )
-from weft.ir.printer import node_text
+from weft.ir.nodes import HINT, TAKE
 from weft.units import ITEM_SIZE
 
-# A rule yields (node, what is wrong) for each place where it does not hold.
+# (node, what is wrong)
 Finding = tuple[Node, str]
-Rule = Callable[[LogicalGraph], Iterator[Finding]]
 
 # Inputs first, then what computes, then updates, then outputs.
 _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
-
-
-def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
-    """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
-
-    Args:
-        graph: what to check.
-        with_layouts: also require a layout on every value, and equal layouts where the graph says
-            so.
-
-    Raises:
-        InternalError: naming the rule and the node, since only a pass of weft can have made the
-            graph.
-    """
-    for rule in RULES + (LAYOUT_RULES if with_layouts else ()):
-        if rule in graph.held:
-            continue
-        for node, problem in rule(graph):
-            line = node_text(node, graph.placements)
-            raise InternalError(
-                f"graph {graph.name!r} breaks the rule {rule.__name__}: {problem} in\n  {line}"
-            )
-        graph.held.add(rule)
-    return graph
 
 
 def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
@@ -65,6 +39,8 @@ def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
 
 def values_assigned_once(graph: LogicalGraph) -> Iterator[Finding]:
     """No two nodes make a value of the same name."""
+    if sum([len(node.makes) for node in graph.nodes]) == len(graph.values):
+        return
     seen: set[str] = set()
     for node in graph.nodes:
         for value in node_outputs(node):
@@ -77,15 +53,19 @@ def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
     """A node reads only values that an earlier node made."""
     seen: set[str] = set()
     for node in graph.nodes:
-        for name in node_uses(node):
-            if name not in seen:
-                yield node, f"%{name} is not made before"
-        for value in node_outputs(node):
-            seen.add(value.name)
+        if not seen.issuperset(node.uses):
+            for name in node.uses:
+                if name not in seen:
+                    yield node, f"%{name} is not made before"
+        seen.update([value.name for value in node.makes])
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
     """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
+    # Of equal ones, such as those of repeated layers, one.
+    kinds = {(value.dtype, value.shape) for value in graph.values.values()}
+    if all(dtype in ITEM_SIZE and min(shape, default=0) >= 0 for dtype, shape in kinds):
+        return
     for node, value in _made(graph):
         if value.dtype not in ITEM_SIZE:
             yield node, f"dtype {value.dtype!r} is unknown"
@@ -118,11 +98,12 @@ def _leaf_ranks(node: Input | Output) -> tuple[int, ...]:
 
 def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:
     """An update's target and states are variables, each written once; its source has the target's shape."""
+    inputs = (node for node in graph.of_kind(Input) if node.role in VARIABLE_ROLES)
+    variables = {node.value.name for node in inputs}
     written: set[str] = set()
     for node in graph.of_kind(Update):
         for ref in (node.target, *node.states):
-            made_by = graph.producers[ref.name]
-            if not isinstance(made_by, Input) or made_by.role not in VARIABLE_ROLES:
+            if ref.name not in variables:
                 yield node, f"%{ref.name} is no variable"
             if ref.name in written:
                 yield node, f"%{ref.name} is updated twice"
@@ -166,6 +147,22 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
                 yield node, f"{varying} holds values of the graph"
 
 
+def inputs_come_as_said(graph: LogicalGraph) -> Iterator[Finding]:
+    """A leaf that is cut has the micro-batches first; what other stages send for each is no variable."""
+    for node in graph.of_kind(Input):
+        if node.cut and (node.role, *node.value.shape[:1]) != ("batch", graph.micro_batches):
+            yield node, f"it is no leaf of the batch in {graph.micro_batches} micro-batches"
+        if node.sent == "each" and node.role in VARIABLE_ROLES:
+            yield node, "a variable comes once a step"
+
+
+def hints_given(graph: LogicalGraph) -> Iterator[Finding]:
+    """Hints and takes say how their result is to lie, other calls do not."""
+    for node in graph.of_kind(Call):
+        if (node.hint is not None) != (node.op in (HINT, TAKE)):
+            yield node, "it says how its result is to lie" if node.hint else "it has no hint"
+
+
 def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
     """Every value has a layout that fits its shape and dtype."""
     for node, value in _made(graph):
@@ -188,17 +185,3 @@ def updates_in_place(graph: LogicalGraph) -> Iterator[Finding]:
 
 def _made(graph: LogicalGraph) -> Iterator[tuple[Node, Value]]:
     return ((node, value) for node in graph.nodes for value in node_outputs(node))
-
-
-RULES: tuple[Rule, ...] = (
-    kinds_in_order,
-    values_assigned_once,
-    values_made_before_use,
-    dtypes_known,
-    keys_unique,
-    updates_write_variables,
-    shares_fit,
-    boxing_keeps_the_tensor,
-    varying_arguments_complete,
-)
-LAYOUT_RULES: tuple[Rule, ...] = (layouts_given, updates_in_place)

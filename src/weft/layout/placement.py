@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, final
 
 from weft.cached import cached_property
 from weft.errors import LayoutError
 
 
+@final
 @dataclass(frozen=True)
 class Placement:
     """A grid of ranks on which a tensor or an op lives.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.errors import LayoutError
 from weft.layout.reduction import REDUCTIONS, Reduction
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Split:
     """Each rank holds one balanced piece of dimension `dim`."""
@@ -20,6 +21,7 @@ class Split:
         return f"S({self.dim})"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """Each rank holds the whole tensor."""
@@ -28,6 +30,7 @@ class Broadcast:
         return "B"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Partial:
     """Each rank holds a tensor of the whole shape; the value is their `reduction` over the ranks."""

@@ -59,6 +59,7 @@ class Rule:
     ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]] = ()
     anyhow: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    readers: tuple[str, ...] = ()
     view: bool = False
     flops: Callable[[OpCall], int] | None = None
     traffic: Callable[[OpCall], int] | None = None
@@ -112,7 +113,8 @@ def rule(
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
             anyhow: positions of arguments that are not looked at: they may lie in any way.
-            kept: numbers of results that only the op's backward understands: they are never boxed.
+            kept: numbers of results that only the ops of `readers` understand: they are never boxed.
+            readers: the ops that understand them, as the op's backward.
             view: whether the op moves no data.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 
@@ -150,9 +152,15 @@ def factors_of(op: str) -> str | Callable[[OpCall], Factors] | None:
 
 
 def kept_results(op: str) -> tuple[int, ...]:
-    """The numbers of the op's results that only its backward understands."""
+    """The numbers of the op's results that only a few other ops understand, as its backward does."""
     found = _RULES.get(op)
     return found.kept if found else ()
+
+
+def kept_readers(op: str) -> tuple[str, ...]:
+    """The ops that understand these results."""
+    found = _RULES.get(op)
+    return found.readers if found else ()
 
 
 def has_rule(op: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.capture.optimizers.groups import Optimizing
-from weft.compiler.options import METRICS, Metric, Options
+from weft.compiler.options import METRICS, Metric, Options, options_of
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
 from weft.program.everyone import agreed, agreed_seed, check_same_asked, told
@@ -26,8 +26,6 @@ from weft.program.planning.progress import progress, uncollected
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
-from weft.program.strategy.strategy import Strategy, data_parallel
-from weft.program.strategy.text import plain
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.verification import check_values
@@ -35,6 +33,8 @@ from weft.runtime.compiled.choice import Kernels, usable_kernels
 from weft.runtime.world.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy, data_parallel
+from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of
 
 
@@ -120,7 +120,7 @@ def compile(
     def read() -> str:
         asked = data_parallel() if strategy is None else strategy
         _check_arguments(asked, batch, metrics)
-        options = replace(asked.options(), metrics=tuple(metrics))
+        options = replace(options_of(asked), metrics=tuple(metrics))
         ranks = local_ranks(world, placement)
         local = LocalBatch(asked, placement, world) if batch == "local" else None
         chosen = usable_kernels(kernels, placement.device_type)

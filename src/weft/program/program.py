@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +41,13 @@ from weft.program.training.states import full_states
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor.divergence import forget_writes, note_write
 
 _log = logging.getLogger("weft")
 
 
+@final
 class Program:
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
@@ -89,7 +90,7 @@ class Program:
         return self._variants.current.compiled
 
     @property
-    def _executors(self) -> Mapping[int, Executor | DeviceExecutor]:
+    def _executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
         return self._variants.current.executors
 
     @property
@@ -352,7 +353,7 @@ class Program:
         Args:
             details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
                 memory of each rank, the schedule, kernels.
-            op: a shell-like pattern of modules ("blocks.0", which stands for what is below it, too),
+            op: a pattern of modules ("blocks.0", which stands for what is below it, too),
                 lines ("model.py:30"), ops ("aten.mm.*") or names of parameters and leaves of the
                 batch: the rows of these tables that match.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
 
 
+@final
 class GlobalTensor(Tensor):
     """A tensor of the whole shape whose data lies on the ranks of a placement, as its layout says.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from weft.errors import LayoutError, StrategyError, UserError
+from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Placement, broadcast
+from weft.patterns import check_named, first_match
 from weft.tensor.create import tensor
 from weft.tensor.global_tensor import GlobalTensor, keep_gradient_with
 
@@ -30,8 +30,8 @@ def distribute(
         module: on each process with the same shapes; the values of the placement's first rank
             count.
         placement: where the parameters lie.
-        layouts: shell-like patterns of names and the SBP of what they match; the first that matches
-            counts. What none matches, and scalars, are Broadcast.
+        layouts: patterns of names (docs/patterns.md) and the SBP of what they match; the first that
+            matches counts. What none matches, and scalars, are Broadcast.
 
     Returns:
         `module` itself.
@@ -48,10 +48,9 @@ def distribute(
         )
     patterns = layouts or {}
     named = [*module.named_parameters(), *module.named_buffers()]
+    names = [name for name, _ in named]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
-            names = ", ".join(name for name, _ in named[:8])
-            raise StrategyError(f"distribute: {pattern!r} matches nothing; there are {names}")
+        check_named(f"distribute: {pattern!r}", pattern, names, "parameters and buffers")
     made = {
         id(value): _global(name, value, placement, _sbp(name, value, patterns))
         for name, value in named
@@ -65,7 +64,8 @@ def distribute(
 def _sbp(name: str, value: Tensor, patterns: Mapping[str, Any]) -> Any:
     if not value.dim():
         return broadcast
-    return next((patterns[p] for p in patterns if fnmatchcase(name, p)), Broadcast())
+    chosen = first_match(patterns, name)
+    return Broadcast() if chosen is None else patterns[chosen]
 
 
 def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:

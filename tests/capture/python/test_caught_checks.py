@@ -146,7 +146,7 @@ class Quiet:
 
 
 class Loud(Quiet):
-    def __exit__(self, *_: object) -> bool:
+    def __exit__(self, *_: object) -> bool:  # type: ignore[exit-return]
         return False
 
 
@@ -323,7 +323,7 @@ def recomputed(x: Tensor) -> Tensor:
     return checkpoint(at_its_end, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-def in_contexts(x: Tensor) -> Tensor:
+def in_contexts(x: Tensor) -> Tensor:  # type: ignore[return]
     with loudly(), Loud(), contextlib.suppress(KeyError), torch.autocast("cpu", enabled=False):
         return positive(x)
 

@@ -138,6 +138,7 @@ def test_a_number_that_is_kept_is_put_back() -> None:
 
 class Slot:
     __slots__ = ("number",)
+    number: Any
 
 
 def test_a_number_that_leaves_the_step_is_refused_where_it_is_used() -> None:

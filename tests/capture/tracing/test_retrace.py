@@ -46,7 +46,7 @@ FORWARDS: dict[str, Forward] = {
     "dropout": lambda net, x: nn.functional.dropout(net.layer(x), 0.5),
     "recurrent": lambda net, x: net.lstm(x[None])[0],
     "checkpoint": lambda net, x: checkpoint(net.layer, x, use_reentrant=False),
-    "several results": lambda net, x: sum(net.layer(x).split(1, 0)[:2]),
+    "several results": lambda net, x: sum(net.layer(x).split(1, 0)[:2]),  # type: ignore[return-value]
     "autocast": lambda net, x: under_autocast(net, x),
     "branches": long_ones_twice,
     "turned in place": lambda net, x: net.layer(x).mul(2).t_(),
@@ -84,7 +84,7 @@ def test_the_graph_is_that_of_a_trace(name: str) -> None:
 def test_what_is_like_the_first_is_not_traced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = Net(FORWARDS[name]), []
     first = captured(model, 6)
-    made = trace.trace
+    made = trace.trace  # type: ignore[attr-defined]
 
     def counted(*args: Any) -> torch.fx.GraphModule:
         calls.append(name)

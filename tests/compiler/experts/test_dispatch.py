@@ -15,11 +15,12 @@ from models import token_loss
 from weft.boxing import steps
 from weft.capture import capture
 from weft.compiler.experts.unsorted import unsorted
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.ir import parse_graph
 from weft.ir.logical import Box, Call, LogicalGraph
-from weft.program.strategy.hints import strategy_hints
+from weft.program.planning.hints import strategy_hints
 from weft.units import ITEM_SIZE
 
 WIDTH, EXPERTS, RANKS, ROWS, TIME = 1024, 8, 8, 4, 512
@@ -43,7 +44,7 @@ def captured(ranks: int = RANKS, **more: Any) -> LogicalGraph:
 
 def planned(strategy: weft.Strategy, grid: Any = None, **more: Any) -> Compiled:
     grid = list(range(RANKS)) if grid is None else grid
-    place, options = weft.placement("cpu", grid), strategy.options()
+    place, options = weft.placement("cpu", grid), options_of(strategy)
     graph = captured(len(place.ranks), **more)
     hints = strategy_hints(strategy, graph, stage_placements(options.stages, place))
     return compile_graph(graph, hints, place, (0,), options)

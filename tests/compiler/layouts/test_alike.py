@@ -111,7 +111,7 @@ def test_layouts_that_leave_a_rank_without_rows_are_deduced_anew(rows: int, fits
     assert solved
     assert other
     chosen = replace(solved, hints=free)  # as if nobody had asked for the split
-    assert bool(chosen.taken(other.graph, free, PAIR, {})) is fits
+    assert bool(chosen.taken(other.graph, free, PAIR)) is fits
 
 
 def test_other_hints_are_kept() -> None:

@@ -30,7 +30,7 @@ graph "pair"
 %a = call aten.mm.default(%x, %u) : float32[{batch}, {wide}] at "train.py":3 in "up"
 %h = call aten.relu.default(%a) : float32[{batch}, {wide}] at "train.py":3
 %y = call aten.mm.default(%h, %d) : float32[{batch}, {wide}] at "train.py":4 in "down"
-%k = call weft.hint(%y, "B") : float32[{batch}, {wide}] at "train.py":5
+%k = call weft.hint(%y) : float32[{batch}, {wide}] hint(B) at "train.py":5
 %z = call aten.tanh.default(%k) : float32[{batch}, {wide}] at "train.py":5
 %loss = call aten.sum.default(%z) : float32[] at "train.py":6
 %t = call aten.t.default(%h) : float32[{wide}, {batch}] at "train.py":4 in "down" backward

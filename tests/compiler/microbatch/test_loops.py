@@ -1,15 +1,15 @@
-"""Which values of a graph are made once per micro-batch."""
+"""Which values of a graph are made once per micro-batch, and how those come that are not made."""
 
 from __future__ import annotations
 
-from weft.compiler.microbatch.loops import at_micro_batch, cut_leaves, joined, loop_values
+from weft.compiler.microbatch.loops import at_micro_batch, cut_leaves, joined
 from weft.ir.logical import Varying
 from weft.ir.parser import parse_graph
 
 GRAPH = """graph "step" micro 2
 %w = parameter "w" : float32[4, 3]
 %count = buffer "count" : int64[]
-%x = batch "x" : float32[2, 5, 4]
+%x = batch "x" cut : float32[2, 5, 4]
 %t = call aten.t.default(%w) : float32[3, 4]
 %x.micro = call aten.select.int(%x, 0, vary(0, 1)) : float32[5, 4]
 %y = call aten.mm.default(%x.micro, %w) : float32[5, 3]
@@ -25,7 +25,7 @@ output "loss" %twice
 def test_what_depends_on_a_micro_batch_is_made_in_the_loop() -> None:
     graph = parse_graph(GRAPH)
     assert str(graph) == GRAPH
-    assert loop_values(graph) == {"x.micro", "y", "s", "held"}
+    assert graph.loop == {"x.micro", "y", "s", "held"}
     assert cut_leaves(graph) == {"x"}
 
 
@@ -36,9 +36,9 @@ def test_arguments_join_and_come_apart() -> None:
     assert joined((True, 1)) == Varying((True, 1))
 
 
-def test_a_leaf_is_cut_also_where_it_is_boxed_first() -> None:
-    boxed = GRAPH.replace(
-        "%x.micro = call aten.select.int(%x,",
-        "%x.box0 = box %x : float32[2, 5, 4]\n%x.micro = call aten.select.int(%x.box0,",
+def test_what_another_stage_sends_for_each_micro_batch_is_of_the_loop() -> None:
+    text = GRAPH.replace('%w = parameter "w"', '%w = batch "w" sent each').replace(
+        "%x.micro, %w", "%w, %w"
     )
-    assert cut_leaves(parse_graph(boxed)) == {"x"}
+    assert parse_graph(text).loop == {"w", "t", "x.micro", "y", "s", "held"}
+    assert "t" not in parse_graph(text.replace("each", "once")).loop

@@ -25,7 +25,7 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler.microbatch.loops import cut_leaves, loop_values
+from weft.compiler.microbatch.loops import cut_leaves
 from weft.compiler.microbatch.split import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
@@ -244,7 +244,7 @@ def test_counts_of_labels_gather_no_labels() -> None:
     (count,) = (c for c in split.of_kind(Call) if c.op == "aten.sum.default")
     (counted,) = node_uses(count)
     assert split.values[counted].shape == (2, 4)
-    assert counted not in loop_values(split)
+    assert counted not in split.loop
 
 
 def test_one_micro_batch_changes_nothing() -> None:

@@ -15,12 +15,13 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.capture import Captured, capture
 from weft.compiler import pipeline
+from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.fold import like
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir.plan import Communicator
-from weft.program.strategy.hints import strategy_hints
+from weft.program.planning.hints import strategy_hints
 
 S, B = weft.split, weft.broadcast
 
@@ -37,7 +38,7 @@ def captured(name: str, batch: int) -> Captured:
 
 def planned(case: str, ranks: Sequence[int] | None = None) -> Compiled:
     name, batch, grid, strategy = CASES[case]
-    placement, options = weft.placement("cpu", grid), strategy.options()
+    placement, options = weft.placement("cpu", grid), options_of(strategy)
     graph = captured(name, batch).graph
     hints = strategy_hints(strategy, graph, stage_placements(options.stages, placement))
     return compile_graph(graph, hints, placement, ranks or placement.ranks, options)
@@ -135,7 +136,7 @@ def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
 def test_one_rank_of_each_class_is_localized(
     case: str, classes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    localize_all, asked = pipeline.localize_all, []
+    localize_all, asked = pipeline.localize_all, []  # type: ignore[attr-defined]
 
     def counted(graph: Any, ranks: Sequence[int], *arguments: Any) -> Any:
         asked.extend(ranks)

@@ -10,29 +10,29 @@ import pytest
 import weft
 from pipelines import pipeline, value
 from weft.actors.cycles import max_cycle_ratio
-from weft.actors.ensemble import Rehearsal, perform
-from weft.compiler.options import Schedule
+from weft.actors.simulate import Simulation, simulate
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
 from weft.compiler.schedule.credits import enough, fewest, of_preset
 from weft.compiler.schedule.presets import Preset, interleaved_in_flight, preset
 from weft.compiler.stages.stages import Stages
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register
+from weft.strategy.parts import Schedule
 
 SIZES = [(2, 4), (4, 8), (3, 9)]
 # A backward of both parts takes as long as two forwards.
 TWICE = {"backward": 2.0}
 
 
-def rehearse(web: Web, copies: Mapping[Slot, int]) -> Rehearsal:
-    return perform([with_copies(plan, copies) for plan in web.plans], web.seconds)
+def rehearse(web: Web, copies: Mapping[Slot, int]) -> Simulation:
+    return simulate([with_copies(plan, copies) for plan in web.plans], web.seconds)
 
 
 def by_name(name: Schedule, stages: int, micro_batches: int, around: int = 0) -> Preset:
     return Preset(name, stages, around or stages, micro_batches)
 
 
-def kept(web: Web, found: Rehearsal, stage: int) -> int:
+def kept(web: Web, found: Simulation, stage: int) -> int:
     """The most micro-batches that have begun their forward and not ended their backward in a stage."""
     plan = web.plans[stage % len(web.plans)]
     own = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from local_programs import all_reduce, call, program, training_step, update
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.segment import segment
@@ -10,7 +12,7 @@ from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, 
 GROUP = Communicator(0, (0, 1))
 
 
-def actors_of(local: LocalProgram, bucket_bytes: int = 1) -> list[object]:
+def actors_of(local: LocalProgram, bucket_bytes: int = 1) -> list[Any]:
     return list(segment(local, bucket(local, bucket_bytes), (GROUP,)))
 
 

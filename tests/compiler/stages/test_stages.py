@@ -15,18 +15,19 @@ from models import GPT, Batch, ResNet, classification_loss, image_batch, token_b
 from weft.capture import capture
 from weft.compiler.calls import op_call
 from weft.compiler.layouts.deduce import Hints
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.join import lay_out
-from weft.compiler.stages.stages import Stages, covers, stage_placements
+from weft.compiler.stages.stages import Stages, stage_placements
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
 from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
+from weft.strategy.parts import Stage
 
 
 def on(*ranks: Any) -> Placement:
@@ -55,25 +56,6 @@ def test_stages_may_be_equal_disjoint_or_nested() -> None:
     assert stage_placements(stages, on(0, 1, 2)) == placements
     everywhere = Stages(placements).everywhere()
     assert (everywhere.placement, len(everywhere.sbp)) == (on(0, 1, 2), 1)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "path", "expected"),
-    [
-        ("embed.*", "embed", True),
-        ("embed.*", "embed.tokens.weight", True),
-        ("embed", "embedding", False),
-        ("blocks.[0-3].*", "blocks.2.fc", True),
-        ("blocks.[0-3].*", "blocks.4.fc", False),
-        ("blocks.1", "blocks.10.fc", False),
-        ("head.weight", "head.weight", True),
-        ("head.weight", "head", False),
-        ("*", "", False),
-        ("*", "anything.below", True),
-    ],
-)
-def test_patterns_cover_what_lies_below(pattern: str, path: str, expected: bool) -> None:
-    assert covers(pattern, path) is expected
 
 
 def captured(model: nn.Module, loss: Any, batch: Batch) -> LogicalGraph:

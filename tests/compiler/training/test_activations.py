@@ -7,7 +7,8 @@ import pytest
 from weft.compiler.training.activations import lay_activations
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import node_uses
+from weft.ir.logical import Hint, node_uses
+from weft.layout import Broadcast, Split
 
 GRAPH = """
 graph "activations"
@@ -24,13 +25,15 @@ output "b" %b
 
 def test_readers_outside_of_the_module_are_hinted() -> None:
     graph = verify(
-        lay_activations(parse_graph(GRAPH), [("blocks.*.proj", "S(1)"), ("blocks.?", "B")])
+        lay_activations(
+            parse_graph(GRAPH), [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
+        )
     )
     assert node_uses(graph.producers["b"]) == ("a",)
-    assert graph.producers["b.laid"].args[1] == "S(1)"  # type: ignore[union-attr]
+    assert graph.producers["b.laid"].hint == Hint((Split(1),))  # type: ignore[union-attr]
     assert node_uses(graph.producers["c"]) == ("b.laid", "x")
     # What a module around it returns is another value.
-    assert graph.producers["c.laid"].args[1] == "B"  # type: ignore[union-attr]
+    assert graph.producers["c.laid"].hint == Hint((Broadcast(),))  # type: ignore[union-attr]
     assert node_uses(graph.producers["d"]) == ("c.laid",)
     assert "a.laid" not in graph.values
     # The backward reads the same.
@@ -44,7 +47,7 @@ def test_a_scalar_beside_tensors_is_passed_over() -> None:
         "%f = call aten.sum.default(%c) : float32[]\n"
         "%d = call aten.add.Tensor(%e, %f) : float32[]",
     )
-    graph = verify(lay_activations(parse_graph(text), [("blocks.0", "S(0)")]))
+    graph = verify(lay_activations(parse_graph(text), [("blocks.0", (Split(0),))]))
     assert node_uses(graph.producers["f"]) == ("c.laid",)
     assert node_uses(graph.producers["d"]) == ("e", "f")
 
@@ -60,14 +63,14 @@ graph "scalar"
 output "loss" %b
 """
     )
-    assert "a.laid" in lay_activations(graph, [("criterion", "S(0)")]).values
+    assert "a.laid" in lay_activations(graph, [("criterion", (Split(0),))]).values
 
 
 def test_a_pattern_that_names_nothing() -> None:
     graph = parse_graph(GRAPH)
     assert lay_activations(graph, ()) is graph
-    with pytest.raises(StrategyError, match=r"'proj'.*names no module.*blocks\.0"):
-        lay_activations(graph, [("proj", "S(1)")])
+    with pytest.raises(StrategyError, match=r"'proj'.*matches nothing.*blocks\.0"):
+        lay_activations(graph, [("proj", (Split(1),))])
 
 
 SUMS = """
@@ -85,7 +88,7 @@ output "loss" %d
 
 
 def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
-    graph = verify(lay_activations(parse_graph(SUMS), [("*.out", "S(1)")]))
+    graph = verify(lay_activations(parse_graph(SUMS), [("*.out", (Split(1),))]))
     assert node_uses(graph.producers["ab"]) == ("a", "b")
     assert node_uses(graph.producers["abc"]) == ("ab", "c")
     assert node_uses(graph.producers["all"]) == ("abc.laid", "x")
@@ -104,6 +107,6 @@ def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
     ids=["read elsewhere", "no sum", "scaled", "one hint"],
 )
 def test_what_is_read_in_another_way_keeps_its_hint(other: str) -> None:
-    graph = verify(lay_activations(parse_graph(other), [("*.out", "S(1)")]))
+    graph = verify(lay_activations(parse_graph(other), [("*.out", (Split(1),))]))
     assert "a.laid" in graph.values
     assert "abc.laid" not in graph.values

@@ -77,7 +77,7 @@ def test_waits_for_a_gradient_that_a_later_call_reads() -> None:
 
 
 def test_a_pattern_that_names_nothing() -> None:
-    with pytest.raises(StrategyError, match=r"recompute=\['block.*'\].*there are .*blocks"):
+    with pytest.raises(StrategyError, match=r"recompute=\['block.*'\].*exist: .*blocks"):
         recompute(parse_graph(GRAPH), ["block.*"])
     graph = parse_graph(GRAPH)
     assert recompute(graph, []) is graph

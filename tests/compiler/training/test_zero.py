@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.layouts.deduce import Hints
-from weft.compiler.options import Options, Zero
+from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages.stages import Stages
 from weft.compiler.training.gathers import block_of
@@ -14,6 +14,7 @@ from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref
 from weft.layout import Broadcast, Placement, Split
+from weft.strategy.parts import Zero
 
 PAIR = Placement("cpu", (2,), (0, 1))
 SQUARE = Placement("cpu", (2, 2), (0, 1, 2, 3))

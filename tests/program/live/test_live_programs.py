@@ -248,7 +248,7 @@ def test_what_users_put_on_parameters_stays(name: str) -> None:
             placement=weft.placement("cpu", grid),
             strategy=strategy,
         )
-        assert model.first.weight.note == "mine"
+        assert model.first.weight.note == "mine"  # type: ignore[attr-defined]
         for live, one in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(whole(live.grad), one.grad)
         model.zero_grad()
@@ -262,7 +262,7 @@ def test_what_users_put_on_parameters_stays(name: str) -> None:
         assert_same_state(whole_state(model), plain.state_dict(), 1e-9)
         program.close()
         weft.release(model, optimizer)
-        assert model.first.weight.note == "mine"
+        assert model.first.weight.note == "mine"  # type: ignore[attr-defined]
         eager_step(model, optimizer, batch(3))
         eager_step(plain, other, batch(3))
         assert_same_state(whole_state(model), plain.state_dict(), 1e-9)

@@ -104,7 +104,7 @@ def shared(name: str, **options: Any) -> Iterator[Twins]:
 def check_shares(both: Twins) -> None:
     for key, parameter in both.model.named_parameters():
         if ".qkv." in key or ".up." in key:
-            assert parameter.shares is not None, key
+            assert parameter.shares is not None, key  # type: ignore[attr-defined]
             assert not torch.equal(torch.cat(in_turn(parameter)), both.plain.get_parameter(key))
     stored = {node.key for node in both.program.graph.of_kind(Input) if node.shares}
     assert {"blocks.0.qkv.weight", "blocks.1.up.bias"} <= stored

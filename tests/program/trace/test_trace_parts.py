@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from build import register
-from weft.actors.needs import ActKey, Need, Needs, needs_in_step
+from weft.actors.dependencies import ActKey, Dependencies, Dependency, dependencies_in_step
 from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.events import trace_events
 from weft.program.trace.gather import ahead
@@ -124,10 +124,10 @@ def test_needs_count_versions_and_copies() -> None:
         ),
         micro_batches=4,
     )
-    needs = Needs(plan)
+    needs = Dependencies(plan)
 
     def of(actor: int, number: int) -> set[tuple[str, int, int, bool]]:
-        found: list[Need] = list(needs.of(ActKey(actor, number)))
+        found: list[Dependency] = list(needs.of(ActKey(actor, number)))
         assert len(set(found)) == len(found)
         return {(name, *act, copy) for name, act, copy in found}
 
@@ -145,7 +145,7 @@ def test_needs_count_versions_and_copies() -> None:
     assert of(4, 0) == {("sum", 2, 3, False), ("w", 2, 3, True)}
     assert of(1, 1) == {("x", 2, 3, True)}
     assert of(3, 5) == {("y", 2, 5, False)}
-    found = needs_in_step(plan)
+    found = dependencies_in_step(plan)
     assert set(found[2, 2]) == {(1, 0), (3, 0)}
     assert found[4, 0] == ((2, 3),)
     assert found[1, 0] == ()

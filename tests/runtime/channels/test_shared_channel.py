@@ -43,7 +43,7 @@ class Board:
 
 def on_ranks(size: int, work: Callable[[SharedChannel], Any], timeout: float = 20) -> list[Any]:
     """What `work` gives on each rank of a communicator; the first error of a rank in its place."""
-    store, board = dist.HashStore(), Board()
+    store, board = dist.HashStore(), Board()  # type: ignore[attr-defined]
 
     def run(index: int) -> Any:
         channel = SharedChannel(store, 1, range(size), index, board, timeout)  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -170,8 +172,8 @@ def test_whose_a_group_is(
     monkeypatch: pytest.MonkeyPatch, group: int, name: str, members: list[str], own: bool
 ) -> None:
     found = SimpleNamespace(gr_name=name, gr_mem=members)
-    monkeypatch.setattr(private.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
-    monkeypatch.setattr(private.grp, "getgrgid", lambda _: found)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: found)
     assert private._is_own_group.__wrapped__(group) == own
 
 

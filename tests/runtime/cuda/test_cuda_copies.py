@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,7 +34,7 @@ class Event:
 
 
 @pytest.fixture
-def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+def compute(monkeypatch: pytest.MonkeyPatch) -> Stream:
     stream = Stream()
     monkeypatch.setattr(cuda_copies, "_event", Event)
     monkeypatch.setattr(cuda_copies, "_stream", Stream)

@@ -27,7 +27,7 @@ from weft.ir.plan import (
 )
 from weft.runtime.channels.local import LocalChannel
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels import local_ops
 from weft.runtime.world.world import local_world
 
@@ -81,7 +81,7 @@ def executors(world, plans, variables, **options):
     communicator = Communicator(0, tuple(range(world.size)))
     channels = world.connect((communicator,))
     return [
-        Executor(plan, channels[rank], world.device(rank), variables[rank], **options)
+        ThreadExecutor(plan, channels[rank], world.device(rank), variables[rank], **options)
         for rank, plan in enumerate(plans)
     ]
 
@@ -203,7 +203,9 @@ def test_compute_goes_on_while_a_collective_runs(monkeypatch):
         channel.release.set()
 
     plan = relay(later=(probe(monkeypatch, later),))
-    with Executor(plan, {0: channel}, torch.device("cpu"), Variables(), timeout=10) as executor:
+    with ThreadExecutor(
+        plan, {0: channel}, torch.device("cpu"), Variables(), timeout=10
+    ) as executor:
         result = executor.step({"x": torch.ones(2)})
     assert result["z"].tolist() == [2, 2]
     assert result["after"].tolist() == [-1, -1]
@@ -225,7 +227,7 @@ def test_a_collective_for_which_all_wait_runs_on_the_compute_thread(monkeypatch)
     with local_world(2, timeout=20) as world:
         channels = world.connect((Communicator(0, (0, 1)),))
         every = [
-            Executor(
+            ThreadExecutor(
                 regression(rank, 2),
                 channels[rank],
                 torch.device("cpu"),
@@ -299,7 +301,9 @@ def test_an_interrupt_wakes_the_other_ranks(monkeypatch):
 def test_silence_is_reported_with_who_waits_for_whom():
     channel = SlowChannel()
     with (
-        Executor(relay(), {0: channel}, torch.device("cpu"), Variables(), timeout=0.2) as executor,
+        ThreadExecutor(
+            relay(), {0: channel}, torch.device("cpu"), Variables(), timeout=0.2
+        ) as executor,
         pytest.raises(RankFailure) as caught,
     ):
         executor.step({"x": torch.ones(2)})
@@ -360,7 +364,7 @@ def test_tensors_are_released_with_their_last_reader(monkeypatch):
             Register(z, "activation", 2, (3, 4)),
         ),
     )
-    with Executor(plan, {}, torch.device("cpu"), Variables(), timeout=10) as executor:
+    with ThreadExecutor(plan, {}, torch.device("cpu"), Variables(), timeout=10) as executor:
         batch = torch.ones(2)
         alive.append(weakref.ref(batch))
         result = executor.step({"x": batch})
@@ -406,7 +410,7 @@ def test_updates_that_read_each_other_and_results_that_are_variables():
         ),
     )
     variables = Variables({"a": torch.ones(2), "b": torch.zeros(2)})
-    with Executor(plan, {}, torch.device("cpu"), variables, timeout=10) as executor:
+    with ThreadExecutor(plan, {}, torch.device("cpu"), variables, timeout=10) as executor:
         results = [executor.step({}) for _ in range(2)]
     assert [result["a"].tolist() for result in results] == [[1, 1], [0, 0]]
     assert [result["view"].tolist() for result in results] == [[0, 0], [1, 1]]

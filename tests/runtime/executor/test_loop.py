@@ -40,7 +40,7 @@ from weft.ir.plan import (
 )
 from weft.ir.verify_plan import verify_communicators
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels import local_ops
 from weft.runtime.world.world import local_world
 
@@ -77,7 +77,7 @@ def test_accumulate_and_pack_make_one_value_of_all_micro_batches(reduction, expe
         ),
         M,
     )
-    with Executor(plan, {}, CPU, Variables(), timeout=10) as executor:
+    with ThreadExecutor(plan, {}, CPU, Variables(), timeout=10) as executor:
         for step in range(3):
             batch = numbers(M, ROWS, seed=step)
             found = executor.step({"x": batch.clone()})
@@ -112,7 +112,7 @@ def test_accumulation_never_writes_what_others_read():
     )
     batch = numbers(M, ROWS)
     given = batch.clone()
-    with Executor(plan, {}, CPU, Variables(), timeout=10) as executor:
+    with ThreadExecutor(plan, {}, CPU, Variables(), timeout=10) as executor:
         found = executor.step({"x": given})
     torch.testing.assert_close(given, batch, rtol=0, atol=0)
     torch.testing.assert_close(found["rows"], -batch.view(-1), rtol=0, atol=0)
@@ -153,7 +153,7 @@ def test_a_buffer_is_updated_in_each_micro_batch_and_a_parameter_once():
     )  # fmt: skip
     start, weight = numbers(ROWS, seed=1), numbers(ROWS, seed=2)
     variables = Variables({"mean": start.clone(), "w": weight.clone()})
-    with Executor(plan, {}, CPU, variables, timeout=10) as executor:
+    with ThreadExecutor(plan, {}, CPU, variables, timeout=10) as executor:
         for step in range(3):
             batch = numbers(M, ROWS, seed=step)
             executor.step({"x": batch})
@@ -184,7 +184,7 @@ def test_random_numbers_differ_between_micro_batches_and_are_those_of_the_whole_
     )  # fmt: skip
     found = []
     for each_plan in (plan, alone):
-        with Executor(each_plan, {}, CPU, Variables(), seed=3, timeout=10) as executor:
+        with ThreadExecutor(each_plan, {}, CPU, Variables(), seed=3, timeout=10) as executor:
             found.append([executor.step({})["whole"] for _ in range(2)])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     assert found[0][0].unique().numel() == M * ROWS
@@ -195,7 +195,9 @@ def pipeline(world, plans, variables, optimizer=None, timeout=10):
     for plan in plans:
         verify_communicators(plan, (FORTH, BACK))
     return [
-        Executor(plan, channels[rank], CPU, variables[rank], optimizer=optimizer, timeout=timeout)
+        ThreadExecutor(
+            plan, channels[rank], CPU, variables[rank], optimizer=optimizer, timeout=timeout
+        )
         for rank, plan in enumerate(plans)
     ]
 
@@ -333,7 +335,7 @@ def test_control_registers_hold_actors_back(monkeypatch):
     batch = numbers(M, ROWS)
     with local_world(1, timeout=10) as world:
         channels = world.connect((Communicator(0, (0,)),))
-        with Executor(plan, channels[0], CPU, Variables(), timeout=10) as executor:
+        with ThreadExecutor(plan, channels[0], CPU, Variables(), timeout=10) as executor:
             for _ in range(2):
                 torch.testing.assert_close(executor.step({"x": batch})["end"], batch.sum(0))
     assert log.count("use") == log.count("make") == 2 * M
@@ -349,7 +351,7 @@ def test_a_queue_without_an_order_for_its_micro_batches_is_refused():
         with pytest.raises(
             InternalError, match="no order is given for the micro-batches of comm:0"
         ):
-            Executor(without, channels[0], CPU, variables, optimizer=optimizer)
+            ThreadExecutor(without, channels[0], CPU, variables, optimizer=optimizer)
 
 
 def test_a_rank_that_waits_in_a_circle_says_so():
@@ -368,7 +370,7 @@ def test_a_rank_that_waits_in_a_circle_says_so():
         M,
     )
     with (
-        Executor(plan, {}, CPU, Variables(), timeout=0.2) as executor,
+        ThreadExecutor(plan, {}, CPU, Variables(), timeout=0.2) as executor,
         pytest.raises(RankFailure) as caught,
     ):
         executor.step({"x": numbers(M, ROWS)})

@@ -1,5 +1,8 @@
 """Families of ops that run otherwise on global tensors than by one rule: lazy bits, casts, values, whole matrices."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined, call-overload"
+
 from __future__ import annotations
 
 import copy

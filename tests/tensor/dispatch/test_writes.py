@@ -1,5 +1,8 @@
 """Writes of global tensors: in place, through `out=`, through views, and changes of shape."""
 
+# To mypy, global tensors are torch's, without `full` and `sbp`.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import itertools

@@ -12,12 +12,14 @@ import torch
 
 from weft.capture.batch import dtype_name
 from weft.capture.optimizers.optimizer import UpdateRule
-from weft.capture.tracing.locations import in_backward, location_of
+from weft.capture.tracing.locations import autograd_of, in_backward, location_of
 from weft.capture.tracing.refusals import READS, refuse_op
 from weft.errors import CaptureError
+from weft.ir.arguments import changed
 from weft.ir.logical import (
     ROLES,
     Call,
+    Hint,
     Input,
     LogicalGraph,
     Node,
@@ -29,7 +31,8 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.nodes import MASTER
+from weft.ir.nodes import HINT, MASTER
+from weft.layout import parse_sbp
 from weft.ops.call import Token
 
 aten = torch.ops.aten
@@ -91,7 +94,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     used = {use for node in readers for use in node_uses(node)}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
-    return LogicalGraph(name, (*kept, *_salted(calls), *updates, *outputs))
+    return LogicalGraph(name, (*kept, *_paired(_salted(calls)), *updates, *outputs))
 
 
 class _Names:
@@ -183,7 +186,9 @@ class _Reader:
             self._outputs(node),
             location_of(node),
             Phase(0, "backward" if in_backward(node) else "forward"),
+            autograd_of(node),
         )
+        call = _with_hint(call) if call.op == HINT else call
         self.calls.append(call)
         refs = tuple(value and Ref(value.name) for value in call.outputs)
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
@@ -393,3 +398,26 @@ def _salted(calls: Sequence[Call]) -> list[Call]:
             count += 1
         salted.append(call)
     return salted
+
+
+def _with_hint(call: Call) -> Call:
+    """A user's hint, whose SBPs come as text (`weft.capture.hint`)."""
+    source, text = call.args
+    return replace(call, args=(source,), hint=Hint(tuple(map(parse_sbp, str(text).split(",")))))
+
+
+def _paired(calls: Sequence[Call]) -> list[Call]:
+    """The calls, of which forward and backward ones that belong together have a number, counted from 0.
+
+    Autograd's own numbers go on through all that a process does, and differ between ranks.
+    """
+    forward, backward = (
+        {call.autograd for call in calls if call.phase.kind == kind}
+        for kind in ("forward", "backward")
+    )
+    both = (forward & backward) - {None}
+    numbers: dict[int | None, int] = {}
+    for call in calls:
+        if call.autograd in both:
+            numbers.setdefault(call.autograd, len(numbers))
+    return [changed(call, autograd=numbers.get(call.autograd)) for call in calls]

@@ -37,7 +37,7 @@ _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "plat
 # The frame that calls the user's function: frames around it are not the model's.
 TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
-_BACKWARD, _LOCATION = "weft.backward", "weft.location"
+_BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autograd"
 
 
 @cache
@@ -141,7 +141,10 @@ def in_backward(node: torch.fx.Node) -> bool:
 
 
 def locate(graph: torch.fx.Graph) -> None:
-    """Write the location of every node as a note, to be read with `location_of`; only `in_backward` stays."""
+    """Write what is known of every node as notes that go on to what is made of it.
+
+    They are read with `location_of` and `autograd_of`; of the notes before only `in_backward` stays.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     forward: dict[int, Location] = {}
     found: dict[torch.fx.Node, Location | None] = {}
@@ -154,12 +157,20 @@ def locate(graph: torch.fx.Graph) -> None:
         if sequence is not None and location is not None:
             forward.setdefault(sequence, location)
     for node in graph.nodes:
-        set_notes(node, {_LOCATION: found.get(node), _BACKWARD: in_backward(node)})
+        backward = in_backward(node)
+        autograd = backward_sequence_of(node) if backward else sequence_of(node)
+        notes = {_LOCATION: found.get(node), _BACKWARD: backward, _AUTOGRAD: autograd}
+        set_notes(node, notes)
 
 
 def location_of(node: torch.fx.Node) -> Location | None:
     """The location that `locate` found, also on nodes that were made from the located ones."""
     return notes_of(node).get(_LOCATION)
+
+
+def autograd_of(node: torch.fx.Node) -> int | None:
+    """The number that autograd gave the node that a forward op made, and in whose backward a backward op ran."""
+    return notes_of(node).get(_AUTOGRAD)
 
 
 def _forward_location(node: torch.fx.Node) -> Location | None:
@@ -170,7 +181,7 @@ def _forward_location(node: torch.fx.Node) -> Location | None:
     notes = notes_of(node)
     module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
     region = checkpoint_of(notes)
-    return Location(file, line, module, stage=stage, checkpoint=region, sequence=sequence_of(node))
+    return Location(file, line, module, stage=stage, checkpoint=region)
 
 
 def _backward_location(
@@ -187,7 +198,7 @@ def _backward_location(
         operands = [found.get(operand) for operand in node.all_input_nodes]
         places = operands or list(forward.values())[-1:]
         origin = next((place for place in places if place is not None), None)
-    return origin and replace(origin, backward=True, checkpoint=None, sequence=sequence)
+    return origin and replace(origin, backward=True, checkpoint=None)
 
 
 def _user_frame() -> tuple[str, int] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.family import Placed, Site, replaced
-from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax
+from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.layout import Broadcast, Layout, Split
 from weft.ops.rules.loss import NONE, SUM
@@ -88,7 +88,7 @@ class _Reads:
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]
-        lse = Ref(f"{name}.lse")
+        lse = row_sums(name)
         match reader.op, reader.args:
             case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
                 op == _LOSS and y.name == name and kind in (NONE, SUM)
@@ -114,7 +114,7 @@ class _Reads:
         """One call in place of the two backwards."""
         if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
             return
-        layout, lse = self.expected[name], Ref(f"{name}.lse")
+        layout, lse = self.expected[name], row_sums(name)
         match loss.args, softmax.args:
             case (
                 (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),

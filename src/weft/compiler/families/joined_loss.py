@@ -35,7 +35,8 @@ def join_losses(program: LocalProgram) -> LocalProgram:
     kept = tuple(node for node in nodes if node is not None)
     made = {value.name for node in kept for value in node.makes}
     gone = {value.name for node in program.nodes for value in node.makes} - made
-    return replace(program, nodes=kept, loop=program.loop - gone)
+    origins = {name: origin for name, origin in program.origins.items() if name not in gone}
+    return replace(program, nodes=kept, loop=program.loop - gone, origins=origins)
 
 
 def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:

@@ -22,10 +22,17 @@ from weft.units import ITEM_SIZE, Bytes
 
 FORWARD = "aten._log_softmax.default"
 BACKWARD = "aten._log_softmax_backward_data.default"
+# The part that others read too (`row_sums`).
+_SUMS = "sums"
 # Where the dimension stands in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
 _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
+
+
+def row_sums(name: str) -> Ref:
+    """The logarithms of the rows' sums of exponentials, [n, 1], of the log-softmax whose result is `name`."""
+    return Ref(f"{name}.lse")
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
@@ -98,7 +105,7 @@ class LogSoftmax:
         yield from self._forward() if self.node.op == FORWARD else self._backward()
 
     def statistics(self) -> Iterator[Placed]:
-        """The logarithm of each row's sum of exponentials, called `lse`."""
+        """The logarithm of each row's sum of exponentials (`row_sums`)."""
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
         x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
         yield self._reduce("aten.amax.default", x, "max", "max", here), (here,)
@@ -107,12 +114,12 @@ class LogSoftmax:
         yield self._call("weft.sum_exp", args, "sum", made, row=True), (here, row)
         yield self._call("aten.log.default", (total,), "log", row, row=True), (row,)
         terms = (self._ref("log"), top)
-        yield self._call("aten.add.Tensor", terms, "lse", row, row=True), (row, row)
+        yield self._call("aten.add.Tensor", terms, _SUMS, row, row=True), (row, row)
 
     def _forward(self) -> Iterator[Placed]:
         yield from self.statistics()
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
-        arguments = (self.node.args[0], self._ref("lse"))
+        arguments = (self.node.args[0], self._ref(_SUMS))
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
     def _backward(self) -> Iterator[Placed]:
@@ -130,7 +137,7 @@ class LogSoftmax:
         yield self._call("aten.sub.Tensor", difference, "", of_gradient), (of_gradient, of_gradient)
 
     def _ref(self, part: str) -> Ref:
-        return Ref(f"{self.result.name}.{part}")
+        return row_sums(self.result.name) if part == _SUMS else Ref(f"{self.result.name}.{part}")
 
     def _over_classes(self, layout: Layout, sbp: SBP) -> Layout:
         """`layout`, with `sbp` on the axes that split the classes."""

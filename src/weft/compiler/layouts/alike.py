@@ -11,7 +11,7 @@ Everything else is deduced anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -73,11 +73,13 @@ class Match:
         """Whether two nodes do the same with the same values, whatever sizes and numbers they have."""
         match one, other:
             case Call(), Call():
-                same = one.op == other.op and one.phase == other.phase
+                same = (one.op, one.phase, one.hint) == (other.op, other.phase, other.hint)
                 reads = one.operands, other.operands
-                same = same and (not is_hint(one) or one.args[1:] == other.args[1:])
             case Input(), Input():
-                return (one.role, one.key, one.shares) == (other.role, other.key, other.shares)
+                mine, others = (
+                    (each.role, each.key, each.shares, each.cut, each.sent) for each in (one, other)
+                )
+                return mine == others
             case Update(), Update():
                 same = one.rule == other.rule and one.group == other.group
                 same = (
@@ -156,18 +158,15 @@ class Solved:
     graph: LogicalGraph
     hints: Hints
     placement: Placement
-    coming: Mapping[str, bool]
     assignment: Assignment
 
-    def taken(
-        self, graph: LogicalGraph, hints: Hints, placement: Placement, coming: Mapping[str, bool]
-    ) -> Assignment | None:
+    def taken(self, graph: LogicalGraph, hints: Hints, placement: Placement) -> Assignment | None:
         """The layouts for a graph of other sizes; None where it is not alike, or they do not fit it.
 
         Args:
-            graph, hints, placement, coming: as `deduce` takes them. Hints may fix more inputs than before.
+            graph, hints, placement: as `deduce` takes them. Hints may fix more inputs than before.
         """
-        if (placement, coming) != (self.placement, self.coming) or not self._allowed(hints):
+        if placement != self.placement or not self._allowed(hints):
             return None
         found = match(self.graph, graph)
         if found is None or not self._slices_whole(found):

@@ -9,7 +9,6 @@ until nothing changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints as Hints
@@ -28,7 +27,6 @@ def deduce(
     hints: Hints,
     placement: Placement,
     cost_model: CostModel = CostModel(),  # noqa: B008 (frozen)
-    coming: Mapping[str, bool] = MappingProxyType({}),
     known: Known | None = None,
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
@@ -44,7 +42,6 @@ def deduce(
         hints: what the user fixed.
         placement: where it runs.
         cost_model: what is minimised.
-        coming: inputs that come from other stages; whether they come once per micro-batch.
         known: what other deductions on grids of this shape, with this cost model, remember.
 
     Raises:
@@ -53,10 +50,10 @@ def deduce(
     """
     check_hints(graph, hints, placement)
     known = known or Known(placement.shape, cost_model)
-    problem = build(*as_whole(graph, hints), placement, coming)
+    problem = build(*as_whole(graph, hints), placement)
     choice = descend(problem, known)
     if hints.stored:
-        problem = build(graph, hints, placement, coming)
+        problem = build(graph, hints, placement)
         axes = sorted(set(hints.stored.values()))
         free = {axis: problem.of(storage(graph, hints.stored, axis)) for axis in axes}
         choice = settle(problem, known, choice, free)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -27,11 +27,11 @@ import numpy as np
 from weft.compiler.calls import operand_names
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
-from weft.compiler.signatures import kept_values
-from weft.compiler.training.gathers import HINT, TAKE
 from weft.hardware import CostModel
+from weft.ir.arguments import changed
+from weft.ir.kept import kept_values
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
-from weft.ir.nodes import node_outputs
+from weft.ir.nodes import TAKE, node_outputs
 from weft.layout import SBP, Broadcast, Partial, Split
 
 # What an edge is about along one axis, beside its boxing:
@@ -133,7 +133,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 def is_ours(node: Call) -> bool:
     """Whether a call is no hint of the user's, which ends what the strategy means."""
-    return node.op != "weft.hint" or len(node.args) > 2
+    return node.hint is None or node.hint.stored is not None
 
 
 def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
@@ -188,27 +188,16 @@ def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
         )
         for key, sbps in hints.inputs.items()
     }
-    nodes = (_as_whole(node) if is_storage(node) else node for node in graph.nodes)
-    return graph.with_nodes(nodes), Hints(inputs, hints.stored)
-
-
-def is_storage(node: Node) -> bool:
-    """Whether a call says how a parameter or its gradient is stored, or that it is whole from there on."""
-    return isinstance(node, Call) and node.op in (HINT, TAKE) and len(node.args) > 2
+    return graph.with_nodes(map(_as_whole, graph.nodes)), Hints(inputs, hints.stored)
 
 
 def _as_whole(node: Node) -> Node:
-    assert isinstance(node, Call)
-    source, text, axis, *rest = node.args
-    instead = "B" if node.op == TAKE or _sbp_text(text, axis) == "B" else "*"
-    parts = str(text).split(",")
-    parts[axis if len(parts) > 1 else 0] = instead  # type: ignore[index]
-    return replace(node, args=(source, ",".join(parts), axis, *rest))
-
-
-def _sbp_text(text: object, axis: object) -> str:
-    parts = str(text).split(",")
-    return parts[int(str(axis)) if len(parts) > 1 else 0].strip()
+    """Where a call says how something is stored: what it says where nothing is stored in shards."""
+    hint = node.hint if isinstance(node, Call) else None
+    if not isinstance(node, Call) or hint is None or hint.stored is None:
+        return node
+    whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
+    return changed(node, hint=hint.with_axis(hint.stored, whole))
 
 
 @dataclass(frozen=True)
@@ -250,7 +239,9 @@ def _shards(graph: LogicalGraph, parameters: Mapping[str, str]) -> Iterator[str]
 
 
 def _makes_whole(node: Call) -> bool:
-    return node.op == HINT and is_storage(node) and _sbp_text(*node.args[1:3]) == "B"
+    hint = node.hint
+    stored = None if hint is None or node.op == TAKE else hint.stored
+    return hint is not None and stored is not None and hint.at(stored) == Broadcast()
 
 
 def _passed_on(graph: LogicalGraph, found: Mapping[str, str]) -> Iterator[str]:

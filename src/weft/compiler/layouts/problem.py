@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.compiler.calls import op_call, operand_names
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.layouts.intent import Intents, Storage, intents
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
-from weft.compiler.microbatch.loops import cut_leaves, loop_values
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
@@ -137,9 +135,8 @@ def build(
     graph: LogicalGraph,
     hints: Hints,
     placement: Placement,
-    coming: Mapping[str, bool] = MappingProxyType({}),
 ) -> Problem:
-    """The problem of a graph without layouts; for `coming` see `weft.compiler.layouts.deduce.deduce`.
+    """The problem of a graph without layouts.
 
     Raises:
         LayoutError: when a hint does not fit the value, or the update of a variable.
@@ -149,10 +146,9 @@ def build(
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
         thin=thin,
-        loop=loop_values(graph, [name for name, looped in coming.items() if looped]),
+        loop=graph.loop,
         micro_batches=graph.micro_batches,
     )
-    cut = cut_leaves(graph)
     readers = _readers(graph)
     for number, node in _inputs_first(graph, owners):
         if isinstance(node, Input):
@@ -160,8 +156,8 @@ def build(
             if owner is not None:
                 problem.made[node.value.name] = problem.made[owner]
                 continue
-            given = _input(node, hints, placement, whole, thin, _free(node, cut))
-            variable: Variable = replace(given, sent=node.value.name in coming)
+            given = _input(node, hints, placement, whole, thin, _free(node))
+            variable: Variable = replace(given, sent=node.sent is not None)
         elif isinstance(node, Call):
             variable = _call(graph, node, placement, problem)
         elif isinstance(node, Output):
@@ -298,9 +294,9 @@ def _input(
     return Given(_spec(node.value), tuple(choices), prefer, allowed, fed=fed)
 
 
-def _free(node: Input, cut: frozenset[str]) -> tuple[SBP, ...]:
-    """The SBPs of an input that no hint fixes; leaves that are `cut` have the micro-batches first."""
-    first = int(node.value.name in cut)
+def _free(node: Input) -> tuple[SBP, ...]:
+    """The SBPs of an input that no hint fixes; leaves that are cut have the micro-batches first."""
+    first = int(node.cut)
     dims = range(len(node.value.shape))
     match node.role:
         case "parameter" | "buffer":

@@ -87,7 +87,7 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
     """Copy views of variables where they leave the compute queue: into a collective, or to the caller."""
     bases = variable_views(program)
     nodes: list[LocalNode] = []
-    loop = program.loop
+    loop, origins = program.loop, dict(program.origins)
     for node in program.nodes:
         if (
             isinstance(node, Exchange)
@@ -97,6 +97,7 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
             made = node.output.name if node.output else f"{node.input.name}.{len(nodes)}"
             copy = replace(node.input, name=f"{made}.copy")
             nodes.append(_clone(node.input.name, copy, node.phase))
+            origins[copy.name] = node.input.name
             loop |= {copy.name} if node.input.name in program.loop else set()
             node = replace(node, input=copy)
         nodes.append(node)
@@ -106,9 +107,13 @@ def copy_escaping_views(program: LocalProgram) -> LocalProgram:
         if output.name in bases:
             copy = replace(values[output.name], name=f"{output.name}.out{number}")
             nodes.append(_clone(output.name, copy, FORWARD))
+            origins[copy.name] = output.name
             output = LocalOutput(copy.name, output.key)
         outputs.append(output)
-    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs), loop=loop)
+    if len(nodes) == len(program.nodes):  # nothing is copied
+        return program
+    kept = tuple(outputs)
+    return replace(program, nodes=tuple(nodes), outputs=kept, loop=loop, origins=origins)
 
 
 def _clone(name: str, copy: LocalValue, phase: Phase) -> LocalCall:

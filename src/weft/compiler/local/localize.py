@@ -14,7 +14,7 @@ from weft.boxing import steps
 from weft.compiler.calls import made_of, named_arguments, op_call, operand_names
 from weft.compiler.local.box_steps import step_node
 from weft.compiler.local.halo import Halo, halos
-from weft.compiler.microbatch.loops import joined, loop_values
+from weft.compiler.microbatch.loops import joined
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.signatures import axis_signatures, layout_of
 from weft.errors import InternalError
@@ -64,7 +64,7 @@ def localize_all(
     shared = _Shared(
         graph,
         {c.ranks: c.id for c in communicators},
-        loop_values(graph),
+        graph.loop,
         node_phases(graph, homes or {}),
         [_place_of(graph, node) for node in graph.nodes],
     )
@@ -92,7 +92,8 @@ def _program(view: _View) -> LocalProgram:
         if view.holds(node.value.name)
     )
     loop = frozenset(view.looped)
-    return LocalProgram(view.rank, inputs, tuple(nodes), outputs, graph.micro_batches, loop)
+    parts = inputs, tuple(nodes), outputs
+    return LocalProgram(view.rank, *parts, graph.micro_batches, loop, view.origins)
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,14 @@ class _View:
         fetched: for each value, its windows so far: what every rank reads -> name of this rank's
             window.
         looped: the local values that are made once per micro-batch.
+        origins: values between two steps of a boxing, and windows: what they are forms of.
     """
 
     shared: _Shared
     graph: LogicalGraph
     rank: int
     looped: set[str] = field(default_factory=set)
+    origins: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
 
@@ -216,6 +219,7 @@ class _View:
         if halo.wanted in known:
             return
         output = known[halo.wanted] = f"{value}.halo{len(known)}"
+        self.origins[output] = value
         communicator = self.shared.communicator_of[halo.group_of(self.rank)]
         yield halo.transfer(self.rank, communicator, self.name(value), output)
 
@@ -250,6 +254,8 @@ class _View:
             if local is not None:
                 yield local
                 name = made
+                if not last:
+                    self.origins[made] = node.output.name
         if name != node.output.name:
             self.aliases[node.output.name] = name
 

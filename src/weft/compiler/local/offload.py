@@ -7,18 +7,16 @@ Before: backward calls read what forward calls have made. After: each such value
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from weft.compiler.local.aliases import VIEW_OPS
 from weft.compiler.memory.kinds import value_bytes
-from weft.compiler.stages.stages import covers
-from weft.errors import StrategyError
 from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs, refs
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
 from weft.ops.call import Token, map_argument
+from weft.patterns import check_named, covers
 
 OFFLOAD, LOAD = "weft.offload", "weft.load"
 # Smaller tensors stay: moving them costs more than it frees.
@@ -45,7 +43,10 @@ def offload(
     if not patterns:
         return program
     modules = _modules(graph)
-    _check(patterns, (*modules.values(), *known))
+    for pattern in patterns:
+        check_named(
+            f"offload=[{pattern!r}]", pattern, {*modules.values(), *known}, "modules", covers
+        )
     named = {name for name, path in modules.items() if any(covers(one, path) for one in patterns)}
     first = {
         value.name: place
@@ -54,8 +55,11 @@ def offload(
     }
     looped = first.keys() & program.loop
     new = {f"{name}.{end}" for name in looped for end in ("host", "back")}
+    copies = {f"{name}.{end}": name for name in first for end in ("host", "back")}
     device = Token("device", graph.placements[0].device_type)
-    return replace(program, nodes=tuple(_nodes(program, first, device)), loop=program.loop | new)
+    nodes = tuple(_nodes(program, first, device))
+    origins = {**program.origins, **copies}
+    return replace(program, nodes=nodes, loop=program.loop | new, origins=origins)
 
 
 def _modules(graph: LogicalGraph) -> dict[str, str]:
@@ -151,14 +155,3 @@ def _reading(node: LocalNode, names: Mapping[str, str]) -> LocalNode:
         return replace(node, args=map_argument(read, node.args), kwargs=kwargs)
     assert node.input is not None  # it reads one of `names`
     return replace(node, input=replace(node.input, name=names[node.input.name]))
-
-
-def _check(patterns: Sequence[str], modules: Iterable[str]) -> None:
-    paths = set(modules) - {""}
-    for pattern in patterns:
-        if not any(covers(pattern, path) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
-            raise StrategyError(
-                f"offload=[{pattern!r}]: the pattern names no module; modules that exist: "
-                f"{', '.join(near or sorted(paths)[:5])}"
-            )

@@ -52,7 +52,11 @@ def overlap(program: LocalProgram, parts: int) -> LocalProgram:
         cutter.add(node)
     for output in program.outputs:
         cutter.join(output.name)
-    return replace(program, nodes=cutter.finished())
+    nodes, made = cutter.finished(), cutter.origins
+    there = {value.name for node in nodes for value in node.makes}
+    gone = program.origins.keys() - there - {item.value.name for item in program.inputs}
+    kept = {name: origin for name, origin in program.origins.items() if name not in gone}
+    return replace(program, nodes=nodes, origins={**kept, **made})
 
 
 def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
@@ -77,6 +81,7 @@ class _Cutter:
         late: what waits for the turns of all parts.
         late_values: what it makes.
         updates: written last, when all parts have read the variables.
+        origins: of parts and of sums on the way, the values of the program.
     """
 
     values: Mapping[str, LocalValue]
@@ -88,6 +93,7 @@ class _Cutter:
     late: list[LocalNode] = field(default_factory=list)
     late_values: set[str] = field(default_factory=set)
     updates: list[LocalUpdate] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.turns = [[] for _ in range(self.parts)]
@@ -126,7 +132,9 @@ class _Cutter:
         value, dim = self.values[name], self.cut[name]
         shape = (*value.shape[:dim], value.shape[dim] // self.parts, *value.shape[dim + 1 :])
         for turn in range(self.parts):
-            yield replace(value, name=f"{name}.part{turn}", shape=shape)
+            part = replace(value, name=f"{name}.part{turn}", shape=shape)
+            self.origins[part.name] = name
+            yield part
 
     def _exchanges_parts(self, node: Collective) -> bool:
         changed = {
@@ -214,7 +222,10 @@ class _Cutter:
                 f"{name}.part{number}" if isinstance(sbp, Split) else name
                 for name, sbp in zip(names, signature.operands, strict=True)
             ]
-            turn.append(_local_call(node, local, reads, number))
+            call_of_part = _local_call(node, local, reads, number)
+            for part, value in zip(call_of_part.makes, node.makes, strict=True):
+                self.origins[part.name] = value.name
+            turn.append(call_of_part)
         for value in sums:
             self._add_up(value)
 
@@ -225,6 +236,7 @@ class _Cutter:
         for number, term in enumerate(rest, 1):
             last = number == len(rest)
             made = total if last else replace(total, name=f"{total.name}.sum{number}")
+            self.origins.update({} if last else {made.name: total.name})
             args = (Ref(so_far.name), Ref(term.name))
             self._add_late(LocalCall("aten.add.Tensor", args, (), (made,)))
             so_far = made

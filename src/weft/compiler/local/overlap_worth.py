@@ -13,12 +13,14 @@ from weft.compiler.signatures import lies_evenly
 from weft.hardware import Device
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, LocalUpdate
+from weft.units import Seconds, seconds_text
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its
 # products by as much: messages cost time of the same cores.
 PARTS = 2
 # A step must become so much shorter, and this much of it must be exchanged between calls.
 WORTH = 0.95
+NONE = Seconds(0.0)
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Cut:
     """
 
     parts: int = 1
-    whole: float = 0.0
-    cut: float = 0.0
+    whole: Seconds = NONE
+    cut: Seconds = NONE
     weighed: bool = field(default=False, repr=False, compare=False)
 
     @property
@@ -38,7 +40,7 @@ class Cut:
         """What `explain` says."""
         if self.parts == 1:
             return ()
-        seconds = f"{self.cut * 1e3:.3g} ms instead of {self.whole * 1e3:.3g}"
+        seconds = f"{seconds_text(self.cut)} instead of {self.whole * 1e3:.3g}"
         return (
             f"the batch in {self.parts} parts, whose exchanges overlap with products: {seconds}",
         )
@@ -64,7 +66,7 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
     """
     clock = _Clock(program, Durations(device, communicators), device)
     exchanged = clock.exchanged()
-    whole = clock.step(program) if exchanged else 0.0
+    whole = clock.step(program) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
         return Cut(weighed=exchanged <= (1 - WORTH) * whole)
     cut = clock.step(overlap(program, PARTS))
@@ -79,7 +81,7 @@ class _Clock:
         self._durations = durations
         self._device = device
 
-    def exchanged(self) -> float:
+    def exchanged(self) -> Seconds:
         """Seconds of what calls wait for: gradients that only updates read are reduced beside the backward."""
         read = {
             name
@@ -87,13 +89,14 @@ class _Clock:
             if isinstance(node, LocalCall)
             for name in node.reads
         }
-        return sum(
+        waited = (
             self._durations.exchange([node])
             for node in self._program.nodes
             if isinstance(node, Collective) and node.output.name in read
         )
+        return Seconds(sum(waited))
 
-    def step(self, program: LocalProgram) -> float:
+    def step(self, program: LocalProgram) -> Seconds:
         """Seconds of a step in which each queue does one thing after another, in order."""
         values, there, free = program.values, dict[str, float](), dict[str, float]()
         for item in self._schedule(program):
@@ -107,7 +110,7 @@ class _Clock:
             end = max(start, free.get(queue, 0.0)) + seconds
             free[queue] = end
             there.update((value.name, end) for value in item.makes)
-        return max(free.values(), default=0.0)
+        return Seconds(max(free.values(), default=0.0))
 
     def _schedule(self, program: LocalProgram) -> Schedule:
         items = bucket(program, self._device.bucket)

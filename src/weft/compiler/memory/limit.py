@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 
 from weft.compiler.memory.walk import Held, Memory, Peak
 from weft.compiler.options import Options
 from weft.errors import StrategyError
-from weft.ir import LogicalGraph
+from weft.ir import LocalProgram, LogicalGraph
 from weft.ir.logical import Box, Call, Input
 from weft.layout import Broadcast
 from weft.units import ITEM_SIZE, bytes_text
@@ -19,8 +19,19 @@ from weft.units import ITEM_SIZE, bytes_text
 NAMED = 8
 
 
-def check_limit(peaks: tuple[Peak, ...], graph: LogicalGraph, options: Options) -> tuple[Peak, ...]:
+def check_limit(
+    peaks: tuple[Peak, ...],
+    graph: LogicalGraph,
+    programs: Iterable[LocalProgram],
+    options: Options,
+) -> tuple[Peak, ...]:
     """The peaks, when no rank would hold more than `options.memory_limit`.
+
+    Args:
+        peaks: of some ranks.
+        graph: that they run.
+        programs: of these ranks, and of others.
+        options: with the limit.
 
     Raises:
         StrategyError: names the rank, the kinds, the largest values with the lines that make them,
@@ -31,6 +42,8 @@ def check_limit(peaks: tuple[Peak, ...], graph: LogicalGraph, options: Options) 
     if limit is None or peak is None or peak.memory.peak <= limit:
         return peaks
     total = peak.memory.peak
+    program = next(each for each in programs if each.rank == peak.rank)
+    makers = _Makers(graph, program.origins)
     lines = [
         (
             f"rank {peak.rank} would hold {bytes_text(total)} at its peak, {bytes_text(total - limit)} "
@@ -38,9 +51,9 @@ def check_limit(peaks: tuple[Peak, ...], graph: LogicalGraph, options: Options) 
         ),
         f"  by kind: {_kinds(peak.memory)}",
         "  the largest values then:",
-        *(f"    {_held(each, graph)}" for each in peak.held[:NAMED]),
+        *(f"    {_held(each, makers)}" for each in peak.held[:NAMED]),
         "  what would help:",
-        *(f"    {each}" for each in _remedies(peak, graph, options)),
+        *(f"    {each}" for each in _remedies(peak, makers, options)),
     ]
     raise StrategyError("\n".join(lines))
 
@@ -51,9 +64,9 @@ def _kinds(memory: Memory) -> str:
     return ", ".join(f"{kind} {bytes_text(size)}" for kind, size in largest if size)
 
 
-def _held(held: Held, graph: LogicalGraph) -> str:
+def _held(held: Held, makers: _Makers) -> str:
     count = f" ({held.versions} versions)" if held.versions > 1 else ""
-    node = maker(graph, held.register)
+    node = makers.of(held.register)
     match node:
         case Call(op=op, location=location):
             where = f" by {op}{f' at {location}' if location else ''}"
@@ -64,28 +77,33 @@ def _held(held: Held, graph: LogicalGraph) -> str:
     return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
 
 
-def maker(graph: LogicalGraph, name: str) -> Call | Input | None:
-    """What made a local value, or the value that it is another form of, in the user's program."""
-    while name not in graph.producers:
-        if "." not in name:
-            return None
-        name = name.rpartition(".")[0]
-    node = graph.producers[name]
-    if isinstance(node, Box):
-        return maker(graph, node.input.name)
-    return node if isinstance(node, (Call, Input)) else None
+@dataclass(frozen=True)
+class _Makers:
+    """What made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""
+
+    graph: LogicalGraph
+    origins: Mapping[str, str]
+
+    def of(self, name: str) -> Call | Input | None:
+        """What made a local value, or the value that it is another form of, in the user's program."""
+        while name in self.origins:
+            name = self.origins[name]
+        node = self.graph.producers.get(name)
+        if isinstance(node, Box):
+            return self.of(node.input.name)
+        return node if isinstance(node, (Call, Input)) else None
 
 
-def _remedies(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
+def _remedies(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
     """Changes of the strategy, with about how much less each would hold."""
-    yield from _of_modules(peak, graph, options)
+    yield from _of_modules(peak, makers, options)
     memory, number = peak.memory, options.micro_batches
     passing = (memory.activations + memory.communication) // 2
     # The first cut of the batch brings accumulated gradients.
     saved = passing - (memory.parameters if number == 1 else 0)
     if saved > 0:
         yield f"micro_batches={2 * number}: about {bytes_text(saved)} less activations"
-    yield from _of_zero(peak, graph, options)
+    yield from _of_zero(peak, makers.graph, options)
     if memory.parameters:
         held = memory.parameters + memory.states + memory.gradients
         yield (
@@ -95,11 +113,11 @@ def _remedies(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str
     yield f"a memory_limit of at least {memory.peak}"
 
 
-def _of_modules(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
+def _of_modules(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
     """Modules whose forward values are held for the backward."""
     saved: dict[str, Counter[str]] = {}
     for held in peak.held:
-        node = maker(graph, held.register)
+        node = makers.of(held.register)
         location = node.location if isinstance(node, Call) else None
         if location is not None and location.module and not location.backward:
             module = _repeated(location.module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.actors.ensemble import Timed
+from weft.actors.simulate import Timed
 from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
 
 

@@ -224,7 +224,7 @@ def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
     )
     names = [value.name for value in reads]
     args, kwargs = named_arguments(micro, names)
-    call = Call(micro.op, args, kwargs, outputs, node.location, node.phase)
+    call = replace(node, op=micro.op, args=args, kwargs=kwargs, outputs=outputs)
     return made_of(call, micro, names)
 
 

@@ -1,39 +1,10 @@
-"""What of a graph is made once per micro-batch, and what once a step."""
+"""Argument trees of micro-batches, and leaves of the batch that are cut into them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Varying, node_uses
-from weft.ir.nodes import OVER_STEP
-
-SELECT = "aten.select.int"
-
-
-def loop_values(graph: LogicalGraph, coming: Iterable[str] = ()) -> frozenset[str]:
-    """The values that are made once per micro-batch; all others are made once a step.
-
-    Args:
-        graph: the step, or one stage of it.
-        coming: inputs that come once per micro-batch, from other stages.
-    """
-    found: set[str] = set(coming)
-    for node in graph.nodes:
-        if runs_in_loop(node, found) and not _leaves_loop(node):
-            match node:
-                case Call(outputs=outputs):
-                    found.update(value.name for value in outputs if value is not None)
-                case Box(output=output):
-                    found.add(output.name)
-    return frozenset(found)
-
-
-def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
-    """Whether a node runs once per micro-batch, where `loop` holds the loop values before it."""
-    if isinstance(node, Call) and node.varyings:
-        return True
-    return not loop.isdisjoint(node_uses(node))
+from weft.ir.logical import Input, LogicalGraph, Varying
 
 
 def at_micro_batch(arg: Any, micro: int) -> Any:
@@ -59,16 +30,4 @@ def joined(parts: tuple[Any, ...]) -> Any:
 
 def cut_leaves(graph: LogicalGraph) -> frozenset[str]:
     """The inputs that hold a leaf of the batch as (micro-batches, part of the batch, ...)."""
-    found: set[str] = set()
-    for node in graph.of_kind(Call):
-        if node.op == SELECT and isinstance(node.args[2], Varying):
-            producer = graph.producers[node_uses(node)[0]]
-            while isinstance(producer, Box):
-                producer = graph.producers[producer.input.name]
-            if isinstance(producer, Input) and producer.role == "batch":
-                found.add(producer.value.name)
-    return frozenset(found)
-
-
-def _leaves_loop(node: Node) -> bool:
-    return isinstance(node, Call) and node.op in OVER_STEP
+    return frozenset(node.value.name for node in graph.of_kind(Input) if node.cut)

@@ -7,8 +7,17 @@ from dataclasses import replace
 from itertools import chain
 
 from weft.compiler.layouts.box import renamed
-from weft.compiler.microbatch.loops import cut_leaves, runs_in_loop
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Value, node_outputs, node_uses
+from weft.compiler.microbatch.values import SELECT
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Value,
+    node_outputs,
+    node_uses,
+    runs_in_loop,
+)
 from weft.ir.nodes import OVER_STEP
 
 
@@ -85,7 +94,8 @@ def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
 
 def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     """Leaves of which no micro-batch reads a part stay as the user gives them."""
-    uncut = leaves.keys() - cut_leaves(graph)
+    read = {call.uses[0] for call in graph.of_kind(Call) if call.op == SELECT and call.varyings}
+    uncut = leaves.keys() - read
     leaves = {name: leaves[name] for name in uncut}
     names: dict[str, str] = {}
     nodes: list[Node] = []
@@ -95,7 +105,7 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
             # The view of the whole leaf is the leaf now.
             names[node_outputs(node)[0].name] = uses[0]
         elif isinstance(node, Input) and node.value.name in uncut:
-            nodes.append(replace(node, value=leaves[node.value.name]))
+            nodes.append(replace(node, value=leaves[node.value.name], cut=False))
         else:
             nodes.append(renamed(node, names))
     return graph.with_nodes(nodes)

@@ -84,7 +84,7 @@ def _input(values: Values, node: Input) -> Input:
     if name in values.facts.leaves:
         values.forms[name] = Split(0)
         parts = (values.parts, shape[0] // values.parts)
-        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])))
+        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])), cut=True)
     if name in values.facts.own:
         values.forms[name] = Own()
     else:

@@ -10,7 +10,6 @@ from weft.compiler.calls import op_call, operand_names
 from weft.compiler.layouts.box import renamed
 from weft.compiler.microbatch.facts import Facts
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
-from weft.compiler.microbatch.loops import SELECT
 from weft.compiler.microbatch.prepare import sum_of_leaf
 from weft.errors import StrategyError
 from weft.ir.arguments import changed
@@ -20,6 +19,9 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.call import tensor_spec
 from weft.ops.rule import rule_of
+
+# What makes of a leaf that is cut the part of one micro-batch.
+SELECT = "aten.select.int"
 
 
 @dataclass

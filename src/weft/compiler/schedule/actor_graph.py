@@ -16,6 +16,7 @@ from weft.actors.cycles import Edge
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Compute, Hold, RankPlan, Register
+from weft.units import Seconds
 
 # An actor of a rank, or a communication: (queue, place among its actors).
 Node: TypeAlias = "tuple[int, int] | tuple[str, int]"
@@ -43,7 +44,7 @@ class Web:
     """
 
     plans: tuple[RankPlan, ...]
-    seconds: Mapping[int, Sequence[float]]
+    seconds: Mapping[int, Sequence[Seconds]]
 
     @property
     def micro_batches(self) -> int:
@@ -167,19 +168,19 @@ class Web:
         """Whether a loop register is read only after all its versions have been made."""
         return link.register.rate > 1 and self.levels[link.source] < self.levels[link.target]
 
-    def lasts(self, node: Node) -> float:
+    def lasts(self, node: Node) -> Seconds:
         """Seconds of an act of a node: its slowest rank's."""
         return self._lasts[node]
 
     @cached_property
-    def _lasts(self) -> dict[Node, float]:
+    def _lasts(self) -> dict[Node, Seconds]:
         return {
             node: max(self.seconds[rank][id] for rank, id in own.items())
             for node, own in self.nodes.items()
         }
 
     @cached_property
-    def busiest(self) -> float:
+    def busiest(self) -> Seconds:
         """Seconds that the queue with the most work is busy for each micro-batch."""
         loads: dict[tuple[int, str], float] = {}
         for plan in self.plans:
@@ -188,7 +189,7 @@ class Web:
                 if node in self.loop and node is not None:
                     seat = plan.rank, actor.queue
                     loads[seat] = loads.get(seat, 0.0) + self.lasts(node)
-        return max(loads.values(), default=0.0)
+        return Seconds(max(loads.values(), default=0.0))
 
     @cached_property
     def _turning(self) -> tuple[Link, ...]:

@@ -30,6 +30,7 @@ from weft.ir.plan import (
     RegisterKind,
 )
 from weft.ir.verify_plan import verify_plan
+from weft.units import Seconds
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.
 BATCH_CREDITS = 2
@@ -208,7 +209,7 @@ class _Raise:
             if ratio <= goal * ENOUGH or not cycle or not self._raise(cycle, goal):
                 return self.copies
 
-    def _raise(self, cycle: Sequence[Edge[Node]], goal: float) -> bool:
+    def _raise(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
         """Give the cheapest registers of a cycle the copies that it lacks."""
         tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
         lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)

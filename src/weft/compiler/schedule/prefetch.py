@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.compiler.options import Zero
 from weft.compiler.schedule.bucket import Bucket, parameter_values
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
@@ -26,6 +25,7 @@ from weft.ir.plan import (
     LocalValue,
     Register,
 )
+from weft.strategy.parts import Zero
 
 # How many gathers may be done or under way before the results of the first of them are used up.
 AHEAD = 2

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.compiler.options import Schedule
 from weft.compiler.stages.stages import Stages
 from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import Actor, Collective, Communicate, Compute, LocalCall, LocalNode, LocalProgram
+from weft.strategy.parts import Schedule
 
 # Which phase goes first when several may act.
 _RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
@@ -166,7 +166,7 @@ def split_backward(program: LocalProgram) -> LocalProgram:
                 if needed or stages.get(name, node.phase.stage) != node.phase.stage
             )
         found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
-    return replace(program, nodes=tuple(reversed(found)))
+    return program.with_nodes(reversed(found))
 
 
 def _in_loop(program: LocalProgram, node: LocalNode) -> bool:

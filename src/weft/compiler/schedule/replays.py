@@ -22,7 +22,7 @@ GraphMode: TypeAlias = Literal["auto", "always", "never"]
 # A segment of fewer launches gains nothing: replaying is a launch, and so is copying what goes in.
 FEWEST_LAUNCHES = 4
 # No kernel takes less of the device.
-SHORTEST = 2e-6
+SHORTEST = Seconds(2e-6)
 # Launches of calls that are no single kernel.
 _KERNELS = {"weft.uniform": 12, "weft.hint": 0, "weft.use": 0, "weft.after": 0}
 
@@ -67,8 +67,8 @@ def replays(
     segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
     launches = {each.id: segment_launches(each) * each.acts for each in segments}
     seconds = Durations(replace(device, start=SHORTEST), ()).of(program, list(map(_bare, segments)))
-    busy = sum(one * each.acts for one, each in zip(seconds, segments, strict=True))
-    host = device.start * sum(launches.values())
+    busy = Seconds(sum(one * each.acts for one, each in zip(seconds, segments, strict=True)))
+    host = Seconds(device.start * sum(launches.values()))
     reasons: dict[int, str] = {}
     for each in segments:
         why = _off(mode, host, busy) or _obstacle(each, obstacle)
@@ -79,7 +79,7 @@ def replays(
     chosen = frozenset(each.id for each in segments if each.id not in reasons)
     saved = sum(launches[each.id] - each.acts for each in segments if each.id in chosen)
     total = sum(launches.values())
-    return Replays(chosen, reasons, total, saved, Seconds(host), Seconds(busy))
+    return Replays(chosen, reasons, total, saved, host, busy)
 
 
 def segment_launches(segment: Compute) -> int:
@@ -98,7 +98,7 @@ def _bare(segment: Compute) -> Compute:
     return replace(segment, nodes=tuple(node for node in segment.nodes if _kernels(node)))
 
 
-def _off(mode: GraphMode, host: float, device: float) -> str | None:
+def _off(mode: GraphMode, host: Seconds, device: Seconds) -> str | None:
     if mode == "never":
         return "switched off"
     return "the device takes longer than the host" if mode == "auto" and device > host else None

@@ -1,7 +1,7 @@
 """Plans of all ranks together: priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.ensemble`), which found
+(`schedule/fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.simulate`), which found
 the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.actors.ensemble import Rehearsal, Timed, perform
+from weft.actors.simulate import Simulation, Timed, simulate
 from weft.compiler.memory.order import Moment, moments_of
 from weft.compiler.memory.walk import memory
 from weft.compiler.options import Options
@@ -34,7 +34,9 @@ from weft.compiler.stages.stages import Stages
 from weft.hardware import Device, usual_device
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
+from weft.ir.spec import verify_local
 from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
+from weft.units import Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
@@ -55,7 +57,7 @@ class Scheduled:
 
     name: str
     plans: tuple[RankPlan, ...]
-    rehearsal: Rehearsal | None = None
+    rehearsal: Simulation | None = None
     classes: Mapping[int, int] = field(default_factory=dict)
 
     def timeline(self, rank: int) -> tuple[Timed, ...]:
@@ -79,7 +81,7 @@ def plan_together(
     """The plans of all ranks that have a program.
 
     With a named schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
-    there are as few copies as the busiest queue needs (`schedule_copies.enough`). Where rehearsals
+    there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where rehearsals
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.
@@ -95,7 +97,8 @@ def plan_together(
         StrategyError: when the schedule does not fit the stages.
         InternalError: when the plans would hang; the message names the circle.
     """
-    making = _Making(communicators, stages, options, classes)
+    durations = Durations(device_of(stages, options), communicators)
+    making = _Making(communicators, stages, options, classes, durations)
     first = [program for program in programs if classes[program.rank] == program.rank]
     if options.schedule is None:
         found = making.best(first, computed(stages, programs[0].micro_batches))
@@ -151,7 +154,7 @@ class Draft:
     split: bool
     rule: Preset
     plans: tuple[RankPlan, ...]
-    rehearsal: Rehearsal
+    rehearsal: Simulation
 
     def peaks(self) -> dict[int, int]:
         """The most bytes that each rank holds."""
@@ -174,7 +177,7 @@ class _Kind:
     def draft(self, copies: Mapping[Slot, int]) -> Draft:
         """With copies, rehearsed."""
         plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
-        rehearsal = perform(plans, self.web.seconds)
+        rehearsal = simulate(plans, self.web.seconds)
         return Draft(self.web, self.split, self.rule, plans, rehearsal)
 
     def preset(self) -> Draft:
@@ -190,11 +193,7 @@ class _Making:
     stages: Stages
     options: Options
     classes: Mapping[int, int]
-    durations: Durations = field(init=False)
-
-    def __post_init__(self) -> None:
-        device = device_of(self.stages, self.options)
-        object.__setattr__(self, "durations", Durations(device, self.communicators))
+    durations: Durations
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans of a named schedule."""
@@ -228,7 +227,7 @@ class _Making:
 
     def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
         """The plans before copies and orders are given, and how long their acts take."""
-        parts = [split_backward(each) if split else each for each in programs]
+        parts = [verify_local(split_backward(each)) if split else each for each in programs]
         plans = tuple(self._plan(program, rule) for program in parts)
         seconds = {
             program.rank: self.durations.of(program, plan.actors)
@@ -255,7 +254,7 @@ class _Making:
         ready = {
             p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
         }
-        rehearsal = perform(tuple(ready.values()), draft.web.seconds, fixed=True)
+        rehearsal = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:
                 own = self._plan(split_backward(program) if draft.split else program, draft.rule)
@@ -265,16 +264,17 @@ class _Making:
         return Scheduled(name, plans, rehearsal, self.classes)
 
 
-def busy(scheduled: Scheduled, rank: int) -> dict[Phase, float]:
+def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
     """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
-    found: dict[Phase, float] = {}
+    found: dict[Phase, Seconds] = {}
     if scheduled.rehearsal is not None:
         first = scheduled.classes[rank]
         plan = next(plan for plan in scheduled.plans if plan.rank == first)
         for act in scheduled.timeline(rank):
             actor = plan.actors[act.actor]
             if isinstance(actor, Compute) and actor.queue == COMPUTE:
-                found[actor.phase] = found.get(actor.phase, 0.0) + act.end - act.start
+                before = found.get(actor.phase, 0.0)
+                found[actor.phase] = Seconds(before + act.end - act.start)
     return found
 
 

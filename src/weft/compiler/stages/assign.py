@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from weft.compiler.options import Options, Stage
+from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
     Stages,
@@ -35,6 +35,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.layout import Placement
+from weft.strategy.parts import Stage
 
 
 def assign_stages(
@@ -174,18 +175,17 @@ def _backward(
     that it is the gradient of. A sum to which more of a stage is added stands there, so that the
     stage sends its sum alone.
     """
-    of_sequence: dict[int, int] = {}
+    of_pair: dict[int, int] = {}
     made: dict[str, int] = {}
     for name, call in _forward_calls(graph).items():
         made.update((value.name, forward[name]) for value in node_outputs(call))
-        if call.location is not None and call.location.sequence is not None:
-            of_sequence.setdefault(call.location.sequence, forward[name])
+        if call.autograd is not None:
+            of_pair.setdefault(call.autograd, forward[name])
     known: dict[str, int] = {}
     backward = {_name(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
     for name, call in backward.items():
-        sequence = call.location.sequence if call.location else None
-        if sequence in of_sequence:
-            known[name] = of_sequence[sequence]
+        if call.autograd in of_pair:
+            known[name] = of_pair[call.autograd]
     wanted = _readers(graph, {**forward, **known}, homes)
     for name, call in backward.items():
         operands = {made[used] for used in node_uses(call) if used in made}

@@ -97,9 +97,9 @@ def _cuts(
 def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) -> Floats:
     """What each forward call costs, with the backward calls that belong to it."""
     number = {
-        call.location.sequence: index
+        call.autograd: index
         for index, call in reversed(list(enumerate(calls)))
-        if call.location is not None
+        if call.autograd is not None
     }
     known: dict[OpCall, float] = {}  # layers repeat themselves
 
@@ -112,10 +112,8 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
 
     costs = np.array([cost(call) for call in calls])
     for call in graph.of_kind(Call):
-        if call.phase.kind != "forward" and call.location is not None:
-            index = number.get(call.location.sequence)
-            if index is not None and call.location.sequence is not None:
-                costs[index] += cost(call)
+        if call.phase.kind != "forward" and call.autograd in number:
+            costs[number[call.autograd]] += cost(call)
     return costs
 
 

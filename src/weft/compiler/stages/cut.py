@@ -26,7 +26,7 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.ops.call import Varying
+from weft.ir.nodes import Sent
 
 # Made anew in every stage that reads them: they read nothing.
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
@@ -87,8 +87,7 @@ def _is_source(graph: LogicalGraph, node: Call) -> bool:
     if not used:
         return node.op.startswith(_MADE_ANYWHERE)
     makers = [graph.producers[name] for name in used]
-    from_batch = all(isinstance(maker, Input) and maker.role == "batch" for maker in makers)
-    return from_batch and node.op == "aten.select.int" and isinstance(node.args[-1], Varying)
+    return bool(node.varyings) and all(isinstance(maker, Input) and maker.cut for maker in makers)
 
 
 def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
@@ -193,4 +192,6 @@ class _Part:
         value, producer = self.graph.values[name], self.graph.producers[name]
         role = producer.role if isinstance(producer, Input) else "batch"
         role = role if role in ("parameter", "buffer") else "batch"
-        return Input(Value(here, value.shape, value.dtype), role, here)
+        cut = isinstance(producer, Input) and producer.cut
+        sent: Sent = "each" if name in self.graph.loop else "once"
+        return Input(Value(here, value.shape, value.dtype), role, here, cut=cut, sent=sent)

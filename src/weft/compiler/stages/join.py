@@ -12,22 +12,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.boxing import steps
 from weft.cached import cached_property
+from weft.compiler.assignment import Assignment
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
 from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, describe
 from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.layouts.known import Known
-from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
 from weft.compiler.stages.stages import Stages
 from weft.hardware import CostModel
+from weft.ir import verify
 from weft.ir.logical import (
     ROLES,
     Box,
@@ -100,21 +100,25 @@ def lay_out(
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         solved = solver.solve(0, graph, hints[placement.axes], placement)
-        boxed = box(*expand(*fuse_class_losses(graph, solved.assignment)))
-        return boxed, (Deduced.of(0, solved),)
-    graph = copy_sources(graph)
-    loop = loop_values(graph)
+        return _boxed(graph, solved.assignment), (Deduced.of(0, solved),)
+    graph = verify(copy_sources(graph))
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
     for part in cut_stages(graph, stages):
+        verify(part.graph)
         placement = stages.placements[part.stage]
         own = _own_hints(part, hints[placement.axes], placement, laid)
-        coming = {here: there in loop for here, there in part.crossing.items()}
-        solved = solver.solve(part.stage, part.graph, own, placement, coming)
-        boxed = box(*expand(*fuse_class_losses(part.graph, solved.assignment)))
-        laid.append(LaidOut(part.stage, part.crossing, boxed))
+        solved = solver.solve(part.stage, part.graph, own, placement)
+        laid.append(LaidOut(part.stage, part.crossing, _boxed(part.graph, solved.assignment)))
         deduced.append(Deduced.of(part.stage, solved))
     return join_stages(graph, laid, stages), tuple(deduced)
+
+
+def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
+    """A stage with what deduction chose in its own calls and boxings."""
+    graph, assignment = fuse_class_losses(graph, assignment)
+    graph, assignment = expand(verify(graph), assignment)
+    return verify(box(verify(graph), assignment), with_layouts=True)
 
 
 @dataclass(frozen=True)
@@ -137,15 +141,14 @@ class _Solver:
         graph: LogicalGraph,
         hints: Hints,
         placement: Placement,
-        coming: Mapping[str, bool] = MappingProxyType({}),
     ) -> Solved:
         before = self.before.get(stage)
-        found = before.taken(graph, hints, placement, coming) if before else None
+        found = before.taken(graph, hints, placement) if before else None
         if found is None:
             grid = placement.shape
             known = self.known.setdefault(grid, Known(grid, self.cost_model))
-            found = deduce(graph, hints, placement, self.cost_model, coming, known)
-        return Solved(graph, hints, placement, coming, found)
+            found = deduce(graph, hints, placement, self.cost_model, known)
+        return Solved(graph, hints, placement, found)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ Name patterns of stages: what they cover, and what is wrong with them.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import combinations
 
-from weft.compiler.options import Stage
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node
 from weft.layout import Layout, Placement, broadcast_layout, shard_range
+from weft.patterns import around, check_named, covers
+from weft.strategy.parts import Stage
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,6 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(every) > 1 else ''} {', '.join(map(str, every))}"
 
 
-def covers(pattern: str, path: str) -> bool:
-    """Whether a pattern covers a module or a parameter: it names it, or a module around it.
-
-    "embed.*" covers the module "embed" too, with all below. The model itself, the path "", is
-    covered by nothing.
-    """
-    stem = pattern.removesuffix(".*")
-    return any(fnmatchcase(one, pattern) or fnmatchcase(one, stem) for one in _around(path))
-
-
 def pattern_stage(stages: Sequence[Stage], path: str) -> int | None:
     """The first stage with a pattern that covers `path`."""
     for index, stage in enumerate(stages):
@@ -127,16 +116,11 @@ def check_patterns(
     stages: Sequence[Stage], modules: Iterable[str], variables: Sequence[str]
 ) -> None:
     """Raise StrategyError when a pattern covers nothing of the model."""
-    paths = {around for path in (*modules, *variables) for around in _around(path)}
+    paths = {one for path in (*modules, *variables) for one in around(path)}
     for index, stage in enumerate(stages):
         for pattern in stage.patterns:
-            if not any(covers(pattern, path) for path in paths):
-                known = sorted(paths)
-                near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:5]
-                raise StrategyError(
-                    f"stages[{index}]: the pattern {pattern!r} matches nothing; modules and parameters "
-                    f"that exist: {', '.join(near)}"
-                )
+            where = f"stages[{index}]: the pattern {pattern!r}"
+            check_named(where, pattern, paths, "modules and parameters", covers)
 
 
 def check_homes(
@@ -175,10 +159,3 @@ def check_homes(
 def _placed(readers: Sequence[Node], fixed: Mapping[str, int]) -> bool:
     names = [v.name for node in readers if isinstance(node, Call) for v in node.outputs if v]
     return not readers or any(name in fixed for name in names)
-
-
-def _around(path: str) -> Iterator[str]:
-    """The path itself and every module around it: "a.b.c", "a.b", "a"."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]

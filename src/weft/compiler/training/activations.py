@@ -8,20 +8,19 @@ Before: calls outside of a module read what it made. After: they read it through
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from weft.compiler.graph.products_first import ADD
 from weft.compiler.layouts.box import renamed
-from weft.compiler.training.gathers import HINT
-from weft.errors import StrategyError
-from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
+from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
+from weft.ir.nodes import HINT
+from weft.layout import SBP
+from weft.patterns import around, check_named, matches
 
-# Patterns of module paths, and the SBPs of what they return, as texts of hints.
-Layouts: TypeAlias = Sequence[tuple[str, str]]
+# Patterns of module paths, and the SBPs of what they return: one for all axes, or one for each.
+Layouts: TypeAlias = Sequence[tuple[str, tuple[SBP, ...]]]
 
 
 def lay_activations(
@@ -49,8 +48,8 @@ def lay_activations(
         names = {old: new for old, (new, path) in hinted.items() if not _inside(node, path)}
         nodes.append(renamed(node, names))
         if isinstance(node, Call) and node.phase.kind == "forward":
-            for name, path, text in _returned(graph, node, layouts):
-                hint = _hint(node, graph.values[name], text)
+            for name, path, sbps in _returned(graph, node, layouts):
+                hint = _hint(node, graph.values[name], Hint(sbps))
                 nodes.append(hint)
                 hinted[name] = node_outputs(hint)[0].name, path
     return _on_sums(replace(graph, nodes=tuple(nodes)))
@@ -70,7 +69,7 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
             continue
         raw = {name: node_uses(hints[name])[0] for name in terms}
         made = node.makes[0]
-        hint = _hint(node, made, str(hints[terms[0]].args[1]))
+        hint = _hint(node, made, hints[terms[0]].hint)
         for name in terms:
             del nodes[name]
         nodes[made.name] = renamed(node, raw)
@@ -85,24 +84,26 @@ def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str])
     if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
         return ()
     known = [hints[name] for name in node.operands if name in alone]
-    texts = {(hint.args[1:], hint.makes[0].shape) for hint in known}
-    same = len(known) == 2 and texts == {(known[0].args[1:], node.makes[0].shape)}
+    asked = {(hint.hint, hint.makes[0].shape) for hint in known}
+    same = len(known) == 2 and asked == {(known[0].hint, node.makes[0].shape)}
     return node.operands if same else ()
 
 
-def _hint(maker: Call, value: Value, text: str) -> Call:
-    laid = replace(value, name=f"{value.name}.laid")
-    return Call(HINT, (Ref(value.name), text), (), (laid,), maker.location, maker.phase)
+def _hint(maker: Call, value: Value, hint: Hint | None) -> Call:
+    laid, args = replace(value, name=f"{value.name}.laid"), (Ref(value.name),)
+    return Call(HINT, args, (), (laid,), maker.location, maker.phase, hint=hint)
 
 
-def _returned(graph: LogicalGraph, node: Call, layouts: Layouts) -> Iterator[tuple[str, str, str]]:
-    """What a call makes that a module returns: name, outermost such module, and the text for it."""
+def _returned(
+    graph: LogicalGraph, node: Call, layouts: Layouts
+) -> Iterator[tuple[str, str, tuple[SBP, ...]]]:
+    """What a call makes that a module returns: name, outermost such module, and how it is to lie."""
     for value in node_outputs(node):
         for path in _around(node):
-            text = next((text for pattern, text in layouts if fnmatchcase(path, pattern)), None)
-            if text is not None and _leaves(graph, value, path):
+            sbps = next((sbps for pattern, sbps in layouts if matches(pattern, path)), None)
+            if sbps is not None and _leaves(graph, value, path):
                 if value.shape or not _returns_tensors(graph, path):
-                    yield value.name, path, text
+                    yield value.name, path, sbps
                 break
 
 
@@ -130,16 +131,10 @@ def _inside(node: Node, path: str) -> bool:
 
 def _around(node: Call) -> Iterator[str]:
     """The paths of the modules around a call, outermost first."""
-    parts = node.location.module.split(".") if node.location and node.location.module else []
-    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+    return around(node.location.module if node.location else "")
 
 
 def _check(graph: LogicalGraph, layouts: Layouts, modules: Sequence[str]) -> None:
     paths = {path for call in graph.of_kind(Call) for path in _around(call)} | set(modules)
     for pattern, _ in layouts:
-        if not any(fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
-            raise StrategyError(
-                f"activations={{{pattern!r}: …}} names no module; modules that exist: "
-                f"{', '.join(near or sorted(paths)[:5])}"
-            )
+        check_named(f"activations={{{pattern!r}: …}}", pattern, paths, "modules")

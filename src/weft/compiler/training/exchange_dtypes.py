@@ -21,7 +21,7 @@ from weft.compiler.calls import operand_names
 from weft.compiler.layouts.box import renamed
 from weft.compiler.local.aliases import VIEW_OPS
 from weft.compiler.training.gradients import passed_to_gradients
-from weft.compiler.training.precision import CAST, CASTS, Precision, cast_call, dtype_of
+from weft.compiler.training.precision import CAST, CASTS, cast_call
 from weft.ir.logical import (
     FORWARD,
     Box,
@@ -35,6 +35,7 @@ from weft.ir.logical import (
 )
 from weft.layout import Partial
 from weft.ops.dtypes import holds
+from weft.strategy.precision import Precision, dtype_of
 
 _FLOATS = ("float16", "bfloat16", "float32")  # float64 stays: whoever has it means it
 

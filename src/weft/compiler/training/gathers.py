@@ -5,8 +5,8 @@ of its own, in which a hint says from where on the parameter is whole; deduction
 there:
 
     %w.cast0 = aten._to_copy(%w, …)            a cast works on the shard: fewer bytes travel
-    %w.take0 = weft.take(%w.cast0, "S(0)", 0)  where each group has a gather of its own
-    %w.hint0 = weft.hint(%w.take0, "B", 0)
+    %w.take0 = weft.take(%w.cast0) hint(S(0))  where each group has a gather of its own
+    %w.hint0 = weft.hint(%w.take0) hint(B)
     %w.t0    = aten.t(%w.hint0)                a view of the whole
 
 Casts run once a step, at its start: made where they are read, behind the work before it, they would
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from weft.compiler.calls import operand_names
 from weft.compiler.layouts.box import renamed
 from weft.compiler.local.aliases import VIEW_OPS
-from weft.compiler.microbatch.loops import loop_values, runs_in_loop
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
     Call,
+    Hint,
     Input,
     LogicalGraph,
     Node,
@@ -34,9 +34,10 @@ from weft.ir.logical import (
     Value,
     Varying,
     node_uses,
+    runs_in_loop,
 )
+from weft.ir.nodes import HINT, TAKE
 
-HINT, TAKE = "weft.hint", "weft.take"
 # Conversions: of a shard they make the shard.
 _CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default"))
 
@@ -46,18 +47,16 @@ class Gather:
     """How the readers of one parameter get it whole.
 
     Attributes:
-        axis: along which its shards lie.
-        shard: its SBPs, as the text of a hint, for each stage; `*` leaves an axis free.
-        whole: the SBPs in which it is used, for each stage.
+        shard: how it is stored, for each stage.
+        whole: how it is used, for each stage.
         each_time: whether the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
             step for all readers of a stage. Where a block's backward follows its forward with no
             other block between, as that of the last one does, they share what is gathered.
     """
 
-    axis: int
-    shard: tuple[str, ...]
-    whole: tuple[str, ...]
+    shard: tuple[Hint, ...]
+    whole: tuple[Hint, ...]
     each_time: bool
 
     def group(self, reader: Call) -> Hashable:
@@ -123,7 +122,7 @@ class _Rewriter:
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)
-        self.loop = loop_values(self.graph)
+        self.loop = self.graph.loop
 
     def nodes(self) -> list[Node]:
         """Inputs, what is gathered before the micro-batches, and the rest."""
@@ -187,9 +186,8 @@ class _Rewriter:
         """What stands for the whole of a value of a chain, for a reader."""
         gather = self.gathers[self.root[name]]
         if self._is_shard(name):
-            text = gather.whole[reader.phase.stage]
-            source = self._shard(name, reader)
-            return self._new(name, "hint", reader, HINT, (text, gather.axis), source)
+            args = (Ref(self._shard(name, reader)),)
+            return self._new(name, HINT, reader, args, gather.whole[reader.phase.stage])
         return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
 
     def _shard(self, name: str, reader: Call) -> str:
@@ -198,9 +196,8 @@ class _Rewriter:
         stored = self._stored(name, reader)
         if not gather.each_time:
             return stored
-        text, times = gather.shard[reader.phase.stage], self.graph.micro_batches
-        vary = (Varying(tuple(range(times))),) if self._in_loop(reader) else ()
-        return self._new(name, "take", reader, TAKE, (text, gather.axis, *vary), stored)
+        vary = (Varying(tuple(range(self.graph.micro_batches))),) if self._in_loop(reader) else ()
+        return self._new(name, TAKE, reader, (Ref(stored), *vary), gather.shard[reader.phase.stage])
 
     def _stored(self, name: str, reader: Call) -> str:
         """The parameter, or a cast of its shard: one for a step and stage."""
@@ -221,14 +218,13 @@ class _Rewriter:
     def _source(self, name: str) -> str:
         return operand_names(self.chain[name])[0]
 
-    def _new(
-        self, name: str, kind: str, reader: Call, op: str, rest: tuple[Arg, ...], source: str
-    ) -> str:
+    def _new(self, name: str, op: str, reader: Call, args: tuple[Arg, ...], hint: Hint) -> str:
         """A hint on the shard that stands for `name`, or a take of it; one a group."""
+        kind = op.removeprefix("weft.")
         key = (self._group(name, reader), kind, name)
         if key not in self.made:
             value = replace(self.graph.values[name], name=self._name(name, kind))
-            self._append(Call(op, (Ref(source), *rest), (), (value,), reader.location), reader)
+            self._append(Call(op, args, (), (value,), reader.location, hint=hint), reader)
             self.made[key] = value.name
         return self.made[key]
 

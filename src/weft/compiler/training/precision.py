@@ -1,6 +1,4 @@
-"""In which dtypes a step computes, exchanges, adds up and updates, as a strategy says it.
-
-In which dtype the gradients of a step are added up over its micro-batches.
+"""In which dtype the gradients of a step are added up over its micro-batches.
 
 Before: the whole-batch graph, in which an optimizer reads a gradient. After: a gradient of half
 precision goes through float32 on its way there, and with it the place where the split in time adds
@@ -15,124 +13,13 @@ graphs with float32 parameters or masters, take the whole sum: `weft.cast_whole`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import replace
 
 from weft.compiler.training.gradients import gradients, passed_to_gradients, with_sources
-from weft.errors import StrategyError
 from weft.ir.logical import Call, LogicalGraph, Ref, Value
 from weft.ops.call import Token
 from weft.ops.dtypes import holds
-
-Half: TypeAlias = Literal["bf16", "fp16"]
-Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
-HALVES: tuple[Half, ...] = get_args(Half)
-
-# The names that PyTorch has for them.
-_SPELLINGS: dict[str, Dtype] = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-}
-_NAMES: dict[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# What each field takes, beside None.
-_TAKES: dict[str, tuple[str, ...]] = {
-    "compute": HALVES,
-    "parameters": HALVES,
-    "reduce": ("bf16", "fp16", "fp32"),
-    "accumulate": ("fp32",),
-    "activations": ("fp32",),
-}
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The dtypes of a step. None leaves a dtype as the model's own ops make it.
-
-    Dtypes are "bf16", "fp16" and "fp32", or PyTorch's: "bfloat16", `torch.bfloat16`.
-
-    Attributes:
-        compute: the forward runs under autocast: matrix products and convolutions in this dtype.
-            With "fp16" the loss is scaled, as `torch.amp.GradScaler` does it.
-        parameters: what the forward reads of every floating-point parameter, and of what the model
-            is called with, is cast to this dtype; under ZeRO the cast is what travels
-            (`param_dtype` of FSDP2's MixedPrecisionPolicy).
-        reduce: of gradients on their way between ranks (`reduce_dtype` of FSDP2,
-            `grad_reduce_in_fp32` of Megatron); None for the dtype that they have there.
-        accumulate: of sums of gradients over micro-batches: "fp32", or None for the gradients' own
-            (`accumulate_allreduce_grads_in_fp32` of Megatron).
-        masters: optimizers update float32 copies of narrower parameters, which are part of their
-            states, and the parameters are these copies, rounded.
-        activations: "fp32" adds up in float32 what several ranks have parts of in a narrower
-            dtype, such as the outputs of row-split layers; None for their own.
-    """
-
-    compute: Half | None = None
-    parameters: Half | None = None
-    reduce: Dtype | None = None
-    accumulate: Literal["fp32"] | None = "fp32"
-    masters: bool = False
-    activations: Literal["fp32"] | None = None
-
-    def __post_init__(self) -> None:
-        for name in _TAKES:
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
-        if not isinstance(self.masters, bool):
-            raise StrategyError(
-                f"weft.Precision(masters=…) takes True or False, found {self.masters!r}"
-            )
-
-    def content(self) -> dict[str, Any]:
-        """The fields that are set, as plain data."""
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in named if value != getattr(Precision, name)}
-
-
-def precision_of(value: object) -> Precision | None:
-    """The precision that a strategy gives: an object, the dtype to compute in, or None.
-
-    Raises:
-        StrategyError: when it is anything else.
-    """
-    if value is None or isinstance(value, Precision):
-        return value
-    compute = _spelled(value)
-    if compute not in HALVES:
-        raise StrategyError(
-            f"precision= takes one of {', '.join(map(repr, HALVES))}, a weft.Precision(…), or None, "
-            f"found {value!r}"
-        )
-    return Precision(compute)
-
-
-def short_form(value: object) -> object:
-    """A dtype to compute in as "bf16" or "fp16", everything else as it is."""
-    if value is None or isinstance(value, Precision):
-        return value
-    found = precision_of(value)
-    return found and found.compute
-
-
-def dtype_of(name: Dtype) -> str:
-    """PyTorch's name: "bfloat16" of "bf16"."""
-    return _NAMES[name]
-
-
-def _checked(name: str, value: object) -> object:
-    found = _spelled(value)
-    if found is not None and found not in _TAKES[name]:
-        known = ", ".join(map(repr, _TAKES[name]))
-        raise StrategyError(f"weft.Precision({name}=…) takes {known} or None, found {value!r}")
-    return found
-
-
-def _spelled(value: object) -> object:
-    """A dtype by weft's name, where it is PyTorch's own or one of its names."""
-    text = value if isinstance(value, str) else str(value).removeprefix("torch.")
-    return _SPELLINGS.get(text, value)
-
+from weft.strategy.precision import Precision
 
 CAST = "aten._to_copy.default"
 CASTS = frozenset((CAST, "prims.convert_element_type.default", "weft.cast_whole"))

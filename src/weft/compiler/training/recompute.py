@@ -14,16 +14,14 @@ Regions: the parts of the forward that run again, from patterns of modules and o
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 from weft.compiler.layouts.box import renamed
 from weft.compiler.local.aliases import VIEW_OPS
-from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
+from weft.patterns import around, check_named, first_match
 
 # The region of all calls that a pattern of ops names; those of modules are called by their paths.
 OPS = "ops"
@@ -38,11 +36,10 @@ def regions(
         StrategyError: when a pattern names neither a module nor an op of the forward.
     """
     forward = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
-    paths = {around for call in forward for around in _around(_module(call))} | set(modules)
-    ops = {call.op for call in forward}
+    paths = {path for call in forward for path in around(_module(call))} | set(modules)
+    known = paths | {call.op for call in forward}
     for pattern in patterns:
-        if not any(_names(pattern, path) for path in paths) and not _matching(ops, pattern):
-            raise StrategyError(_unknown(pattern, paths, ops))
+        check_named(f"recompute=[{pattern!r}]", pattern, known, "modules and ops of the forward")
     found: dict[str, str] = {}
     for call in forward:
         region = _region(call, patterns)
@@ -79,40 +76,16 @@ def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
 
 def _region(call: Call, patterns: Sequence[str]) -> str | None:
     """The outermost module around a call that a pattern names, or its checkpoint; `OPS` when one names its op."""
-    for path in _around(_module(call)):
-        if any(_names(pattern, path) for pattern in patterns):
+    for path in around(_module(call)):
+        if first_match(patterns, path) is not None:
             return path
     if call.location is not None and call.location.checkpoint is not None:
         return f"checkpoint {call.location.checkpoint}"
-    return OPS if any(fnmatchcase(call.op, pattern) for pattern in patterns) else None
+    return OPS if first_match(patterns, call.op) is not None else None
 
 
 def _module(call: Call) -> str:
     return call.location.module if call.location else ""
-
-
-def _around(path: str) -> Iterator[str]:
-    """The modules around a call, outermost first: "blocks", "blocks.0", "blocks.0.fc"."""
-    parts = path.split(".") if path else []
-    return (".".join(parts[: count + 1]) for count in range(len(parts)))
-
-
-def _names(pattern: str, path: str) -> bool:
-    """Whether a pattern names a module: part by part."""
-    wanted, parts = pattern.split("."), path.split(".")
-    return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
-
-
-def _matching(ops: Iterable[str], pattern: str) -> list[str]:
-    return [op for op in ops if fnmatchcase(op, pattern)]
-
-
-def _unknown(pattern: str, paths: Iterable[str], ops: Iterable[str]) -> str:
-    near = difflib.get_close_matches(pattern, [*paths, *ops], n=3, cutoff=0.4)
-    return (
-        f"recompute=[{pattern!r}]: the pattern names neither a module nor an op of the forward; "
-        f"there are {', '.join(near or [*sorted(paths)[:5], *sorted(ops)[:3]])}"
-    )
 
 
 AFTER = "weft.after"
@@ -125,8 +98,7 @@ def recompute(
 
     Args:
         graph: without layouts; every call has its phase.
-        patterns: of module paths, one part for each part of a path ("blocks.*" is each block), or
-            of ops ("aten.gelu.default").
+        patterns: of module paths ("blocks.*" is each block), or of ops ("aten.gelu.default").
         modules: that a pattern may name, besides those with a call.
 
     Raises:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import renamed
-from weft.compiler.options import Zero
 from weft.compiler.stages.stages import Stages
-from weft.compiler.training.gathers import HINT, Gather, gather_parameters
+from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.errors import StrategyError
 from weft.ir.logical import (
     Call,
+    Hint,
     Input,
     LogicalGraph,
     Node,
@@ -33,7 +33,9 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.layout import SBP, Placement, Split
+from weft.ir.nodes import HINT
+from weft.layout import SBP, Broadcast, Placement, Split
+from weft.strategy.parts import Zero
 
 ACCUMULATE = "weft.accumulate"
 
@@ -145,11 +147,9 @@ class _Zero:
     def graph_of(self, dims: Mapping[str, int]) -> LogicalGraph:
         """The graph with gathers, and at levels 2 and 3 with early reductions."""
         names = {node.key: node.value.name for node in self.graph.of_kind(Input)}
-        shards = {names[key]: self._texts(f"S({dim})") for key, dim in dims.items()}
-        whole, every = self._texts("B"), self.zero.level == 3
-        gathers = {
-            name: Gather(self.zero.axis, shard, whole, every) for name, shard in shards.items()
-        }
+        shards = {names[key]: self._hints(Split(dim)) for key, dim in dims.items()}
+        whole, every = self._hints(Broadcast()), self.zero.level == 3
+        gathers = {name: Gather(shard, whole, every) for name, shard in shards.items()}
         graph = gather_parameters(self.graph, gathers)
         return graph if self.zero.level == 1 else self._reduced_early(graph, shards)
 
@@ -178,15 +178,16 @@ class _Zero:
         updates = (user for user in users if isinstance(user, Update))
         return next((one for one in updates if one.target.name == node.value.name), None)
 
-    def _texts(self, sbp: str) -> tuple[str, ...]:
-        """For each stage the text of a hint that fixes the axis alone."""
+    def _hints(self, sbp: SBP) -> tuple[Hint, ...]:
+        """For each stage a hint that fixes the axis alone."""
+        stored = self.zero.axis
         return tuple(
-            ",".join(sbp if axis == self.zero.axis else "*" for axis in range(placement.axes))
+            Hint(tuple(sbp if axis == stored else None for axis in range(placement.axes)), stored)
             for placement in self.stages.placements
         )
 
     def _reduced_early(
-        self, graph: LogicalGraph, shards: Mapping[str, tuple[str, ...]]
+        self, graph: LogicalGraph, shards: Mapping[str, tuple[Hint, ...]]
     ) -> LogicalGraph:
         """Let gradients be reduced to shards before they are added up over the micro-batches."""
         wanted = {
@@ -206,11 +207,11 @@ class _Zero:
                 nodes.append(node)
         return replace(graph, nodes=tuple(nodes))
 
-    def _shard_hint(self, graph: LogicalGraph, reader: Call, text: str) -> Call:
+    def _shard_hint(self, graph: LogicalGraph, reader: Call, hint: Hint) -> Call:
         source = graph.values[node_uses(reader)[0]]
         shard = Value(f"{source.name}.shard", source.shape, source.dtype)
-        args = (Ref(source.name), text, self.zero.axis)
-        return Call(HINT, args, (), (shard,), reader.location, reader.phase)
+        args = (Ref(source.name),)
+        return Call(HINT, args, (), (shard,), reader.location, reader.phase, hint=hint)
 
 
 def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None:

@@ -11,6 +11,7 @@ from weft.ops.rule import aten, rule
 from weft.ops.rules.common import FIRST, like_first, numbered, shape_of
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reduction=
+CTC, CTC_BACKWARD = "weft.ctc_loss", "weft.ctc_loss_backward"
 
 
 def _marked(factors: Factors, reduction: int) -> Factors:
@@ -66,8 +67,8 @@ rule(aten("soft_margin_loss_backward"), _elementwise_backward(3), linear=FIRST)
 rule(aten("multi_margin_loss"), _rows("n c!, n, _, _, c! -> n", 5))
 rule(aten("multi_margin_loss_backward"), _rows("n, n c!, n, _, _, c! -> n c!", 6), linear=FIRST)
 # The table that the backward reads: [n, steps, twice the longest target and one].
-rule("weft.ctc_loss", "1 n 1, n 1, n, n -> n, n 1 1", kept=(1,))
-rule("weft.ctc_loss_backward", "n, 1 n 1, n 1, n, n, n, n 1 1 -> 1 n 1")
+rule(CTC, "1 n 1, n 1, n, n -> n, n 1 1", kept=(1,), readers=(CTC_BACKWARD,))
+rule(CTC_BACKWARD, "n, 1 n 1, n 1, n, n, n, n 1 1 -> 1 n 1")
 rule(aten("multilabel_margin_loss_forward"), _rows("n c!, n c! -> n, n c!", 2))
 rule(
     aten("multilabel_margin_loss_backward"),

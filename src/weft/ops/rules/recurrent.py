@@ -64,7 +64,13 @@ def _backward_flops(call: OpCall) -> int:
 
 _FORWARD = "t! n i!, g! i!, g! h!, g!, g!, n h!, n h!"
 _STATES = "t! n h!, n h!, n h!"
-rule(LSTM, f"{_FORWARD} -> {_STATES}, n k!", kept=(SAVED,), flops=_flops)
+rule(
+    LSTM,
+    f"{_FORWARD} -> {_STATES}, n k!",
+    kept=(SAVED,),
+    readers=(LSTM_BACKWARD,),
+    flops=_flops,
+)
 rule(
     LSTM_BACKWARD,
     f"{_STATES}, {_FORWARD}, {_STATES}, n+ k! -> t! n i!, g! i!, g! h!, g!, g!, n h!, n h!",

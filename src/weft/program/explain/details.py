@@ -8,19 +8,18 @@ What `Program.explain` says about deduction: whether no layouts could cost less,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.compiler.local.halo import Halo, graph_halos
-from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.join import Deduced
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
 from weft.layout import Layout
+from weft.patterns import covers
 from weft.program.explain.exchanges import exchange_tables
 from weft.program.explain.kernels import bucket_tables
 from weft.program.explain.memory import ProgramMemory
@@ -80,7 +79,9 @@ def details_of(compiled: Compiled, pattern: str) -> str:
         UserError: when nothing matches.
     """
     graph = compiled.graph
-    found = {id(node) for node in graph.nodes if any(_matches(n, pattern) for n in _names(node))}
+    found = {
+        id(node) for node in graph.nodes if any(covers(pattern, name) for name in _names(node))
+    }
     if not found:
         raise UserError(
             f"explain(op={pattern!r}): no op's module, line or name matches, and no name of an input; expected a "
@@ -110,10 +111,6 @@ def _names(node: Node) -> Iterator[str]:
             yield line
             # From any folder on.
             yield from (line[at + 1 :] for at, letter in enumerate(line) if letter in "/\\")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def _readers(graph: LogicalGraph, node: Box) -> Iterator[Node]:
@@ -164,7 +161,7 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
 
 
 def _boxings(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
-    loop = loop_values(graph)
+    loop = graph.loop
     boxes = [node for node in graph.of_kind(Box) if chosen(node)]
     rows = [_boxing_row(graph, node, loop) for node in boxes]
     fetched = tuple((halo, reader) for halo, reader in graph_halos(graph) if chosen(reader))

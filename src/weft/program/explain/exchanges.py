@@ -15,7 +15,6 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.local.halo import graph_halos
-from weft.compiler.microbatch.loops import loop_values
 from weft.compiler.pipeline import Compiled
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.signatures import layout_of
@@ -101,7 +100,7 @@ def _messages(compiled: Compiled) -> str:
 def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
     """All exchanges between ranks, in the order of the graph; border rows at the end."""
     graph = compiled.graph
-    loop, passed = loop_values(graph), passed_to_gradients(graph)
+    loop, passed = graph.loop, passed_to_gradients(graph)
     phases = node_phases(graph, compiled.stages.homes)
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):
@@ -228,7 +227,7 @@ def exchange_tables(graph: LogicalGraph) -> tuple[Table, ...]:
 
 def exchanged(graph: LogicalGraph) -> Counter[tuple[str, str]]:
     """Bytes that all ranks together send in a step, by kind ("all_gather", "halo") and dtype."""
-    loop, found = loop_values(graph), Counter[tuple[str, str]]()
+    loop, found = graph.loop, Counter[tuple[str, str]]()
 
     def times(name: str) -> int:
         return graph.micro_batches if name in loop else 1

@@ -11,7 +11,7 @@ from weft.compiler.schedule.schedule import bubble, busy
 from weft.hardware import links_text, usual_device
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.program.explain.memory import KINDS, ProgramMemory
-from weft.units import bytes_text
+from weft.units import Seconds, bytes_text, seconds_text
 
 # From this part of the memory limit on, memory is what limits.
 TIGHT = 0.9
@@ -45,8 +45,8 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
         f"links as measured, {links_text(options.device)}" if options.device else "usual devices"
     )
     yield (
-        f"limited by {first}, as estimated ({known}): {_ms(computing)} of computing and "
-        f"{_ms(communication)} of communication on a rank, the one beside the other where it can be"
+        f"limited by {first}, as estimated ({known}): {seconds_text(computing)} of computing and "
+        f"{seconds_text(communication)} of communication on a rank, the one beside the other where it can be"
     )
     limit, most = options.memory_limit, max(each.predicted.peak for each in peaks)
     if limit is not None and most >= TIGHT * limit:
@@ -56,18 +56,18 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
         least, largest = f"{100 * min(idle):.0f}", f"{100 * max(idle):.0f}"
         share = f"{least} %" if least == largest else f"{least} to {largest} %"
         yield (
-            f"estimated {_ms(schedule.rehearsal.makespan)} a step, in which ranks have nothing to compute for "
-            f"{share} of the time"
+            f"estimated {seconds_text(Seconds(schedule.rehearsal.makespan))} a step, in which ranks have "
+            f"nothing to compute for {share} of the time"
         )
 
 
-def _seconds(compiled: Compiled, options: Options) -> tuple[float, float]:
+def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
     """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
     schedule = compiled.schedule
     if schedule.rehearsal is not None:
         ranks = [plan.rank for plan in schedule.plans]
         return (
-            max(sum(busy(schedule, rank).values()) for rank in ranks),
+            max(Seconds(sum(busy(schedule, rank).values())) for rank in ranks),
             max(
                 _busiest(_rehearsed(compiled, plan))
                 for plan in schedule.plans
@@ -77,28 +77,25 @@ def _seconds(compiled: Compiled, options: Options) -> tuple[float, float]:
     device = options.device or usual_device(compiled.graph.placements[0].device_type)
     durations = Durations(device, compiled.plan.communicators)
     plan, program = compiled.plan.ranks[0], compiled.programs[0]
-    computing, queues = 0.0, dict[str, float]()
+    computing, queues = 0.0, dict[str, Seconds]()
     for actor, seconds in zip(plan.actors, durations.of(program, plan.actors), strict=True):
         if isinstance(actor, Compute):
             computing += seconds
         elif isinstance(actor, Communicate):
-            queues[actor.queue] = queues.get(actor.queue, 0.0) + seconds
-    return computing, _busiest(queues)
+            queues[actor.queue] = Seconds(queues.get(actor.queue, 0.0) + seconds)
+    return Seconds(computing), _busiest(queues)
 
 
-def _rehearsed(compiled: Compiled, plan: RankPlan) -> dict[str, float]:
+def _rehearsed(compiled: Compiled, plan: RankPlan) -> dict[str, Seconds]:
     """Seconds that each queue of communication of a rank is busy, as rehearsed."""
-    found: dict[str, float] = {}
+    found: dict[str, Seconds] = {}
     for act in compiled.schedule.timeline(plan.rank):
         actor = plan.actors[act.actor]
         if isinstance(actor, Communicate):
-            found[actor.queue] = found.get(actor.queue, 0.0) + act.end - act.start
+            before = found.get(actor.queue, 0.0)
+            found[actor.queue] = Seconds(before + act.end - act.start)
     return found
 
 
-def _busiest(queues: dict[str, float]) -> float:
-    return max(queues.values(), default=0.0)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+def _busiest(queues: dict[str, Seconds]) -> Seconds:
+    return max(queues.values(), default=Seconds(0.0))

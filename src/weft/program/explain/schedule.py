@@ -15,18 +15,28 @@ from rich.table import Table
 
 from weft.boxing import steps
 from weft.compiler.families.table import with_statistics
-from weft.compiler.microbatch.loops import cut_leaves, loop_values, runs_in_loop
+from weft.compiler.microbatch.loops import cut_leaves
 from weft.compiler.schedule.phases import node_phases
 from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
 from weft.compiler.signatures import layout_of
 from weft.compiler.stages.balance import call_cost
 from weft.compiler.stages.stages import Stages
 from weft.hardware import CostModel
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, node_outputs, node_uses
+from weft.ir.logical import (
+    Box,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    node_outputs,
+    node_uses,
+    runs_in_loop,
+)
 from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
 from weft.program.explain.tables import table
-from weft.units import ITEM_SIZE, bytes_text
+from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
 
 _KINDS: tuple[PhaseKind, ...] = ("forward", "backward", "weight")
 _COLUMNS = ("stage", "rank", "in flight", *_KINDS, "idle")
@@ -44,7 +54,7 @@ def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
         _COLUMNS,
         (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
     )
-    made.caption = f"estimated {_seconds(scheduled.rehearsal.makespan)} a step"
+    made.caption = f"estimated {seconds_text(Seconds(scheduled.rehearsal.makespan))} a step"
     made.caption_justify = "left"
     return (made,)
 
@@ -57,13 +67,9 @@ def _rows(scheduled: Scheduled, plan: RankPlan) -> Iterator[tuple[str, ...]]:
             str(stage),
             str(plan.rank),
             str(in_flight(plan, stage)),
-            *(_seconds(times[kind]) if kind in times else "" for kind in _KINDS),
+            *(seconds_text(times[kind]) if kind in times else "" for kind in _KINDS),
             f"{bubble(scheduled, plan.rank):.0%}",
         )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 # As many modules of a stage are named.
@@ -97,7 +103,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
 
 def _work(graph: LogicalGraph) -> Counter[int]:
     """What the calls of each stage cost in a step, on whole tensors."""
-    loop, found = loop_values(graph), Counter[int]()
+    loop, found = graph.loop, Counter[int]()
     for call in graph.of_kind(Call):
         times = graph.micro_batches if runs_in_loop(call, loop) else 1
         found[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
@@ -106,7 +112,7 @@ def _work(graph: LogicalGraph) -> Counter[int]:
 
 def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
     """Bytes that come to each stage from other ranks in a step."""
-    loop, found = loop_values(graph), Counter[int]()
+    loop, found = graph.loop, Counter[int]()
     phases = node_phases(graph, stages.homes)
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):
@@ -143,7 +149,7 @@ def time_notes(graph: LogicalGraph) -> Iterator[str]:
     if graph.micro_batches == 1:
         return
     leaves = [node for node in graph.of_kind(Input) if node.value.name in cut_leaves(graph)]
-    loop, calls = loop_values(graph), graph.of_kind(Call)
+    loop, calls = graph.loop, graph.of_kind(Call)
     inside = sum(runs_in_loop(call, loop) for call in calls)
     names = ", ".join(node.key for node in leaves) or "nothing of the batch is cut"
     samples = leaves[0].value.shape[1] if leaves else 0
@@ -158,7 +164,7 @@ def exceptions(graph: LogicalGraph) -> Iterator[str]:
     """What is not as in a step of the whole batch."""
     if graph.micro_batches == 1:
         return
-    loop, calls = loop_values(graph), graph.of_kind(Call)
+    loop, calls = graph.loop, graph.of_kind(Call)
     for name, modules in _normalized(calls, loop).items():
         yield (
             f"{name} sees micro-batches in {', '.join(modules)}: statistics of each, and a new version "
@@ -179,7 +185,7 @@ def _normalized(calls: list[Call], loop: frozenset[str]) -> dict[str, dict[str, 
 
 def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
     """The calls that make one value of all micro-batches for which a node of the loop waits."""
-    loop = loop_values(graph)
+    loop = graph.loop
     causes: dict[str, frozenset[int]] = {}
     found: set[int] = set()
     for number, node in enumerate(graph.nodes):

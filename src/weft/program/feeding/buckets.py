@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from weft.capture.tree import flatten, unflatten
 from weft.errors import BatchError, UserError
+from weft.patterns import first_match
+from weft.strategy.normal import hold
 
 
+@final
 @dataclass(frozen=True)
 class Buckets:
     """Lengths that a dimension of batches is padded to, at its end.
@@ -36,9 +38,7 @@ class Buckets:
     dim: int
 
     def __init__(self, sizes: Iterable[int], values: Mapping[str, float], dim: int = 1) -> None:
-        object.__setattr__(self, "sizes", tuple(sizes))
-        object.__setattr__(self, "values", dict(values))
-        object.__setattr__(self, "dim", dim)
+        hold(self, sizes=tuple(sizes), values=dict(values), dim=dim)
         whole = all(isinstance(size, int) and size > 0 for size in self.sizes)
         if not self.sizes or not whole or list(self.sizes) != sorted(set(self.sizes)):
             raise UserError(f"weft.Buckets(sizes=…) takes rising lengths, found {self.sizes}")
@@ -83,7 +83,8 @@ class Buckets:
         return sizes
 
     def _value(self, key: str) -> float | None:
-        return next((self.values[p] for p in self.values if fnmatchcase(key, p)), None)
+        chosen = first_match(self.values, key)
+        return None if chosen is None else self.values[chosen]
 
     def _size(self, key: str, leaf: torch.Tensor) -> int:
         if not -leaf.dim() <= self.dim < leaf.dim():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ import torch
 from weft.capture.tree import flatten, unflatten
 from weft.errors import UserError
 from weft.layout import SBP, Broadcast, Placement, Split
-from weft.program.strategy.strategy import Strategy
-from weft.program.strategy.text import SBPs
+from weft.patterns import matches
 from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
 from weft.tensor import GlobalTensor
 from weft.tensor.create import from_local
 
@@ -66,7 +66,7 @@ class LocalBatch:
         """How a leaf lies, one SBP for each axis."""
         axes = self._placement.axes
         for pattern, given in self._patterns.items():
-            if key == pattern or fnmatchcase(key, pattern):
+            if matches(pattern, key):
                 every = given if isinstance(given, tuple) else (given,) * axes
                 if len(every) == axes:
                     return tuple(

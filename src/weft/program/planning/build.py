@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from weft.compiler.layouts.deduce import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.replays import replays
-from weft.compiler.training.precision import Precision
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -39,12 +37,15 @@ from weft.program.feeding.shards import (
 from weft.program.live.holds import Lying
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.cuda.backend import backend_of
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.cuda.graphs import CudaTape, graph_mode
+from weft.runtime.cuda.graphs import graph_mode
 from weft.runtime.cuda.replay import Replayer, obstacle
+from weft.runtime.cuda.streams import MakeStreams
 from weft.runtime.executor.state import Variables
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.world import World
+from weft.strategy.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def build(
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizers: Optimizers,
-) -> dict[int, Executor | DeviceExecutor]:
+) -> dict[int, ThreadExecutor | DeviceExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
 
     Raises:
@@ -130,7 +131,7 @@ def build(
     world = setting.world
     world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
     channels = world.connect(compiled.plan.communicators)
-    executors: dict[int, Executor | DeviceExecutor] = {}
+    executors: dict[int, ThreadExecutor | DeviceExecutor] = {}
 
     def start() -> None:
         for plan in compiled.plan.ranks:
@@ -153,7 +154,7 @@ def _executor(
     plan: RankPlan,
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
-) -> Executor | DeviceExecutor:
+) -> ThreadExecutor | DeviceExecutor:
     """What runs the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
@@ -162,9 +163,12 @@ def _executor(
         key: local_part(constants[key], layout, plan.rank).to(device)
         for key, layout in layouts.items()
     }
-    make = _on_streams(setting, compiled, plan, device) if has_streams(device) else Executor
+    backend = backend_of(device)
+    make: Callable[..., ThreadExecutor | DeviceExecutor] = ThreadExecutor
+    if backend.streams is not None:
+        make = _on_streams(setting, compiled, plan, device, backend.streams)
     # What is compiled and measured on the way runs on the current device.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with backend.current(device):
         return make(
             plan,
             channels,
@@ -177,17 +181,16 @@ def _executor(
         )
 
 
-def has_streams(device: torch.device) -> bool:
-    """Whether work on a device is put on streams and goes on by itself."""
-    return device.type == "cuda"
-
-
 def _on_streams(
-    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+    setting: Setting,
+    compiled: Compiled,
+    plan: RankPlan,
+    device: torch.device,
+    make_streams: MakeStreams,
 ) -> Callable[..., DeviceExecutor]:
-    """An executor that runs the acts of a step as they were rehearsed."""
+    """An executor that runs the acts of a step in the order in which they were simulated."""
     replayer = make_replayer(setting, compiled, plan, device)
-    make = partial(DeviceExecutor, replayer=replayer)
+    make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
     rehearsal = compiled.schedule.rehearsal
     if rehearsal is None:
         return make
@@ -199,11 +202,12 @@ def make_replayer(
 ) -> Replayer | None:
     """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
-    if device.type != "cuda" or len(setting.world.ranks) > 1:
+    make_tape = backend_of(device).tape
+    if make_tape is None or len(setting.world.ranks) > 1:
         return None
     (program,) = (each for each in compiled.programs if each.rank == plan.rank)
     chosen = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
-    return Replayer(plan, chosen, CudaTape(device), device, setting.seed)
+    return Replayer(plan, chosen, make_tape(device), device, setting.seed)
 
 
 def evaluation(

@@ -8,7 +8,7 @@ from weft.errors import RankFailure
 from weft.program.everyone import told
 from weft.program.planning.build import Setting
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.failures.board import first_line
 
 
@@ -28,7 +28,7 @@ class Failed:
         self,
         number: int,
         error: BaseException,
-        executors: Mapping[int, Executor | DeviceExecutor],
+        executors: Mapping[int, ThreadExecutor | DeviceExecutor],
         renew: Callable[[], None],
         drop: Callable[[], None],
     ) -> None:

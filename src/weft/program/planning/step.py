@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
-from weft.compiler.training.precision import Precision
 from weft.errors import UserError
 from weft.program.feeding.shards import layouts_of_shards, without_shards
 from weft.program.live.unwrapped import unwrapped
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
+from weft.strategy.precision import Precision
 
 # What the graph of a step depends on, in words.
 _Facts: TypeAlias = tuple[str, ...]
@@ -38,6 +38,7 @@ class _Known:
         return (self.device_type, self.precision) == (device_type, precision) and not differs
 
 
+@final
 class Step:
     """One training or evaluation step of an ordinary model, for `weft.compile` with one strategy after another.
 

@@ -29,7 +29,7 @@ from weft.program.planning.build import Setting, build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 
 Planned: TypeAlias = tuple[Captured, Compiled]
 # How often a program is planned; each plan keeps its threads and its kernels.
@@ -44,7 +44,7 @@ class Variant:
     number: int
     captured: Captured
     compiled: Compiled
-    executors: Mapping[int, Executor | DeviceExecutor]
+    executors: Mapping[int, ThreadExecutor | DeviceExecutor]
     feeder: Feeder
     guards: Guards
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.actors.needs import ActKey, Needs
+from weft.actors.dependencies import ActKey, Dependencies
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
 from weft.runtime.executor.trace import Record, Span
 
@@ -29,9 +29,9 @@ class Ran:
         return (COMPUTE, HOST, *sorted(found, key=lambda name: (len(name), name)))
 
     @cached_property
-    def needs(self) -> Needs:
+    def dependencies(self) -> Dependencies:
         """What its acts need."""
-        return Needs(self.plan)
+        return Dependencies(self.plan)
 
     @cached_property
     def begins(self) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from weft.actors.ensemble import Timed
+from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels
 from weft.ir.plan import Collective, Communicate, Communicator, RankPlan, Transfer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from weft.actors.needs import Need
+from weft.actors.dependencies import Dependency
 from weft.ir.plan import COMPUTE
 from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Arrow, RankTrace, Slice
@@ -28,8 +28,8 @@ def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
         free: when the queue had ended the act before, or the step began, in nanoseconds.
         names: what actors are called.
     """
-    late: tuple[int, Need] | None = None
-    for need in ran.needs.of(ran.key(span)):
+    late: tuple[int, Dependency] | None = None
+    for need in ran.dependencies.of(ran.key(span)):
         other = ran.spans.get(need.act)
         if other is not None and other[2] > (free if late is None else late[0]):
             late = other[2], need
@@ -64,7 +64,7 @@ def arrows(ran: Ran) -> Iterator[Arrow]:
     """What passed from one queue to another."""
     for span in ran.record.spans:
         target = ran.actor(span).queue
-        for need in ran.needs.of(ran.key(span)):
+        for need in ran.dependencies.of(ran.key(span)):
             made = ran.spans.get(need.act)
             if made is None or need.copy or ran.actor(made).queue == target:
                 continue

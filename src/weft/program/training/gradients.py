@@ -27,7 +27,7 @@ from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, pa
 from weft.program.live.masters import follow
 from weft.program.planning.build import Setting, build, compiled_like
 from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import Executor
+from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor import GlobalTensor
 from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
@@ -78,7 +78,7 @@ class Gradients:
         # Plans of steps, and the keys of the parameters that each updates.
         self._steps: list[tuple[Compiled, frozenset[str]]] = []
         # Plans of updates, by the keys of the parameters that have a gradient.
-        self._plans: dict[tuple[str, ...], dict[int, Executor | DeviceExecutor]] = {}
+        self._plans: dict[tuple[str, ...], dict[int, ThreadExecutor | DeviceExecutor]] = {}
         # All parameters that may have a gradient for the optimizers, by name.
         self._parameters: dict[str, Tensor] = {}
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
@@ -190,7 +190,7 @@ class Gradients:
         keys = self._keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
-    def executors(self) -> dict[int, Executor | DeviceExecutor]:
+    def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
         """What runs an update by what is in `parameter.grad`.
 
         Raises:
@@ -211,7 +211,7 @@ class Gradients:
             self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
         return self._plans[keys]
 
-    def update(self, executors: Mapping[int, Executor | DeviceExecutor]) -> dict[str, Tensor]:
+    def update(self, executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> dict[str, Tensor]:
         """One update by what is in `parameter.grad`, which is None afterwards.
 
         Args:
@@ -365,7 +365,7 @@ def _bare(node: Input) -> Input:
     return replace(node, value=replace(node.value, layout=None))
 
 
-def _end(executors: Mapping[int, Executor | DeviceExecutor]) -> None:
+def _end(executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> None:
     """End the threads of a plan."""
     for executor in executors.values():
         executor.close()

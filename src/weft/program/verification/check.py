@@ -11,7 +11,6 @@ from torch import Tensor
 
 from weft.capture.outputs import Number
 from weft.capture.precision import Casts
-from weft.compiler.training.precision import Precision
 from weft.errors import VerificationError
 from weft.program.everyone import everyone
 from weft.program.verification.compare import (
@@ -37,6 +36,7 @@ from weft.program.verification.planned import (
 from weft.program.verification.report import CHANGES, DIFFERS, Verified, failure_text, in_order
 from weft.program.verification.snapshot import Snapshot
 from weft.program.verification.updates import PlainUpdate
+from weft.strategy.precision import Precision
 
 # How often parameters are moved where something differs.
 _MOVEMENTS = 6

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,20 +12,14 @@ from weft.capture.optimizers.groups import Optimizing
 from weft.ir.plan import RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.cuda.cuda_streams import CudaStreams
 from weft.runtime.cuda.launch_record import LaunchRecorder
 from weft.runtime.cuda.launches import Key, Launch, launches
 from weft.runtime.cuda.replay import Replayer
-from weft.runtime.cuda.streams import Inline, Streams
+from weft.runtime.cuda.streams import MakeStreams
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.work import Rank
 from weft.runtime.world.world import TIMEOUT
-
-# Makes the streams of a rank, given its device, its acts, the time-out, and names of acts by place.
-MakeStreams: TypeAlias = Callable[
-    [torch.device, Sequence[Launch], float, Callable[[int], str]], Streams
-]
 
 
 class DeviceExecutor(RankExecutor):
@@ -40,13 +33,13 @@ class DeviceExecutor(RankExecutor):
         device: the rank's device.
         variables: shards of all inputs of the plan that are no batch; states that the optimizer
             makes may be missing.
+        make_streams: what makes the streams.
         optimizer: the user's, one or several, for plans with updates.
         seed: of the random ops.
         timeout: seconds without the end of any act after which a step gives up.
         kernels: how segments run.
-        order: (actor, micro-batch) of all acts of a step, as rehearsed; by default that of the plan.
+        order: (actor, micro-batch) of all acts of a step, as simulated; by default that of the plan.
         replayer: what replays segments as CUDA graphs, if any.
-        make_streams: what makes the streams.
     """
 
     def __init__(
@@ -55,6 +48,7 @@ class DeviceExecutor(RankExecutor):
         channels: Mapping[int, Channel],
         device: torch.device,
         variables: Variables,
+        make_streams: MakeStreams,
         *,
         optimizer: Optimizing = None,
         seed: int = 0,
@@ -62,15 +56,13 @@ class DeviceExecutor(RankExecutor):
         kernels: Kernels = "aten",
         order: Iterable[tuple[int, int]] | None = None,
         replayer: Replayer | None = None,
-        make_streams: MakeStreams | None = None,
     ) -> None:
         own = Rank(
             plan, device, channels, variables, optimizer, seed, kernels=kernels, replayer=replayer
         )
         super().__init__(plan, own)
         self._launches = launches(plan, self._works, order)
-        make = make_streams or (CudaStreams if device.type == "cuda" else _inline)
-        self._streams = make(device, self._launches, timeout, self._act_text)
+        self._streams = make_streams(device, self._launches, timeout, self._act_text)
         self.recorder = LaunchRecorder(self._launches, self._streams)
         for channel in channels.values():
             channel.watch(self._fail)
@@ -122,9 +114,3 @@ class DeviceExecutor(RankExecutor):
         actor = self.plan.actors[launch.actor]
         when = f"micro-batch {launch.micro}" if actor.acts > 1 else "the step"
         return f"{actor_text(actor)}, {when}"
-
-
-def _inline(
-    device: torch.device, acts: Sequence[Launch], timeout: float, text: Callable[[int], str]
-) -> Streams:
-    return Inline(len(acts))

@@ -2,6 +2,10 @@
 
 There the host need not wait for anything: one thread puts all acts of a rank on the streams of
 their queues, in an order that is fixed when compiling, and events make streams wait for each other.
+
+The rank's machines are driven through that order once, when the list is made: an act has ended when
+it is on the list, and they raise where it may not act. They do the same in every step, so the list
+is all that a step needs.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from weft.actors.needs import needs_in_step
+from weft.actors import Act, RankDriver
+from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
 from weft.runtime.executor.work import Work
@@ -64,7 +69,7 @@ def launches(
             of them. By default that of the plan, for plans without micro-batches.
 
     Raises:
-        InternalError: when the order lacks an act, or an act stands before one that it needs.
+        InternalError: when the order lacks an act, or an act stands where it may not act yet.
     """
     acts = [actor for actor in plan.actors if not isinstance(actor, Hold)]
     every = [(actor.id, micro) for actor in acts for micro in range(actor.acts)]
@@ -72,25 +77,31 @@ def launches(
     if sorted(ordered) != sorted(every):
         raise InternalError(f"rank {plan.rank}: the order has not every act of the plan once")
     places = {act: place for place, act in enumerate(ordered)}
-    builder = _Builder(plan, works, places)
-    return tuple(builder.launch(*act) for act in ordered)
+    recorder = _Recorder(plan, works, places)
+    driver = RankDriver(plan, recorder)
+    driver.begin(0)
+    for act in ordered:
+        driver.run(*act)
+    return tuple(recorder.launches)
 
 
 @dataclass
-class _Builder:
-    """Makes launches in their order.
+class _Recorder:
+    """An executor that puts acts on a list (`weft.actors.driver`).
 
     Attributes:
+        launches: those started so far.
         waited: for two queues, up to which place the first has waited for the second.
     """
 
     plan: RankPlan
     works: Mapping[int, Work]
     places: Mapping[tuple[int, int], int]
+    launches: list[Launch] = field(default_factory=list)
     waited: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.needs = needs_in_step(self.plan)
+        self.dependencies = dependencies_in_step(self.plan)
         self.producers = {r.value.name: r.producer for r in self.plan.registers}
         # The last place at which each version is read.
         self.last: dict[Key, int] = {}
@@ -99,12 +110,20 @@ class _Builder:
                 key = self._key(actor, micro, name)
                 self.last[key] = max(place, self.last.get(key, -1))
 
-    def launch(self, actor: int, micro: int) -> Launch:
+    def start(self, act: Act) -> bool:
+        """Put an act on the list, where it has ended for those that come after it."""
+        self.launches.append(self._launch(act.actor, act.micro))
+        return True
+
+    def free(self, register: str, version: int) -> None:
+        """A launch says itself what it reads last."""
+
+    def _launch(self, actor: int, micro: int) -> Launch:
         place, queue = self.places[actor, micro], _queue(self.plan.actors[actor])
         work = self.works[actor]
         reads = tuple(self._read(actor, micro, name) for name in work.reads)
         writes = tuple(self._written(actor, micro, name) for name in work.writes)
-        waits = self._waits(place, queue, self.needs[actor, micro])
+        waits = self._waits(place, queue, self.dependencies[actor, micro])
         return Launch(place, actor, micro, queue, reads, writes, waits)
 
     def _key(self, actor: int, micro: int, name: str) -> Key:
@@ -129,10 +148,6 @@ class _Builder:
         latest: dict[str, int] = {}
         for act in needs:
             other, there = _queue(self.plan.actors[act[0]]), self.places[act]
-            if there >= place:
-                raise InternalError(
-                    f"rank {self.plan.rank}: act {place} of the order needs act {there}, {act}"
-                )
             if other != queue and there > self.waited.get((queue, other), -1):
                 latest[other] = max(there, latest.get(other, -1))
         self.waited.update({(queue, other): there for other, there in latest.items()})

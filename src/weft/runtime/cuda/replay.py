@@ -23,7 +23,7 @@ from torch import Tensor
 
 from weft.compiler.schedule.replays import Replays
 from weft.ir.plan import Compute, RankPlan
-from weft.runtime.executor.batches import Batches
+from weft.runtime.executor.state import Batches
 from weft.runtime.kernels.generated import UNIFORM, Kernel, is_local
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from weft.runtime.cuda.launches import Launch
@@ -54,11 +56,17 @@ class Streams(ABC):
 
 
 class Inline(Streams):
-    """Everything runs at once, where it is called."""
+    """Everything runs at once, where it is called; the arguments are those of any `MakeStreams`."""
 
-    def __init__(self, count: int) -> None:
-        self._begun = [0] * count
-        self._ended = [0] * count
+    def __init__(
+        self,
+        device: torch.device,
+        launches: Sequence[Launch],
+        timeout: float,
+        unfinished: Callable[[int], str],
+    ) -> None:
+        self._begun = [0] * len(launches)
+        self._ended = [0] * len(launches)
 
     def begin(self) -> None:
         """Nothing goes on from step to step."""
@@ -83,3 +91,9 @@ class Inline(Streams):
 
     def times(self) -> Sequence[tuple[int, int]]:
         return list(zip(self._begun, self._ended, strict=True))
+
+
+# Makes the streams of a rank, given its device, its acts, the time-out, and names of acts by place.
+MakeStreams: TypeAlias = Callable[
+    [torch.device, Sequence[Launch], float, Callable[[int], str]], Streams
+]

@@ -1,18 +1,15 @@
-"""One queue at run time: its state machine, its mailbox, and the work of its actors."""
+"""One queue at run time: the driver of its state machine, its mailbox and its thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from threading import Lock
-from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
-from torch import Tensor
-
-from weft.actors import Act, Action, EndStep, Event, Free, QueueMachine, Ready, Send
+from weft.actors import Act, Driver, Event, QueueMachine, Ready, Released
 from weft.ir.plan import COMPUTE
-from weft.runtime.executor.trace import Span
+from weft.runtime.executor.queue_work import QueueWork
 from weft.runtime.executor.work import Work
 
 
@@ -31,14 +28,7 @@ Control: TypeAlias = "Ended | Stop"
 Mailbox: TypeAlias = "SimpleQueue[Event | Control]"
 
 
-class ActError(Exception):
-    """An actor raised; `__cause__` is what it raised."""
-
-    def __init__(self, act: Act) -> None:
-        super().__init__(f"{act} raised")
-        self.act = act
-
-
+@final
 class Queue:
     """Runs the actors of one queue, on the one thread that calls `receive`, or `serve`.
 
@@ -63,6 +53,8 @@ class Queue:
     ) -> None:
         self.name = machine.queue
         self.machine = machine
+        self.work = QueueWork(machine, works)
+        self.driver = Driver(machine, self.work, self)
         self.mailbox: Mailbox = SimpleQueue()
         # An entry wakes the thread that serves this queue. The compute queue's thread waits for its
         # mailbox instead.
@@ -73,12 +65,6 @@ class Queue:
         self.left: Act | None = None
         # Queues to which this one has sent messages that nobody was told to handle yet.
         self.told: list[Queue] = []
-        # What actors of this queue have yet to read, by register and version; dropped after the
-        # last of them. The producer's queue puts a tensor here before it sends `Ready`.
-        self.tensors: dict[tuple[str, int], Tensor] = {}
-        # When each act of the last step ran (`weft.runtime.executor.trace`).
-        self.spans: list[Span] = []
-        self._works = works
         self._queues = queues
         self._on_end = on_end
         self._on_control = on_control
@@ -90,7 +76,8 @@ class Queue:
         Raises:
             ActError: when an actor raises.
         """
-        self._go_on(self._handle(message))
+        self._handle(message)
+        self._go_on(self.driver.next())
 
     def serve(self) -> None:
         """Wait for the bell, then run what was left and handle all messages.
@@ -103,7 +90,7 @@ class Queue:
             act, self.left = self.left, None
             self._go_on(act)
             while not self.mailbox.empty():
-                self._go_on(self._handle(self.mailbox.get()))
+                self.receive(self.mailbox.get())
             self.call()
 
     def post(self, message: Event | Control) -> None:
@@ -145,94 +132,58 @@ class Queue:
         """
         act, self.left = self.left, None
         if act is not None:
-            self._run(act)
-            self._catch_up()
-            self.left = self._follow(self.machine.finish())
+            self.driver.run(act)
+            while self._handle_next():
+                pass
+            self.left = self.driver.next()
         self.call()
         if not self.rests:
             self.bell.put(None)
 
+    def send(self, queue: str, event: Ready | Released) -> None:
+        """Hand an event to another queue, with the tensor that it may read now."""
+        target = self._queues[queue]
+        if type(event) is Ready:
+            self.work.hand_on(event.register, event.version, target.work)
+        target.mailbox.put(event)
+        if target.name != COMPUTE:
+            self.told.append(target)
+
+    def end_step(self, step: int) -> None:
+        """All actors of this queue have acted for a step."""
+        self._on_end(step)
+
     def _catch_up(self) -> None:
         """Handle messages up to one that starts an act, in place of the thread of this queue."""
-        while self.left is None and not self.mailbox.empty():
-            message = self.mailbox.get()
-            if isinstance(message, Stop):  # it ends the other thread, not this one
-                self.mailbox.put(message)
-                break
-            self.left = self._handle(message)
+        while self.left is None and self._handle_next():
+            self.left = self.driver.next()
         self.call()
 
     def _go_on(self, act: Act | None) -> None:
         """Run an act that was started, and all that follow from it."""
-        finish, mailbox = self.machine.finish, self.mailbox
+        driver, mailbox = self.driver, self.mailbox
         while act is not None:
             if self.told:
                 self.call()
-            self._run(act)
-            # What arrived meanwhile counts when the next actor is chosen; no other starts while
-            # this one is not finished.
+            driver.run(act)
+            # What arrived meanwhile counts when the next actor is chosen.
             while not mailbox.empty():
                 self._handle(mailbox.get())
-            act = self._follow(finish())
+            act = driver.next()
 
-    def _handle(self, message: Event | Control) -> Act | None:
+    def _handle_next(self) -> bool:
+        """Handle a message in place of the thread of this queue; False if there is none for others."""
+        if self.mailbox.empty():
+            return False
+        message = self.mailbox.get()
+        if isinstance(message, Stop):  # it ends the other thread, not this one
+            self.mailbox.put(message)
+            return False
+        self._handle(message)
+        return True
+
+    def _handle(self, message: Event | Control) -> None:
         if isinstance(message, (Ended, Stop)):
             self._on_control(message)
-            return None
-        return self._follow(self.machine.handle(message))
-
-    def _follow(self, actions: Sequence[Action]) -> Act | None:
-        """Do what the machine says; the act that it starts is left to the caller."""
-        act = None
-        for action in actions:
-            if type(action) is Act:
-                act = action
-            else:
-                self._obey(action)
-        return act
-
-    def _obey(self, action: Action) -> None:
-        if type(action) is Send:
-            event = action.event
-            target = self._queues[action.queue]
-            key = (event.register, event.version)
-            # Variables are written in place: their `Ready` brings no tensor.
-            if type(event) is Ready and key in self.tensors:
-                target.tensors[key] = self.tensors[key]
-            target.mailbox.put(event)
-            if target.name != COMPUTE:
-                self.told.append(target)
-        elif type(action) is Free:
-            self.tensors.pop((action.register, action.version), None)
-        elif type(action) is EndStep:
-            self._on_end(action.step)
-
-    def _inputs(self, work: Work, act: Act, version: int) -> list[Tensor]:
-        """What an act reads; what it is the last of this queue to read, nobody else holds then."""
-        tensors = self.tensors
-        if work.alone:
-            return [tensors.pop((name, version)) for name in work.reads]
-        inputs = []
-        for name in work.reads:
-            once = name in work.once
-            key = (name, act.step if once else version)
-            again = once and act.micro + 1 < work.acts
-            last = not again and self.machine.readers_left(*key) == 1
-            inputs.append(tensors.pop(key) if last else tensors[key])
-        return inputs
-
-    def _run(self, act: Act) -> None:
-        work = self._works[act.actor]
-        _, step, micro = act
-        version = step * work.acts + micro
-        begun = perf_counter_ns()
-        try:
-            outputs = work.act(step, micro, self._inputs(work, act, version))
-        except BaseException as error:
-            raise ActError(act) from error
-        self.spans.append((act, begun, perf_counter_ns()))
-        for name, tensor in zip(work.writes, outputs, strict=True):
-            if name not in work.once:
-                self.tensors[name, version] = tensor
-            elif micro + 1 == work.acts:
-                self.tensors[name, step] = tensor
+        else:
+            self.driver.receive(message)

@@ -23,7 +23,8 @@ from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.executor.lone_acts import LoneActs
-from weft.runtime.executor.queues import ActError, Control, Ended, Queue, Stop
+from weft.runtime.executor.queue_work import ActError
+from weft.runtime.executor.queues import Control, Ended, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.trace import Recorder
@@ -34,7 +35,7 @@ from weft.runtime.world.world import TIMEOUT
 _NOTHING = nullcontext()
 
 
-class Executor(RankExecutor):
+class ThreadExecutor(RankExecutor):
     """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
@@ -81,7 +82,7 @@ class Executor(RankExecutor):
         self._compute = self._queues[COMPUTE]
         others = [queue for name, queue in self._queues.items() if name != COMPUTE]
         self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
-        self.recorder = Recorder(queue.spans for queue in self._queues.values())
+        self.recorder = Recorder(queue.work.spans for queue in self._queues.values())
         for channel in channels.values():
             channel.watch(self._fail)
             channel.spins = False

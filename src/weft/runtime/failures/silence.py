@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.actors import Act, QueueStatistics, actor_text, blame, waiting_text, when_text
+from weft.actors import Act, QueueStatistics, actor_text, root_cause, waiting_text, when_text
 from weft.ir.plan import Communicate, RankPlan
 from weft.runtime.channels.channel import Channel
 
@@ -23,7 +23,7 @@ def silence_text(
         On the first line what is at the root of it; then a line for each actor.
     """
     acts = {queue.running.actor: queue.running for queue in statistics if queue.running}
-    blamed = blame(plan, statistics)
+    blamed = root_cause(plan, statistics)
     names = [actor_text(plan.actors[id]) for id in blamed]
     root = f"everything waits for {''.join(names)}"
     if len(blamed) > 1:

@@ -7,45 +7,14 @@ from collections import Counter, deque
 
 import networkx as nx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from build import value
-from weft.actors import Act, Begin, EndStep, Finished, Send, machines, rehearse
+from plan_runs import react, run_plan
+from strategies import QUEUES, law, local_value, rank_plan, rank_plans
+from weft.actors import Act, Begin, EndStep, Finished, Send, machines
 from weft.errors import InternalError
 from weft.ir.plan import Collective, Communicate, Compute, Fetch, RankPlan, Register
-
-QUEUES = ("compute", "comm:0", "comm:1", "host")
-
-
-def build(queues, edges):
-    """A plan from the queue of every actor, and (producer, consumers, credits, full) for every register."""
-    names = [f"r{index}" for index in range(len(edges))]
-    actors = []
-    for id, queue in enumerate(queues):
-        reads = tuple(name for name, edge in zip(names, edges, strict=True) if id in edge[1])
-        writes = tuple(name for name, edge in zip(names, edges, strict=True) if edge[0] == id)
-        actors.append(Compute(id, (), reads, writes, queue))
-    registers = tuple(
-        Register(value(name), "activation", producer, consumers, credits, full)
-        for name, (producer, consumers, credits, full) in zip(names, edges, strict=True)
-    )
-    return RankPlan(0, (), tuple(actors), registers)
-
-
-@st.composite
-def plans(draw, cyclic=False):
-    """A random plan. Edges go from lower to higher ids, or, when full or `cyclic`, also back."""
-    count = draw(st.integers(1, 9))
-    queues = [draw(st.sampled_from(QUEUES)) for _ in range(count)]
-    edges = []
-    for _ in range(draw(st.integers(0, 10))):
-        producer = draw(st.integers(0, count - 1))
-        full = draw(st.booleans())
-        others = [id for id in range(count) if id != producer and (full or cyclic or id > producer)]
-        consumers = draw(st.sets(st.sampled_from(others), max_size=3)) if others else set()
-        edges.append((producer, tuple(sorted(consumers)), draw(st.integers(1, 3)), full))
-    return build(queues, edges)
 
 
 def is_live(plan):
@@ -62,19 +31,17 @@ def is_live(plan):
     return nx.is_directed_acyclic_graph(graph)
 
 
-@settings(
-    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(plans(cyclic=True))
+@law(300)
+@given(rank_plans(cyclic=True))
 def test_a_plan_runs_to_its_end_iff_it_is_live(plan):
     if is_live(plan):
-        acts = rehearse(plan, steps=3)
+        acts = run_plan(plan, steps=3)
         assert Counter(acts) == {
             Act(actor.id, step): 1 for actor in plan.actors for step in range(3)
         }
     else:
         with pytest.raises(InternalError, match="stuck"):
-            rehearse(plan, steps=3)
+            run_plan(plan, steps=3)
 
 
 def run_randomly(plan, steps, seed):
@@ -93,7 +60,7 @@ def run_randomly(plan, steps, seed):
         event = mail[source, target].popleft()
         if isinstance(event, Finished):
             log.append(("finish", event.actor, event.step))
-        for action in every[target].handle(event):
+        for action in react(every[target], event):
             if isinstance(action, Act):
                 log.append(("start", action.actor, action.step))
                 mail[target, target].append(Finished(*action))
@@ -130,10 +97,8 @@ def check_log(plan, log):
         assert order == sorted(order)
 
 
-@settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(plans(), st.integers(0, 3))
+@law(200)
+@given(rank_plans(), st.integers(0, 3))
 def test_any_timing_keeps_credits_and_order(plan, seed):
     if not is_live(plan):
         return
@@ -143,9 +108,9 @@ def test_any_timing_keeps_credits_and_order(plan, seed):
 
 
 def test_a_stuck_plan_says_what_each_actor_waits_for():
-    plan = build(["compute", "host"], [(0, (1,), 1, False), (1, (0,), 1, False)])
+    plan = rank_plan(["compute", "host"], [(0, (1,), 1, False), (1, (0,), 1, False)])
     with pytest.raises(InternalError) as caught:
-        rehearse(plan)
+        run_plan(plan)
     assert str(caught.value) == (
         "the plan is stuck:\n"
         "  rank 0: Compute 0 on compute waits in step 0 for r1 from Compute 1 on host\n"
@@ -154,7 +119,7 @@ def test_a_stuck_plan_says_what_each_actor_waits_for():
 
 
 def test_a_stuck_communication_is_named():
-    collective = Collective("all_reduce", 0, value("g"), value("s"))
+    collective = Collective("all_reduce", 0, local_value("g"), local_value("s"))
     plan = RankPlan(
         3,
         (),
@@ -164,16 +129,16 @@ def test_a_stuck_communication_is_named():
             Compute(2, (), ("s",), ("g",)),
         ),
         (
-            Register(value("s"), "communication", 0, (1, 2)),
-            Register(value("g"), "activation", 2, (0,)),
+            Register(local_value("s"), "communication", 0, (1, 2)),
+            Register(local_value("g"), "activation", 2, (0,)),
         ),
     )
     with pytest.raises(
         InternalError, match=r"rank 3: Communicate 0 on comm:0 \(all_reduce of g\) waits"
     ):
-        rehearse(plan)
+        run_plan(plan)
 
 
 def test_the_rehearsal_is_the_same_every_time():
-    plan = build(list(QUEUES) * 2, [(id, tuple(range(id + 1, 8)), 2, False) for id in range(7)])
-    assert rehearse(plan, 4) == rehearse(plan, 4)
+    plan = rank_plan(list(QUEUES) * 2, [(id, tuple(range(id + 1, 8)), 2, False) for id in range(7)])
+    assert run_plan(plan, 4) == run_plan(plan, 4)

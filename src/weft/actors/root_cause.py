@@ -1,4 +1,4 @@
-"""Who is to blame when a rank stands still: whom the actors that wait wait for in the end."""
+"""The root cause when a rank stands still: whom the actors that wait wait for in the end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from weft.actors.statistics import QueueStatistics, Waiting
 from weft.ir.plan import RankPlan
 
 
-def blame(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[int, ...]:
-    """The actor that most others wait for in the end, or the actors of a circle of waiting.
+def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[int, ...]:
+    """The actor that most others wait for in the end, or the actors of a cycle of waiting.
 
     Args:
         plan: the rank's plan.
@@ -19,14 +19,14 @@ def blame(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[int, .
     Returns:
         Ids of actors; empty when nothing waits.
     """
-    search = _Search(plan, list(statistics))
-    ends = Counter(search.end(id) for id in search.waiting)
-    ends.update(search.end(id) for id in search.running)
+    graph = _LastWaited(plan, list(statistics))
+    ends = Counter(graph.end(id) for id in graph.waiting)
+    ends.update(graph.end(id) for id in graph.running)
     return max(ends, key=lambda end: (ends[end], end), default=())
 
 
-class _Search:
-    """Follows who waits for whom.
+class _LastWaited:
+    """Who waits for whom.
 
     Attributes:
         waiting: what each actor that waits lacks, by its id.
@@ -42,7 +42,7 @@ class _Search:
         self._turns = {w.actor: q.turn for q in statistics for w in q.waiting}
 
     def end(self, id: int) -> tuple[int, ...]:
-        """The actor at the end of the chain that begins with `id`, or the circle it runs into."""
+        """The actor at the end of the chain that begins with `id`, or the cycle it runs into."""
         chain: list[int] = []
         while id not in chain:
             chain.append(id)
@@ -50,9 +50,9 @@ class _Search:
             if following is None:
                 return (id,)
             id = following
-        circle = chain[chain.index(id) :]
-        first = circle.index(min(circle))
-        return tuple(circle[first:] + circle[:first])
+        cycle = chain[chain.index(id) :]
+        first = cycle.index(min(cycle))
+        return tuple(cycle[first:] + cycle[:first])
 
     def _awaited(self, id: int) -> int | None:
         """An actor that this one waits for; None if it runs or has nothing left to do."""

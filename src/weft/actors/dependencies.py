@@ -15,7 +15,7 @@ class ActKey(NamedTuple):
     number: int
 
 
-class Need(NamedTuple):
+class Dependency(NamedTuple):
     """A condition of an act: another act must have ended.
 
     Attributes:
@@ -29,7 +29,7 @@ class Need(NamedTuple):
     copy: bool
 
 
-class Needs:
+class Dependencies:
     """The conditions of the acts of one rank.
 
     Args:
@@ -40,7 +40,7 @@ class Needs:
         self._actors = plan.actors
         self._registers = {register.value.name: register for register in plan.registers}
 
-    def of(self, act: ActKey) -> Iterator[Need]:
+    def of(self, act: ActKey) -> Iterator[Dependency]:
         """What an act needs of others, in steps that have been."""
         actor = self._actors[act.actor]
         for name in actor.consumes:
@@ -48,11 +48,11 @@ class Needs:
             producer = self._actors[register.producer]
             version = _version(actor, register, act.number) - register.full
             if version >= 0 and not isinstance(producer, Hold):
-                yield Need(name, _last(producer, register, version), copy=False)
+                yield Dependency(name, _last(producer, register, version), copy=False)
         for name in actor.produces:
             yield from self._copies(actor, self._registers[name], act.number)
 
-    def _copies(self, actor: Actor, register: Register, number: int) -> Iterator[Need]:
+    def _copies(self, actor: Actor, register: Register, number: int) -> Iterator[Dependency]:
         """The readers that must be done with the version whose copy an act takes."""
         if number * register.rate % actor.acts:
             return  # an earlier act has taken it
@@ -60,15 +60,15 @@ class Needs:
         if version >= 0:
             for reader in register.consumers:
                 last = _last(self._actors[reader], register, version)
-                yield Need(register.value.name, last, copy=True)
+                yield Dependency(register.value.name, last, copy=True)
 
 
-def needs_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+def dependencies_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
     """For each act of a step, (actor, micro-batch), those of the same step that must end before it.
 
     It is the same in all steps.
     """
-    needs = Needs(plan)
+    needs = Dependencies(plan)
     # In this step every version that the plan speaks of has been before.
     step = 1 + max((register.credits for register in plan.registers), default=0)
     found = {}

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import yaml
 
-from weft.compiler.options import Options, Schedule, Stage, Zero
-from weft.compiler.training.precision import Half, Precision, precision_of
 from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
-from weft.program.strategy.checks import checked
-from weft.program.strategy.text import LAYOUTS, SBPs, hint_text, parsed, plain
+from weft.strategy.checks import checked
+from weft.strategy.normal import hold
+from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.precision import Half, Precision
+from weft.strategy.text import SBPs, parsed, plain
 
 FORMAT = 1
 
 
+@final
 @dataclass(frozen=True)
 class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
-    Patterns are shell-like (`*`, `?`, `[0-3]`) and match the whole name; the first that matches
-    counts. One SBP stands for every axis of the placement; a tuple gives one SBP for each axis.
-    Patterns of modules match what lies below as well: "blocks.0" also stands for "blocks.0.fc".
+    Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors,
+    of which the first that matches counts, or paths of modules, which stand for what lies below as
+    well, except in `activations`. One SBP stands for every axis of the placement; a tuple gives one
+    SBP for each axis.
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
@@ -66,18 +69,8 @@ class Strategy:
     expert_capacity: float | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked(each.name, getattr(self, each.name)))
-
-    def options(self) -> Options:
-        """What the compiler's passes need to know of it."""
-        names = (each.name for each in fields(self) if each.name not in LAYOUTS)
-        laid = tuple((pattern, hint_text(sbp)) for pattern, sbp in self.activations.items())
-        told = {name: getattr(self, name) for name in names}
-        return Options(
-            **{**told, "precision": precision_of(self.precision)},
-            activations=laid,
-        )
+        names = [each.name for each in fields(self)]
+        hold(self, **{name: checked(name, getattr(self, name)) for name in names})
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""

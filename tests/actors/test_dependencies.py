@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build import value
-from weft.actors.needs import needs_in_step
+from weft.actors.dependencies import dependencies_in_step
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -35,7 +35,7 @@ def test_an_update_waits_for_who_reads_the_variable_in_this_step() -> None:
         Register(value("whole"), "communication", 0, (1,)),
         Register(value("g"), "gradient", 1, (2,)),
     )
-    needs = needs_in_step(RankPlan(0, (W,), actors, registers))
+    needs = dependencies_in_step(RankPlan(0, (W,), actors, registers))
     assert needs == {(0, 0): (), (1, 0): ((0, 0),), (2, 0): ((1, 0), (0, 0))}
 
 
@@ -43,7 +43,7 @@ def test_credits_say_how_far_the_maker_may_be_ahead() -> None:
     def needs(credits: int) -> tuple[tuple[int, int], ...]:
         actors = (Compute(0, (), (), ("a",), acts=3), Compute(1, (), ("a",), (), acts=3))
         registers = (Register(value("a"), "activation", 0, (1,), credits=credits, rate=3),)
-        return needs_in_step(RankPlan(0, (), actors, registers, 3))[0, 2]
+        return dependencies_in_step(RankPlan(0, (), actors, registers, 3))[0, 2]
 
     assert needs(1) == ((1, 1),)
     assert needs(2) == ((1, 0),)

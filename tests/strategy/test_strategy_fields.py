@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.compiler.options import Options
+from weft.compiler.options import Options, options_of
 from weft.errors import StrategyError
 
 FULL = weft.Strategy(
@@ -44,7 +44,7 @@ def test_a_file_holds_only_what_is_set(tmp_path: Path) -> None:
 
 
 def test_the_compiler_is_told_everything() -> None:
-    options = FULL.options()
+    options = options_of(FULL)
     assert (options.stages, options.micro_batches, options.schedule) == (FULL.stages, 8, "1f1b")
     assert (options.zero, options.recompute, options.offload) == (
         weft.Zero(3, 1),
@@ -57,7 +57,7 @@ def test_the_compiler_is_told_everything() -> None:
         2**32,
     )
     assert options.expert_capacity == 1.5
-    assert weft.Strategy().options() == Options()
+    assert options_of(weft.Strategy()) == Options()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_file_keeps_precision(precision: Any, tmp_path: Path) -> None:
     strategy = weft.Strategy(precision=precision)
     strategy.save(tmp_path / "strategy.yaml")
     assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
-    assert strategy.options().precision is not None
+    assert options_of(strategy).precision is not None
 
 
 def test_a_file_says_what_a_precision_takes(tmp_path: Path) -> None:

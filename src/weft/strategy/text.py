@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from weft.compiler.options import Stage, Zero
-from weft.compiler.training.precision import Precision
 from weft.layout import SBP, parse_sbp, placement
+from weft.strategy.parts import Stage, Zero
+from weft.strategy.precision import Precision
 
 # One SBP for every axis of the grid, or one for each.
 SBPs: TypeAlias = SBP | tuple[SBP, ...]
@@ -16,9 +16,9 @@ SBPs: TypeAlias = SBP | tuple[SBP, ...]
 LAYOUTS = ("batch", "parameters", "activations")
 
 
-def hint_text(sbp: SBPs) -> str:
-    """SBPs as `weft.hint` writes them into a graph: one for all axes, or one for each."""
-    return ",".join(map(str, sbp)) if isinstance(sbp, tuple) else str(sbp)
+def sbps_of(sbp: SBPs) -> tuple[SBP, ...]:
+    """One SBP for all axes, or one for each."""
+    return sbp if isinstance(sbp, tuple) else (sbp,)
 
 
 def plain(name: str, value: Any) -> Any:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from weft.compiler.options import SCHEDULES, Stage, Zero, name_patterns
-from weft.compiler.training.precision import short_form
 from weft.errors import StrategyError
 from weft.layout import Broadcast, Partial, Split
-from weft.program.strategy.text import SBPs
+from weft.patterns import name_patterns
+from weft.strategy.parts import SCHEDULES, Stage, Zero
+from weft.strategy.precision import short_form
+from weft.strategy.text import SBPs
 
 # Returns the value as the strategy holds it, or raises StrategyError.
 Check: TypeAlias = Callable[[str, Any], Any]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from weft.compiler.layouts.deduce import Hints
 from weft.errors import LayoutError, StrategyError
 from weft.ir.logical import Input, LogicalGraph
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
-from weft.program.strategy.strategy import Strategy
-from weft.program.strategy.text import SBPs
+from weft.patterns import check_named, first_match, matches
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
 
 
 def strategy_hints(
@@ -48,7 +47,7 @@ def split_parameters(strategy: Strategy, names: Iterable[str]) -> frozenset[str]
     """The names of parameters that `strategy` splits, along any axis of any placement."""
 
     def splits(name: str) -> bool:
-        for sbp in (sbp for p, sbp in strategy.parameters.items() if _matches(name, p)):
+        for sbp in (sbp for p, sbp in strategy.parameters.items() if matches(p, name)):
             if any(isinstance(part, Split) for part in (sbp if isinstance(sbp, tuple) else (sbp,))):
                 return True
             if not isinstance(sbp, tuple):
@@ -67,9 +66,9 @@ def _check(
     """Every pattern must match an input, and every tuple of SBPs a placement."""
     keys = [node.key for node in inputs]
     for pattern, sbp in patterns.items():
-        matching = [node for node in inputs if _matches(node.key, pattern)]
-        if not matching and not _optional(pattern, patterns):
-            raise StrategyError(_unknown(field, pattern, keys))
+        matching = [node for node in inputs if matches(pattern, node.key)]
+        if not _optional(pattern, patterns):
+            check_named(f"{field}={{{pattern!r}: …}}", pattern, keys, "names")
         axes = {placement.axes for placement in placements}
         if matching and isinstance(sbp, tuple) and len(sbp) not in axes:
             where = " or ".join(dict.fromkeys(f"{p.axes} axes of {p}" for p in placements))
@@ -90,7 +89,7 @@ def _matched(
     }
     found: dict[str, tuple[SBP | None, ...]] = {}
     for node in inputs:
-        chosen = next((p for p in fitting if _matches(node.key, p)), None)
+        chosen = first_match(fitting, node.key)
         if chosen is not None:
             found[node.key] = _axes(field, chosen, fitting[chosen], node, axes)
     return found
@@ -99,11 +98,7 @@ def _matched(
 def _optional(pattern: str, patterns: Mapping[str, SBPs]) -> bool:
     """Whether a pattern may match nothing: a layer whose weight is named as well need not have a bias."""
     layer = pattern.removesuffix(".bias")
-    return pattern == "*" or (layer != pattern and f"{layer}.weight" in patterns)
-
-
-def _matches(key: str, pattern: str) -> bool:
-    return key == pattern or fnmatchcase(key, pattern)
+    return layer != pattern and f"{layer}.weight" in patterns
 
 
 def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[SBP | None, ...]:
@@ -129,9 +124,3 @@ def _from_front(where: str, sbp: SBP, node: Input) -> SBP:
 
 def _where(field: str, pattern: str, node: Input) -> str:
     return f"{field}={{{pattern!r}: …}} for {node.key} of shape {list(node.value.shape)}"
-
-
-def _unknown(field: str, pattern: str, keys: Sequence[str]) -> str:
-    near = difflib.get_close_matches(pattern, keys, n=3, cutoff=0.4) or list(keys[:5])
-    names = ", ".join(near) if near else "none: there are no such tensors"
-    return f"{field}={{{pattern!r}: …}} matches nothing; names that exist: {names}"

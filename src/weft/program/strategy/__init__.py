@@ -1,1 +1,0 @@
-"""Strategies: which layouts the user fixes, as readable data."""

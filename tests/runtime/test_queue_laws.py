@@ -1,0 +1,86 @@
+"""Laws of threads: plans that are drawn compute on them what the virtual clock says, in the orders that plans fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import pytest
+import torch
+from hypothesis import assume, given
+from torch import Tensor
+
+from plan_runs import Acts, sequential
+from strategies import law, looped_plans
+from weft.actors import Act
+from weft.actors.simulate import simulate
+from weft.ir.plan import Actor, RankPlan
+from weft.runtime.executor import rank_executor
+from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank, Work
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class SharedActs:
+    """What the acts of a plan compute, whichever threads they run on."""
+
+    def __init__(self, plan: RankPlan) -> None:
+        self.acts = Acts(plan)
+        self._lock = Lock()
+
+    def bind(self, actor: Actor, rank: Rank) -> Work:
+        """The work of an actor, which passes no tensors on."""
+
+        def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+            with self._lock:
+                self.acts.start(Act(actor.id, step, micro))
+            # Here others may see that the copies are being written.
+            with self._lock:
+                self.acts.finish(Act(actor.id, step, micro))
+            return ()
+
+        return Work((), (), act, actor.acts)
+
+
+def run_on_threads(plan: RankPlan, steps: int) -> tuple[SharedActs, list[Mapping[str, list[Act]]]]:
+    """What all acts compute on a thread for each queue, and the acts of each queue in each step, in order."""
+    shared = SharedActs(plan)
+    orders: list[Mapping[str, list[Act]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_executor, "bind_work", shared.bind)
+        with ThreadExecutor(plan, {}, torch.device("cpu"), {}, timeout=20) as executor:
+            for _ in range(steps):
+                executor.step({})
+                ran: dict[str, list[Act]] = {}
+                for act, _, _ in executor.recorder.record().spans:
+                    ran.setdefault(plan.actors[act.actor].queue, []).append(act)
+                orders.append(ran)
+    return shared, orders
+
+
+@law(40)
+@given(looped_plans())
+def test_threads_compute_what_the_sequential_order_does(plan: RankPlan | None) -> None:
+    assume(plan is not None)
+    shared, orders = run_on_threads(plan, 3)
+    expected = sequential(plan)
+    acts = sum(actor.acts for actor in plan.actors)
+    assert len(shared.acts.done) == 3 * acts
+    assert all(found == expected(*act) for act, found in shared.acts.done.items())
+    assert [sum(map(len, ran.values())) for ran in orders] == [acts] * 3
+
+
+@law(40)
+@given(looped_plans())
+def test_virtual_and_real_orders_of_a_queue_are_those_that_the_plan_fixes(
+    plan: RankPlan | None,
+) -> None:
+    assume(plan is not None)
+    timeline = simulate([plan], {0: [1.0] * len(plan.actors)}, fixed=True).timelines[0]
+    _, orders = run_on_threads(plan, 2)
+    for order in plan.orders:
+        own = [act for act in timeline if plan.actors[act.actor].queue == order.queue]
+        assert tuple((act.actor, act.micro) for act in own) == order.acts
+        for step, ran in enumerate(orders):
+            assert ran[order.queue] == [Act(actor, step, micro) for actor, micro in order.acts]
