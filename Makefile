@@ -9,13 +9,16 @@ LIMIT ?= 1500
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test gates check bench real-sizes golden clean
+.PHONY: demo test quick gates check bench real-sizes golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
 
 test: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2
+
+quick: $(READY)
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 -m "not slow" @tests/quick.txt
 
 gates: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m tools.gates

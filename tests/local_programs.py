@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.ir.logical import Ref
+import build
+from build import refs, value
 from weft.ir.plan import (
     Collective,
     LocalCall,
@@ -11,16 +12,11 @@ from weft.ir.plan import (
     LocalOutput,
     LocalProgram,
     LocalUpdate,
-    LocalValue,
 )
 
 
-def value(name: str, *shape: int) -> LocalValue:
-    return LocalValue(name, shape or (4,), "float32")
-
-
 def call(output: str, *inputs: str, op: str = "aten.add.Tensor") -> LocalCall:
-    return LocalCall(op, tuple(Ref(name) for name in inputs), (), (value(output),))
+    return build.call(op, refs(*inputs), output)
 
 
 def all_reduce(output: str, source: str, communicator: int = 0, size: int = 32) -> Collective:

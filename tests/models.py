@@ -8,6 +8,9 @@ from torch import nn
 
 Batch = dict[str, torch.Tensor]
 
+# Of the GPT's blocks, for tensor parallelism.
+GPT_COLUMNS, GPT_ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
+
 
 class MLP(nn.Module):
     """Linear, ReLU, dropout, linear: [n, inputs] -> [n, classes]."""

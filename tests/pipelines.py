@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from build import value
 from weft.compiler.schedule.actor_graph import Web
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.ir.nodes import Phase
@@ -11,16 +12,11 @@ from weft.ir.plan import (
     Actor,
     Communicate,
     Compute,
-    LocalValue,
     RankPlan,
     Register,
     RegisterKind,
     Transfer,
 )
-
-
-def value(name: str, size: int = 4) -> LocalValue:
-    return LocalValue(name, (size,), "float32")
 
 
 @dataclass

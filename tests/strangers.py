@@ -32,6 +32,6 @@ def start_as_stranger(
 def run_as_stranger(code: str, *arguments: str, imports: str = "import os") -> str:
     """What Python code prints that runs as another user."""
     with start_as_stranger(code, *arguments, imports=imports) as process:
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=200)
     assert process.returncode == 0
     return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from build import value
 from weft.actors.dependencies import dependencies_in_step
 from weft.ir.plan import (
     Collective,
@@ -16,10 +17,6 @@ from weft.ir.plan import (
 
 W = LocalInput(LocalValue("w", (4,), "float32"), "parameter", "w")
 UPDATE = LocalUpdate("SGD", "w", "g", (), 0, "w")
-
-
-def value(name: str) -> LocalValue:
-    return LocalValue(name, (4,), "float32")
 
 
 def gather(id: int) -> Communicate:

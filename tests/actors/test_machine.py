@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from build import register
 from plan_runs import react
 from weft.actors import (
     Act,
@@ -19,12 +20,7 @@ from weft.actors import (
     machines,
 )
 from weft.errors import InternalError
-from weft.ir.plan import Compute, Feed, Fetch, Hold, LocalValue, RankPlan, Register
-
-
-def register(name, producer, consumers, credits=1, full=False):
-    value = LocalValue(name, (1,), "float32")
-    return Register(value, "activation", producer, consumers, credits, full)
+from weft.ir.plan import Compute, Feed, Fetch, Hold, RankPlan
 
 
 def chain(credits=1):
@@ -37,7 +33,7 @@ def chain(credits=1):
             Compute(1, (), ("x",), ("y",)),
             Fetch(2, ("y",), ("y",)),
         ),
-        (register("x", 0, (1,), credits), register("y", 1, (2,), credits)),
+        (register("x", 0, 1, credits=credits), register("y", 1, 2, credits=credits)),
     )
 
 
@@ -90,7 +86,7 @@ def test_two_credits_let_the_producer_run_ahead():
 
 
 def test_no_actor_acts_before_its_step_begins():
-    plan = RankPlan(0, (), computes(((), ("x",))), (register("x", 0, ()),))
+    plan = RankPlan(0, (), computes(((), ("x",))), (register("x", 0),))
     machine = QueueMachine(plan, "compute", in_order=False)
     assert react(machine, Begin(0)) == (Act(0, 0),)
     assert react(machine, Finished(0, 0)) == (Free("x", 0), EndStep(0))
@@ -107,7 +103,7 @@ def test_a_variable_is_updated_after_its_last_reader():
             Compute(1, (), ("g",), ("w",)),
             Fetch(2, ("w",), ("w",)),
         ),
-        (register("w", 1, (0, 2), full=True), register("g", 0, (1,))),
+        (register("w", 1, 0, 2, full=True), register("g", 0, 1)),
     )
     machine = QueueMachine(plan, "compute", in_order=False)
     assert react(machine, Begin(0)) == (Act(0, 0),)
@@ -125,7 +121,7 @@ def test_constants_need_no_messages():
         0,
         (),
         (Hold(0, ("k",)), Compute(1, (), ("k",), ())),
-        (register("k", 0, (1,), full=True),),
+        (register("k", 0, 1, full=True),),
     )
     machine = QueueMachine(plan, "compute", in_order=False)
     for step in range(3):
@@ -143,7 +139,7 @@ def two_sources(queue):
             Compute(1, (), ("b",), (), queue),
             Feed(2, ("a", "b"), ("a", "b")),
         ),
-        (register("a", 2, (0,), 2), register("b", 2, (1,), 2)),
+        (register("a", 2, 0, credits=2), register("b", 2, 1, credits=2)),
     )
 
 
@@ -176,7 +172,7 @@ def test_one_message_for_all_readers_of_a_queue():
         0,
         (),
         (Feed(0, ("x",), ("x",)), *(Compute(id, (), ("x",), ()) for id in (1, 2, 3))),
-        (register("x", 0, (1, 2, 3)),),
+        (register("x", 0, 1, 2, 3),),
     )
     host = QueueMachine(plan, "host", in_order=False)
     host.handle(Begin(0))
@@ -215,9 +211,9 @@ def test_an_event_that_cannot_be_is_an_error(event):
 @pytest.mark.parametrize(
     ("registers", "message"),
     [
-        ((register("x", 0, (1,)), register("y", 1, ())), "actor 2 reads y"),
-        ((register("x", 1, (1,)), register("y", 1, (2,))), "actor 0 writes x"),
-        ((register("x", 0, (1,), credits=0), register("y", 1, (2,))), "x has no credit"),
+        ((register("x", 0, 1), register("y", 1)), "actor 2 reads y"),
+        ((register("x", 1, 1), register("y", 1, 2)), "actor 0 writes x"),
+        ((register("x", 0, 1, credits=0), register("y", 1, 2)), "x has no credit"),
     ],
 )
 def test_a_plan_whose_actors_and_registers_differ_is_refused(registers, message):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build import value
 from plan_runs import Acts, react, run_plan, sequential
 from strategies import MICRO_BATCHES, law, looped_plans, over_step
 from weft.actors import (
@@ -36,10 +37,6 @@ from weft.ir.plan import (
 )
 
 M = MICRO_BATCHES
-
-
-def value(name):
-    return LocalValue(name, (1,), "float32")
 
 
 def control(name):

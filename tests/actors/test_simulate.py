@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+import build
+from build import value
 from weft.actors.simulate import simulate
 from weft.actors.wiring import equal_registers
 from weft.errors import InternalError
@@ -14,7 +17,6 @@ from weft.ir.plan import (
     Collective,
     Communicate,
     Compute,
-    LocalValue,
     Order,
     RankPlan,
     Register,
@@ -22,10 +24,6 @@ from weft.ir.plan import (
 )
 
 BACKWARD = Phase(0, "backward")
-
-
-def value(name):
-    return LocalValue(name, (1,), "float32")
 
 
 def send(id, source, queue="comm:0", acts=2):
@@ -41,8 +39,8 @@ def reduce(id, source, output, communicator):
     return Communicate(id, parts, f"comm:{communicator}")
 
 
-def register(name, producer, *consumers, credits=1, acts=2):
-    return Register(value(name), "activation", producer, consumers, credits, rate=acts)
+# Once for each of two micro-batches.
+register = partial(build.register, rate=2)
 
 
 def two_stages(credits=2):
@@ -153,10 +151,10 @@ def two_reductions(first, second):
                 reduce(3, "b", "b.sum", 0),
             ),
             (
-                register("a", 0, 2, acts=1),
-                register("b", 1, 3, acts=1),
-                register("a.sum", 2, *([1] if chained else []), acts=1),
-                register("b.sum", 3, acts=1),
+                register("a", 0, 2, rate=1),
+                register("b", 1, 3, rate=1),
+                register("a.sum", 2, *([1] if chained else []), rate=1),
+                register("b.sum", 3, rate=1),
             ),
             orders=(Order("comm:0", order),),
         )
@@ -216,9 +214,9 @@ def movements(order):
             Compute(3, (), ("m1", "o2"), ("memory",) if reader == 3 else ()),
         ),
         (
-            register("m1", 0, 3, acts=1),
-            register("m2", 1, 2, acts=1),
-            register("o2", 2, 3, acts=1),
+            register("m1", 0, 3, rate=1),
+            register("m2", 1, 2, rate=1),
+            register("o2", 2, 3, rate=1),
             Register(value("memory"), "control", reader, (movement,)),
         ),
     )
@@ -245,9 +243,9 @@ def test_too_few_credits_hang_with_the_register():
                 Compute(2, (), ("saved", "loss"), (), acts=3, phase=BACKWARD),
             ),
             (
-                register("saved", 0, 2, credits=credits, acts=3),
-                register("all", 0, 1, acts=1),
-                register("loss", 1, 2, acts=1),
+                register("saved", 0, 2, credits=credits, rate=3),
+                register("all", 0, 1, rate=1),
+                register("loss", 1, 2, rate=1),
             ),
             micro_batches=3,
         )

@@ -27,7 +27,6 @@ def can_make_links() -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.timeout(60)
 def test_a_link_is_limited_and_removed(can_make_links: None) -> None:
     seen = []
 
@@ -43,7 +42,6 @@ def test_a_link_is_limited_and_removed(can_make_links: None) -> None:
     assert not any(name in names() for name in seen)
 
 
-@pytest.mark.timeout(60)
 def test_what_a_killed_run_left_is_removed(can_make_links: None) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -58,7 +56,6 @@ def test_what_a_killed_run_left_is_removed(can_make_links: None) -> None:
         links.remove(own)
 
 
-@pytest.mark.timeout(60)
 def test_what_is_killed_removes_its_links(can_make_links: None) -> None:
     code = (
         "import os, signal\n"
@@ -78,7 +75,6 @@ def test_what_is_killed_removes_its_links(can_make_links: None) -> None:
         os.sched_yield()
 
 
-@pytest.mark.timeout(60)
 def test_a_rank_enters_its_network(can_make_links: None) -> None:
     show = (
         "import socket\n"
@@ -93,7 +89,6 @@ def test_a_rank_enters_its_network(can_make_links: None) -> None:
     assert devices == "['lo', 'link0']"
 
 
-@pytest.mark.timeout(60)
 def test_a_failing_rank_ends_the_others(can_make_links: None, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

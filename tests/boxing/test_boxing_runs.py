@@ -30,7 +30,6 @@ from weft.layout import REDUCTIONS, Broadcast, Layout, Partial, Placement, Split
 from weft.runtime.channels.boxing import box_groups, run_steps
 from weft.runtime.world.world import LocalWorld, local_world
 
-pytestmark = pytest.mark.timeout(100)
 RANKS = 6
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 # The bound on how long a failure may keep the other ranks.
-SECONDS = 60
+SECONDS = 200
 
 WAIT = "import os, sys, threading\nfrom pathlib import Path\n"
 

@@ -95,10 +95,7 @@ PASSES: tuple[tuple[ModuleType, str], ...] = (
             *("copy_escaping_views", "offload"),
         )
     ),
-    *(
-        (stages_join, name)
-        for name in ("copy_sources", "split_classes", "split_batch_norms", "box")
-    ),
+    *((stages_join, name) for name in ("copy_sources", "fuse_class_losses", "expand", "box")),
     (schedule, "split_backward"),
 )
 

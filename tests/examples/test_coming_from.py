@@ -13,26 +13,37 @@ import pytest
 import torch
 from torch import nn
 
+from on_ranks import passed
+
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
 BLOCK = re.compile(r"```python\n(# (\w+)\.py: .*?)```", re.DOTALL)
 SCRIPTS = {name: text for text, name in BLOCK.findall(PAGE.read_text())}
 NORM = re.compile(r"norm ([\d.]+)(?:, (\d+) right)?")
 
 
+def by_weft_run(script: Path) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "weft", "run", "-n", "2", str(script)],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def by_forks(script: Path) -> str:
+    return "".join(passed(script, 2, folder=script.parent))
+
+
 def run(name: str, folder: Path) -> tuple[list[tuple[float, int]], dict[str, Any]]:
     """Norm and right answers of each epoch as two processes print them, and what they save."""
     script = folder / f"{name}.py"
     script.write_text(SCRIPTS[name])
-    result = subprocess.run(
-        [sys.executable, "-m", "weft", "run", "-n", "2", str(script)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=140,
-    )
-    assert result.returncode == 0, result.stdout
-    lines = [(float(norm), int(right or 0)) for norm, right in NORM.findall(result.stdout)]
+    output = (by_weft_run if name.endswith("_weft") else by_forks)(script)
+    lines = [(float(norm), int(right or 0)) for norm, right in NORM.findall(output)]
     assert len(lines) == 3, "one line for each epoch, from one rank"
     return lines, torch.load(folder / f"{name}.pt", weights_only=True)
 

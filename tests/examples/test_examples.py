@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {"steps": 4, "batch": 4, "length": 16, "layers": 2, "width": 32, "heads": 2}
@@ -32,7 +32,7 @@ def run(ranks: int, script: str, *arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=250,
     )
     assert result.returncode == 0, result.stdout
     return result.stdout

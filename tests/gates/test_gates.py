@@ -11,7 +11,7 @@ import pytest
 from tools import words as names
 from tools.gates import BIN, GATES, Gate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 GATE = {gate.name: gate for gate in GATES}
@@ -314,3 +314,20 @@ def test_golden_fires_on_a_file_that_is_not_there_until_it_is_written_on_demand(
     assert golden_run(tree, "--update-golden").returncode == 0
     assert (tree / "tests/golden/text.txt").read_text() == "second text\n"
     assert golden_run(tree).returncode == 0
+
+
+def test_mirror_fires_on_a_folder_of_tests_that_names_no_package(tree: Path) -> None:
+    write(tree / "tests/ir/test_text.py", "")
+    write(tree / "tests/opinfo/test_page.py", "")
+    write(tree / "tests/ir/golden/text.txt", "")
+    assert GATE["mirror"].run(tree).returncode == 0
+    write(tree / "tests/ir/texts/test_more.py", "")
+    assert_fires(
+        GATE["mirror"], tree, "tests/ir/texts has tests, but there is no src/weft/ir/texts"
+    )
+
+
+@pytest.mark.parametrize("line", ["from ir.test_text import X", "from ir import test_text"])
+def test_mirror_fires_on_a_test_that_imports_another(tree: Path, line: str) -> None:
+    write(tree / "tests/ir/test_other.py", f"{line}\n")
+    assert_fires(GATE["mirror"], tree, "tests/ir/test_other.py imports", "test_text")

@@ -21,29 +21,32 @@ PAIR = [0, 1]
 DATA, LONG = weft.data_parallel(), weft.context_parallel()
 PACKED = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4])
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def packed(n: int, seed: int) -> huggingface.Batch:
     """Two sequences in each row, told by their positions."""
     return {**huggingface.tokens(n, seed), "position_ids": PACKED.expand(n, -1).clone()}
 
 
-def comparison(name: str, batch: Any = huggingface.tokens, **sizes: Any) -> Comparison:
+class Seen(Comparison):
+    """Keeps the graph of the program that it trains."""
+
+    def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
+        program = super().compile(grid, strategy)
+        self.graph = program.graph
+        return program
+
+    def masks(self) -> set[object]:
+        """Of the ops of attention: whether they have a mask."""
+        calls = [node for node in self.graph.of_kind(Call) if "attention" in node.op]
+        assert calls
+        return {"attn_mask" in dict(call.kwargs) for call in calls}
+
+
+def comparison(name: str, batch: Any = huggingface.tokens, **sizes: Any) -> Seen:
     family = FAMILIES[name]
     # With a cache, which these are trained without, they look for no packed sequences.
     family = replace(family, sizes={**family.sizes, "use_cache": False, **sizes})
-    return Comparison(Case(family.build, huggingface.loss, batch, family.layouts))
-
-
-def masks(compared: Comparison, strategy: weft.Strategy) -> set[object]:
-    """The ops of attention of the program, and whether they have a mask."""
-    with weft.local_world(len(PAIR)):
-        program = compared.compile(PAIR, strategy)
-        calls = [node for node in program.graph.of_kind(Call) if "attention" in node.op]
-        program.close()
-    assert calls
-    return {"attn_mask" in dict(call.kwargs) for call in calls}
+    return Seen(Case(family.build, huggingface.loss, batch, family.layouts))
 
 
 TENSOR = {
@@ -65,16 +68,16 @@ TENSOR = {
 )
 def test_without_a_mask(name: str, strategy: weft.Strategy) -> None:
     compared = comparison(name)
-    assert masks(compared, strategy) == {False}
     found = compared.difference(PAIR, strategy)
+    assert compared.masks() == {False}
     assert max(found.loss, found.state) < 1e-11, found
 
 
 @pytest.mark.parametrize("strategy", [DATA, LONG])
 def test_a_window_as_long_as_the_sequence(strategy: weft.Strategy) -> None:
     compared = comparison("mistral", sliding_window=huggingface.TIME)
-    assert masks(compared, strategy) == {False}
     found = compared.difference(PAIR, strategy)
+    assert compared.masks() == {False}
     assert max(found.loss, found.state) < 1e-11, found
 
 
@@ -88,6 +91,6 @@ def test_a_window_as_long_as_the_sequence(strategy: weft.Strategy) -> None:
 )
 def test_masks_that_stay(name: str, batch: Any) -> None:
     compared = comparison(name, batch)
-    assert masks(compared, DATA) == {True}
     found = compared.difference(PAIR, DATA)
+    assert compared.masks() == {True}
     assert max(found.loss, found.state) < 1e-11, found

@@ -59,7 +59,6 @@ def case(family: huggingface.Family) -> Case:
     return Case(family.build, huggingface.loss, family.batch, {})
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "grid", "strategy"),
     [

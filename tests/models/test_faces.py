@@ -39,7 +39,6 @@ def logits(program: weft.Program) -> list[Any]:
     return [value for value in every if value.shape == (SIZE, IDENTITIES)]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strategy", ["tensor, 2", "hybrid, 2×2"])
 def test_logits_are_never_whole(strategy: str) -> None:
     found = logits(compiled(strategy))
@@ -47,7 +46,6 @@ def test_logits_are_never_whole(strategy: str) -> None:
     assert all(S(1) in value.layout.sbp for value in found)
 
 
-@pytest.mark.timeout(60)
 def test_explain_says_so() -> None:
     text = compiled("tensor, 2").explain(details=True)
     boxing = text[text.index("\nboxing") : text.index("\nmemory")]
@@ -57,13 +55,11 @@ def test_explain_says_so() -> None:
     assert f"[{SIZE}, 1]" in boxing
 
 
-@pytest.mark.timeout(60)
 def test_three_steps_equal_plain_pytorch() -> None:
     found = Comparison(LARGE).difference(*settings(LARGE.layouts)["hybrid, 2×2"])
     assert max(found.loss, found.state) < 1e-9, found
 
 
-@pytest.mark.timeout(60)
 def test_whole_classes_keep_the_fused_op() -> None:
     case = CASES["rnntc"]
     grid, _ = settings(case.layouts)["data, 2"]

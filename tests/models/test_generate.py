@@ -40,7 +40,6 @@ def loss_fn(model: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("name", "beams"), [("tensor", 1), ("tensor", 2), ("sharded", 1)])
 def test_it_writes_what_one_device_writes(name: str, beams: int) -> None:
     model = llama()

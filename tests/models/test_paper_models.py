@@ -14,7 +14,6 @@ from tools.paper_models import CASES
 
 
 # All models under all strategies take many minutes: `python -m tools.models`.
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -31,8 +30,7 @@ def test_three_steps_equal_plain_pytorch(name: str, strategy: str) -> None:
     assert max(found.loss, found.state) < 1e-11, found
 
 
-# In float32, with gradients, buffers and states; the wrong step is caught in tests/program/test_verify.py.
-@pytest.mark.timeout(120)
+# In float32, with gradients, buffers and states; the wrong step is caught in tests/program/verification/test_verify.py.
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -64,7 +62,6 @@ def test_each_rank_looks_up_its_own_rows_only() -> None:
     assert {v.layout.sbp for v in tables if v.layout} == {(S(0),)}
 
 
-@pytest.mark.timeout(60)
 def test_dropout_between_lstm_layers_is_the_same_on_any_number_of_ranks() -> None:
     def losses(ranks: int, dropout: float) -> list[float]:
         torch.manual_seed(0)

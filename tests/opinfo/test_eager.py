@@ -24,7 +24,6 @@ QUICK = (torch.float32, torch.int64, torch.complex64)
 BY_NAME = {full_name(info): info for info in opinfos(DTYPES)}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", NAMES.split())
 def test_op_is_right(name: str) -> None:
     report = check_eager(BY_NAME[name], EagerEffort(samples=1, dtypes=QUICK))

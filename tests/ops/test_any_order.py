@@ -43,7 +43,6 @@ def _in_order(x: torch.Tensor, dim: int | None, order: torch.Tensor) -> torch.Te
     return x if dim is None else x.index_select(dim, order)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_results_follow_the_rows(family: Callable[[], Iterator[TorchCall]]) -> None:
     GENERATOR.manual_seed(7)

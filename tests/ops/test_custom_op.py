@@ -76,7 +76,6 @@ def compiled(strategy: weft.Strategy) -> tuple[weft.Program, Model]:
     return weft.compile(model, loss_fn, optimizer, batch, placement=where, strategy=strategy), model
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize(
     "strategy",
@@ -105,7 +104,6 @@ def test_a_step_with_a_custom_op_equals_plain_torch(strategy: weft.Strategy) -> 
     assert found[2] < found[0]
 
 
-@pytest.mark.timeout(60)
 def test_without_a_rule_the_error_says_how_to_declare_one() -> None:
     with (
         weft.local_world(2),

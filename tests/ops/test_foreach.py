@@ -117,7 +117,6 @@ def moved(program: Any) -> dict[tuple[int, ...], int]:
     return {shape: size for shape, size in found.items() if size}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_with_lists_equal_one_device_and_gather_nothing(name: str) -> None:
     torch.manual_seed(0)
@@ -157,7 +156,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_eager_optimizers_move_nothing_and_clipping_sums_only(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,6 @@ def _same_draws() -> None:
     GENERATOR.manual_seed(7)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("parts", [2, 3, 4])
 @by_family
 def test_declared_signatures_are_right(family: Family, parts: int) -> None:
@@ -34,7 +33,6 @@ def test_declared_signatures_are_right(family: Family, parts: int) -> None:
     assert [line for report in reports for line in report.mismatches] == []
 
 
-@pytest.mark.timeout(60)
 @by_family
 def test_local_calls_can_be_split_again(family: Family) -> None:
     """A grid of two axes applies the rules to the result of localizing."""
@@ -72,7 +70,6 @@ def test_most_samples_can_be_split() -> None:
     assert {op.split(".")[1] for op in sampled - split} <= whole_only
 
 
-@pytest.mark.timeout(60)
 @by_family
 def test_ranks_may_have_empty_shards(family: Family) -> None:
     """More ranks than most dimensions have elements."""

@@ -25,7 +25,6 @@ def problems(sample: TorchCall) -> list[str]:
     return list(call_problems(call, tensors))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_no_kernel_trusts_strides(family: Callable[[], Iterator[TorchCall]]) -> None:

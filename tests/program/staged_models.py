@@ -11,6 +11,8 @@ from torch import nn
 import weft
 from models import (
     GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
     MLP,
     ResNet,
     classification_loss,
@@ -25,7 +27,6 @@ from weft.layout import Placement
 STEPS = 3
 S, B = weft.split, weft.broadcast
 PAIR, LINE, GRID = [0, 1], [0, 1, 2, 3], [[0, 1], [2, 3]]
-GPT_COLUMNS, GPT_ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
 TENSOR = weft.tensor_parallel(GPT_COLUMNS, GPT_ROWS)
 
 

@@ -17,7 +17,6 @@ from weft.errors import BatchError, CaptureError, LayoutError, RuleError, Strate
 
 PAIR = weft.placement("cpu", [0, 1])
 S, B = weft.split, weft.broadcast
-pytestmark = pytest.mark.timeout(60)
 
 
 def compiled(model: nn.Module | None = None, **changes: Any) -> weft.Program:

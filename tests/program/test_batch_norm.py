@@ -64,7 +64,6 @@ STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", NORMS)
 def test_it_trains_as_one_device(name: str, strategy: str) -> None:
@@ -78,7 +77,6 @@ def test_it_trains_as_one_device(name: str, strategy: str) -> None:
         assert_same_state(program.full_state_dict(), state)
 
 
-@pytest.mark.timeout(60)
 def test_ranks_without_a_sample_reduce_what_others_do() -> None:
     """Sums of a backward go alone, on ranks that have nothing to add to them as well."""
     model = around(nn.BatchNorm2d(6))
@@ -96,7 +94,6 @@ def ops(program: weft.Program) -> Counter[str]:
     return Counter(node.op for node in program.graph.of_kind(Call) if "norm" in node.op)
 
 
-@pytest.mark.timeout(60)
 def test_a_whole_batch_is_normalized_by_the_fused_ops() -> None:
     model, batch = around(nn.BatchNorm2d(6)), batch_of(4, 3, 4, 4)
     channels = weft.Strategy(batch={"*": B}, parameters={"0.weight": S(0), "1.*": S(0)})
@@ -108,7 +105,6 @@ def test_a_whole_batch_is_normalized_by_the_fused_ops() -> None:
             }
 
 
-@pytest.mark.timeout(60)
 def test_a_split_batch_takes_one_small_reduction_each_way() -> None:
     model, batch = around(nn.BatchNorm2d(6)), batch_of(4, 3, 4, 4)
     with compiled(model, classification_loss, batch, PAIR, DATA) as program:
@@ -121,7 +117,6 @@ def test_a_split_batch_takes_one_small_reduction_each_way() -> None:
         assert not {box.input.name for box in found} & set(rows)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("precision", ["bf16", None])
 def test_lower_precision(precision: str | None) -> None:
     batch = {**batch_of(4, 3, 4, 4), "x": batch_of(4, 3, 4, 4)["x"].float()}

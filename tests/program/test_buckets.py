@@ -35,7 +35,6 @@ def batch_of(length: int, seed: int) -> dict[str, torch.Tensor]:
     return {"x": draw(11), "y": draw(5), "weight": torch.ones(4)}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_padded_batches_train_as_plain_ones(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ import weft
 from single_device import assert_same_state, whole_state
 from weft.errors import UserError
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 Make = Callable[[Any], torch.optim.Optimizer]
 MAKERS: dict[str, tuple[Make, str, Any, Any]] = {

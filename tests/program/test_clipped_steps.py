@@ -33,7 +33,6 @@ STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_clipped_steps(name: str) -> None:
     grid, strategy = STRATEGIES[name]
@@ -62,7 +61,6 @@ def test_data_parallel_gradients_are_reduced_once() -> None:
     assert boxings[0] == boxings[1]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("max_norm", [0.05, 1e6])
 def test_only_what_the_optimizer_updates_counts(max_norm: float) -> None:
     """Plain descent, whose steps show the size of a gradient: one step is clipped, one is not."""

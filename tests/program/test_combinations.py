@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from on_ranks import passed
 from tools.combinations import LIMITS, Combination, combinations, difference, train
 
 # Each level with each mesh, both models in turn, recompute and precision in every other.
@@ -32,7 +31,6 @@ ON_PROCESSES = [
 ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("combination", SAMPLE, ids=str)
 def test_a_combination_equals_one_device(combination: Combination) -> None:
     assert difference(combination) <= LIMITS[combination.precision]
@@ -44,15 +42,11 @@ def test_all_combinations_are_told_apart() -> None:
     assert set(SAMPLE + ON_PROCESSES) <= set(every)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(320)
 def test_four_processes_equal_one(tmp_path: Path) -> None:
     script = Path(__file__).with_name("combinations_on_processes.py")
     numbers = [str(list(combinations()).index(each)) for each in ON_PROCESSES]
-    command = [sys.executable, "-m", "weft", "run", "-n", "4", str(script), str(tmp_path)]
-    done = subprocess.run(
-        [*command, *numbers], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    passed(script, 4, str(tmp_path), *numbers)
     for rank in range(4):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         for number, combination in zip(numbers, ON_PROCESSES, strict=True):

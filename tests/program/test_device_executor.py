@@ -23,7 +23,7 @@ from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.cuda.launches import Launch, launches
 from weft.runtime.cuda.streams import Inline, MakeStreams
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STRATEGIES = {
     "data": weft.data_parallel(),

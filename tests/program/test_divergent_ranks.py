@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,30 +14,20 @@ from torch import nn
 
 from program import divergent_on_processes as script
 
+# Seconds for all pairs of processes, which the first test waits for.
+LIMIT = 560
+pytestmark = pytest.mark.timeout(LIMIT + 20)
 SCRIPT = Path(__file__).with_name("divergent_on_processes.py")
-
-
-def run(transport: str, *cases: str) -> Any:
-    command = [sys.executable, str(SCRIPT), *cases]
-    environment = {**os.environ, "WEFT_TRANSPORT": transport}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=360, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> Any:
-    return run("shared")
+    command = [sys.executable, str(SCRIPT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def over_gloo() -> Any:
-    return run("gloo", "rates", "other_batch", "skipped")
-
-
-@pytest.mark.timeout(380)
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -88,7 +77,6 @@ def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None
         assert seconds < 60  # with compiling; without being told it would be 300
 
 
-@pytest.mark.timeout(380)
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -97,14 +85,14 @@ def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None
         ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
     ],
 )
-def test_both_ranks_are_told_over_a_network(over_gloo: Any, case: str, words: list[str]) -> None:
-    assert over_gloo[case].keys() == {"0", "1"}
-    for seconds, error, _ in over_gloo[case].values():
+def test_both_ranks_are_told_over_a_network(outcomes: Any, case: str, words: list[str]) -> None:
+    found = outcomes[f"{case} over gloo"]
+    assert found.keys() == {"0", "1"}
+    for seconds, error, _ in found.values():
         assert all(word in error for word in words), error
         assert seconds < 60
 
 
-@pytest.mark.timeout(380)
 def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:
     _, error, _ = outcomes["state_alone"]["0"]
     assert "ended early" in error
@@ -112,14 +100,12 @@ def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:
     assert "rank 1 was last in step 2 on x" in error
 
 
-@pytest.mark.timeout(380)
 def test_ranks_that_were_told_go_on_when_they_are_alike(outcomes: Any) -> None:
     (_, error, loss), (_, other, same) = outcomes["other_weights_put_right"].values()
     assert (error, other) == ("", "")
     assert loss == same > 0
 
 
-@pytest.mark.timeout(380)
 def test_each_process_brings_its_own_rows(outcomes: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -139,7 +125,6 @@ def test_each_process_brings_its_own_rows(outcomes: Any) -> None:
         assert found == pytest.approx(loss(10).item(), rel=1e-5)
 
 
-@pytest.mark.timeout(380)
 def test_a_program_that_one_rank_has_forgotten_counts_for_all(outcomes: Any) -> None:
     model = script.mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -153,7 +138,6 @@ def test_a_program_that_one_rank_has_forgotten_counts_for_all(outcomes: Any) -> 
         assert found == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.timeout(380)
 def test_rows_of_each_process_are_padded_to_the_same_length(outcomes: Any) -> None:
     model = script.Tagger()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -169,7 +153,6 @@ def test_rows_of_each_process_are_padded_to_the_same_length(outcomes: Any) -> No
         assert last == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.timeout(380)
 def test_a_refused_compile_leaves_data_parallel_training_as_it_was(outcomes: Any) -> None:
     model = script.mlp()
     for rank in range(2):
@@ -180,7 +163,6 @@ def test_a_refused_compile_leaves_data_parallel_training_as_it_was(outcomes: Any
         assert found == pytest.approx(model[0].weight.grad.sum().item(), rel=1e-5)
 
 
-@pytest.mark.timeout(380)
 def test_eager_optimizers_update_stages_of_other_processes(outcomes: Any) -> None:
     for _, error, worst in outcomes["staged_updates"].values():
         assert error == ""

@@ -13,7 +13,7 @@ from single_device import assert_same_training, compiled, plain_training
 from tools.oracles.rules import describe, run_call, torch_call
 from weft.ops import localize, signatures
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 GRID = [[0, 1], [2, 3]]
 S, B = weft.split, weft.broadcast

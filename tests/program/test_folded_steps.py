@@ -13,7 +13,6 @@ from models import GPT, token_batch, token_loss
 S, B = weft.split, weft.broadcast
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("classes", [B, S(0)], ids=["head whole", "head split by classes"])
 def test_eight_ranks_train_as_one_device(classes: weft.layout.SBP) -> None:
     torch.manual_seed(0)

@@ -121,7 +121,6 @@ CASES: dict[str, tuple[type[nn.Module], tuple[int, int, int], Any, Any]] = {
 }
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", CASES)
 def test_training_on_split_images_equals_plain_torch(name: str) -> None:
     make, shape, grid, split = CASES[name]
@@ -140,7 +139,6 @@ def test_training_on_split_images_equals_plain_torch(name: str) -> None:
         assert sliding_calls(program, dim) >= expected_ops
 
 
-@pytest.mark.timeout(60)
 def test_explain_and_the_plan_show_the_halos() -> None:
     torch.manual_seed(0)
     _, _, program = train(CNN(sbp=S(2)).double(), images(1, 64, 8), [0, 1], S(2))

@@ -27,7 +27,6 @@ STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_gradients_add_up_over_steps(name: str) -> None:
     torch.manual_seed(0)

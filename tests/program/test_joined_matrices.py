@@ -21,7 +21,7 @@ from weft.boxing import steps
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 PAIR, LINE, GRID = [0, 1], [0, 1, 2, 3], [[0, 1], [2, 3]]
 WIDTH, HEADS, INNER, N, TIME = 16, 4, 24, 4, 96

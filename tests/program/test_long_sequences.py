@@ -19,7 +19,7 @@ from weft.ir.logical import Box, Call, LogicalGraph
 from weft.layout import SBP
 from weft.units import ITEM_SIZE
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(90)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S, B = weft.split, weft.broadcast
 LONG = weft.context_parallel()

@@ -20,8 +20,6 @@ from weft.compiler.pipeline import compile_graph
 from weft.errors import StrategyError
 from weft.units import bytes_text
 
-pytestmark = pytest.mark.timeout(120)
-
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
 GRID = [[0, 1], [2, 3]]
 DATA = {"*": weft.split(0)}

@@ -16,6 +16,8 @@ import weft
 from compiler import micro_models as micro
 from models import (
     GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
     MLP,
     ResNet,
     classification_loss,
@@ -24,7 +26,6 @@ from models import (
     token_loss,
     vector_batch,
 )
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
 from single_device import adamw, assert_same_state, plain_training
 from weft.errors import StrategyError
 
@@ -90,7 +91,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[..., Any], Any, A
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_whole_batch(case: str) -> None:
     make_model, loss_fn, make_batch, grid, strategy, samples, parts = CASES[case]
@@ -103,7 +103,6 @@ def test_equals_the_whole_batch(case: str) -> None:
     assert_same_state(own, state)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["gpt, data", "gpt, hybrid"])
 def test_gradients_are_reduced_within_the_last_micro_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +136,6 @@ LOOKS: dict[str, tuple[Callable[[], nn.Module], Loss, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("look", LOOKS)
 def test_losses_that_look_at_the_batch(look: str) -> None:
     make_model, loss_fn, make_batch = LOOKS[look]
@@ -149,7 +147,6 @@ def test_losses_that_look_at_the_batch(look: str) -> None:
     assert_same_state(own, state)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("grid", [ONE, PAIR], ids=["1 rank", "2 ranks"])
 def test_random_masks_are_those_of_the_whole_batch(grid: Any) -> None:
     torch.manual_seed(0)
@@ -181,7 +178,6 @@ def accumulating(
     return losses, model.state_dict()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("grid", "strategy"),
     [
@@ -201,7 +197,6 @@ def test_batch_norm_is_that_of_accumulated_gradients(grid: Any, strategy: Any) -
     assert_same_state(own, state)
 
 
-@pytest.mark.timeout(60)
 def test_outputs_of_each_sample_are_whole() -> None:
     torch.manual_seed(0)
     model, batch = MLP(), vector_batch(8)
@@ -211,7 +206,6 @@ def test_outputs_of_each_sample_are_whole() -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.timeout(60)
 def test_a_batch_of_global_tensors() -> None:
     torch.manual_seed(0)
     model, batch = MLP(), vector_batch(8)
@@ -231,7 +225,6 @@ def test_a_batch_of_global_tensors() -> None:
         program.close()
 
 
-@pytest.mark.timeout(60)
 def test_explain_tells_of_micro_batches() -> None:
     model, batch = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), vector_batch(8)
     with weft.local_world(2):

@@ -56,7 +56,6 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     )
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_on_one_rank_is_autocast(name: str) -> None:
     make_model, loss_fn, make_batch = MODELS[name]
@@ -70,7 +69,6 @@ def test_bf16_on_one_rank_is_autocast(name: str) -> None:
         assert "bfloat16" in str(evaluation.graph)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("level", [None, 3])
 def test_bf16_on_two_ranks(level: int | None) -> None:
     torch.manual_seed(0)
@@ -124,7 +122,6 @@ FP16: dict[str, tuple[list[int], weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", FP16)
 def test_fp16_is_autocast_with_a_grad_scaler(case: str) -> None:
     """The second step overflows: it changes nothing but the scale, on every rank."""

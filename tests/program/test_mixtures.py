@@ -17,7 +17,7 @@ from single_device import assert_same_training, compiled, plain_training
 from weft.errors import RankFailure
 from weft.ir.logical import Call
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S, B = weft.split, weft.broadcast
 UP, DOWN = "*.up", "*.down"

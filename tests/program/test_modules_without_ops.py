@@ -12,7 +12,7 @@ import weft
 from single_device import assert_same_training, compiled, plain_training
 from weft.errors import StrategyError
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Model(nn.Module):

@@ -32,7 +32,6 @@ CASES: dict[str, tuple[Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_offloaded_steps(case: str) -> None:
     grid, strategy = CASES[case]
@@ -52,7 +51,6 @@ class Sine(nn.Linear):
         return torch.sin(super().forward(x))
 
 
-@pytest.mark.timeout(60)
 def test_values_of_the_whole_batch_beside_micro_batches() -> None:
     """Where samples meet, layers run once a step; what they keep cannot wait for a gradient of a micro-batch."""
     torch.manual_seed(0)
@@ -71,7 +69,6 @@ def test_values_of_the_whole_batch_beside_micro_batches() -> None:
         assert_same_training(program, batches, expected)
 
 
-@pytest.mark.timeout(60)
 def test_memory_of_the_device() -> None:
     torch.manual_seed(0)
     model, batch = GPT(width=32, layers=3, context=32), token_batch(16, time=32)

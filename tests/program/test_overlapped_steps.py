@@ -14,7 +14,7 @@ from weft.ir.plan import Collective, Communicate
 
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def parts_exchanged(program: weft.Program) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
+from on_ranks import passed
 from program.precision_on_processes import train
 from weft.errors import CaptureError, UserError
 from weft.ir.logical import Box, Call, Input, LogicalGraph
@@ -188,7 +187,6 @@ RANKS: dict[str, tuple[Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", RANKS)
 def test_masters_on_several_ranks(name: str) -> None:
     """Masters differ by the rounding of bf16 gradients alone."""
@@ -495,12 +493,9 @@ def test_products_are_summed_before_they_are_rounded(ranks: int) -> None:
         assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-@pytest.mark.timeout(240)
 def test_two_processes_are_two_threads(tmp_path: Path) -> None:
     script = Path(__file__).with_name("precision_on_processes.py")
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    passed(script, 2, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     with weft.local_world(2):
@@ -510,7 +505,6 @@ def test_two_processes_are_two_threads(tmp_path: Path) -> None:
     assert apart(found, masters) == 0.0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize(
     "precision", [P(activations="fp32"), P(activations="fp32", accumulate=None)]
@@ -547,7 +541,6 @@ def test_wide_sums_beside_shards_and_micro_batches(precision: weft.Precision, le
         assert [program.step(x).item() for _ in range(3)] == pytest.approx(expected, rel=3e-2)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_16_bits_is_updated_as_by_plain_sgd(dtype: torch.dtype) -> None:
     """torch's fused SGD leaves vectors of 16-bit numbers as they are on CPUs."""

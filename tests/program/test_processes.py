@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from models import (
     token_batch,
     token_loss,
 )
+from on_ranks import passed
 from program.live_models import eager_step, generated, norms
 
 SCRIPT = Path(__file__).with_name("train_on_processes.py")
@@ -67,12 +69,20 @@ def with_dropout_on_one_rank() -> list[float]:
     return [program.step(token_batch(4, seed=seed)).item() for seed in range(3)]
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_equal_one_device(ranks: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "weft", "run", "-n", str(ranks), str(SCRIPT), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def by_weft_run(ranks: int, *arguments: str) -> None:
+    command = [sys.executable, "-m", "weft", "run", "-n", str(ranks), str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def by_forks(ranks: int, *arguments: str) -> None:
+    passed(SCRIPT, ranks, *arguments)
+
+
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize(("ranks", "start"), [(2, by_weft_run), (4, by_forks)])
+def test_processes_equal_one_device(ranks: int, start: Callable[..., None], tmp_path: Path) -> None:
+    start(ranks, str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     assert all(other == found[0] for other in found[1:])
     gpt, resnet = (GPT, token_loss, token_batch), (ResNet, classification_loss, image_batch)

@@ -20,7 +20,6 @@ from weft.ir import parse_graph, parse_plan
 
 PAIR = weft.placement("cpu", [0, 1])
 S, B = weft.split, weft.broadcast
-pytestmark = pytest.mark.timeout(60)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -41,7 +41,6 @@ def losses_with_dropout(
 ON_ONE = losses_with_dropout(weft.placement("cpu", [0]), weft.data_parallel())
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("grid", "strategy"),
     [
@@ -58,7 +57,6 @@ def test_dropout_is_the_same_in_every_layout(grid: Any, strategy: weft.Strategy)
     assert found == pytest.approx(ON_ONE, rel=1e-10)
 
 
-@pytest.mark.timeout(60)
 def test_the_seed_and_the_step_decide() -> None:
     one = weft.placement("cpu", [0])
     assert losses_with_dropout(one, weft.data_parallel()) == ON_ONE
@@ -71,7 +69,6 @@ class Noise(nn.Module):
         return torch.randn_like(x) + torch.rand(x.shape, dtype=x.dtype)
 
 
-@pytest.mark.timeout(60)
 def test_every_step_and_every_op_draws_anew() -> None:
     def both(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         return model(batch["x"]), model(batch["x"])
@@ -157,7 +154,6 @@ def on_one() -> dict[str, torch.Tensor]:
     return draw_all([0], B)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("grid", "batch"),
     [("2", S(0)), ("4", S(1)), ("2x2", [S(0), S(1)])],

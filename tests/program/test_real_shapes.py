@@ -76,7 +76,6 @@ def texts(shape: Shape, seed: int = 0) -> dict[str, torch.Tensor]:
     return token_batch(N, TIME, shape.vocabulary, seed)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_one_device(case: str) -> None:
     shape, grid, strategy = CASES[case]
@@ -86,7 +85,6 @@ def test_equals_one_device(case: str) -> None:
         assert_same_training(program, batches, expected)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("shape", "level"), [*((LLAMA, level) for level in range(4)), (TIED, 3)])
 def test_bytes_of_data_parallelism(shape: Shape, level: int) -> None:
     """2 (p - 1) / p of the parameters' bytes; at level 3 once more for what the backward reads (ZeRO, section 7)."""
@@ -100,7 +98,6 @@ def test_bytes_of_data_parallelism(shape: Shape, level: int) -> None:
     assert 2 * part <= sent <= (3 if level == 3 else 2) * 1.02 * part
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strategy", [TENSOR, SEQUENCE], ids=["tensor", "sequence"])
 def test_bytes_of_tensor_parallelism(strategy: weft.Strategy) -> None:
     """Four exchanges of all activations a block (Megatron-LM, section 3), and no parameter but those of norms."""
@@ -116,7 +113,6 @@ def autocast_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         return token_loss(model, batch)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strategy", [replace(DATA, zero=weft.Zero(3)), SEQUENCE])
 def test_bf16(strategy: weft.Strategy) -> None:
     """Plain PyTorch under autocast, as near as bfloat16 is."""

@@ -36,7 +36,6 @@ CASES: dict[str, tuple[Any, Any, Any, Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_recomputed_steps(case: str) -> None:
     make_model, loss_fn, make_batch, grid, strategy = CASES[case]
@@ -50,7 +49,6 @@ def test_recomputed_steps(case: str) -> None:
         assert_same_training(program, batches, expected)
 
 
-@pytest.mark.timeout(60)
 def test_same_masks_again() -> None:
     torch.manual_seed(0)
     model, batches = GPT(dropout=0.3), [token_batch(4, seed=seed) for seed in range(2)]
@@ -63,7 +61,6 @@ def test_same_masks_again() -> None:
         assert_same_state(program.full_state_dict(), state)
 
 
-@pytest.mark.timeout(60)
 def test_memory() -> None:
     """Only one of four blocks has its inner tensors at a time; the plan says what is measured."""
     torch.manual_seed(0)

@@ -82,7 +82,6 @@ CASES: dict[str, tuple[dict[str, Any], Any, weft.Strategy]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("case", CASES)
 def test_layers_train_as_on_one_device(case: str) -> None:
@@ -97,7 +96,6 @@ def test_layers_train_as_on_one_device(case: str) -> None:
         assert_same_training(program, data, plain_training(model, loss_fn, data, clip))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("double_precision")
 def test_layers_with_split_weights_are_taken_apart() -> None:
     torch.manual_seed(0)
@@ -108,7 +106,6 @@ def test_layers_with_split_weights_are_taken_apart() -> None:
         assert_same_training(program, data, plain_training(model, loss_fn, data))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("precision", [None, "bf16"])
 def test_the_kernel_trains_as_on_one_device(precision: Any) -> None:
     """In float32 and under autocast, where oneDNN's kernel runs and saves what it alone knows."""

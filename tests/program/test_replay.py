@@ -24,7 +24,7 @@ from weft.runtime.cuda.backend import BACKENDS, Backend
 from weft.runtime.cuda.replay import Replayer, Tape, obstacle
 from weft.runtime.cuda.streams import Inline
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 STRATEGIES = {
     "tensor": weft.tensor_parallel(["blocks.*.qkv", "blocks.*.up"], ["blocks.*.proj"]),

@@ -18,7 +18,7 @@ from weft.capture import outputs
 from weft.capture.tracing import retrace
 from weft.errors import RankFailure, VerificationError
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def net() -> nn.Module:

@@ -10,14 +10,22 @@ import torch
 from torch import nn
 
 import weft
-from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
-from program.test_equals_single_device import GPT_COLUMNS, GPT_ROWS
+from models import (
+    GPT,
+    GPT_COLUMNS,
+    GPT_ROWS,
+    MLP,
+    classification_loss,
+    token_batch,
+    token_loss,
+    vector_batch,
+)
 from single_device import adamw
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
 from weft.strategy.parts import SCHEDULES
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def compiled(model: nn.Module, loss: Any, data: Any, ranks: int, **fields: Any) -> weft.Program:

@@ -34,7 +34,6 @@ def collectives(program: weft.Program, elements: int) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(60)
 def test_sequence_parallelism() -> None:
     """Between the linear layers nothing is whole: no activation is all-reduced."""
     torch.manual_seed(0)
@@ -50,7 +49,6 @@ def test_sequence_parallelism() -> None:
         assert_same_training(program, batches, expected)
 
 
-@pytest.mark.timeout(60)
 def test_sequence_parallelism_beside_data_parallelism() -> None:
     torch.manual_seed(0)
     model, batches = GPT(), [token_batch(4, seed=seed) for seed in range(2)]
@@ -112,7 +110,6 @@ class MixtureModel(nn.Module):
 EXPERTS = ("mixture.up", "mixture.down")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("zero", [None, weft.Zero(2)])
 def test_expert_parallelism(zero: Any) -> None:
     """Tokens travel to their experts and back, forward and backward; experts never."""

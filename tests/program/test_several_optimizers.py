@@ -15,7 +15,7 @@ from models import GPT, token_batch, token_loss
 from weft.capture.optimizers.groups import Optimizers as Several
 from weft.errors import CaptureError, UserError
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 S0 = weft.split(0)
 STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {

@@ -50,7 +50,6 @@ CASES: dict[str, tuple[str, Any, weft.Strategy, weft.Zero]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_sharded_steps(case: str) -> None:
     name, grid, strategy, zero = CASES[case]
@@ -67,7 +66,6 @@ def test_sharded_steps(case: str) -> None:
         assert_same_training(program, batches, expected)
 
 
-@pytest.mark.timeout(60)
 def test_bytes_of_each_level() -> None:
     """A quarter lies on each rank; parameters are gathered once or twice, gradients scattered once."""
     torch.manual_seed(0)
@@ -85,7 +83,6 @@ def test_bytes_of_each_level() -> None:
         assert moved["S-B"] == size if level < 3 else 1.5 * size < moved["S-B"] < 2 * size
 
 
-@pytest.mark.timeout(60)
 def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
     """Level 1 reduces sums over the micro-batches, 2 each of them; 3 gathers in each of them."""
     peaks = []
@@ -125,7 +122,6 @@ OVER_THE_BATCH = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", OVER_THE_BATCH)
 def test_level_3_with_ops_over_the_batch(name: str, micro_batches: int) -> None:
@@ -154,7 +150,6 @@ class Block(nn.Module):
         return made
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("names", [("sort", "mean"), ("mean", "sort"), ("mean", "mean")])
 def test_level_3_with_ops_over_the_batch_within_blocks(names: tuple[str, ...]) -> None:
     """A sum over micro-batches that is read in the loop makes them wait, too."""

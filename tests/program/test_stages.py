@@ -37,7 +37,6 @@ from weft.layout import Placement
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_stages_equal_one_device(case: str) -> None:
     job, grid, strategy = CASES[case]
@@ -50,7 +49,6 @@ def test_stages_equal_one_device(case: str) -> None:
         assert_state(program.full_state_dict(), state)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", ["unet, each level a stage", "encoder and decoder"])
 def test_stages_in_micro_batches_equal_one_device(case: str) -> None:
     job, grid, strategy = CASES[case]
@@ -84,7 +82,6 @@ MODULES = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("seed", "micro_batches"), [(4, 1), (1, 2)])
 def test_any_cut_works(seed: int, micro_batches: int) -> None:
     """Each layer in any stage, forth and back between ranks; two stages share theirs."""

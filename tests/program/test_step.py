@@ -19,7 +19,6 @@ from weft.ir import parse_graph
 S, B = weft.split, weft.broadcast
 PAIR = weft.placement("cpu", [0, 1])
 DATA = weft.data_parallel()
-pytestmark = pytest.mark.timeout(60)
 
 
 def step_of(model: nn.Module, kind: Any = torch.optim.SGD, **options: Any) -> weft.Step:

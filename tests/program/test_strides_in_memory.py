@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import weft
 from single_device import assert_same_training, compiled, plain_training
 
-pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 PAIR = [0, 1]
 

@@ -59,7 +59,6 @@ def verdict_of(factor: str, grid: str = "[0, 1]") -> Verdict:
     return judge(namespace(text, "<script>"))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_it_trains_as_plain_pytorch(seed: int) -> None:
     verdict = judge(namespace(case_text(draw(seed)), f"<program {seed}>"))
@@ -81,7 +80,6 @@ def test_a_seed_is_always_the_same_program() -> None:
     assert case_text(draw(7)) != case_text(draw(8))
 
 
-@pytest.mark.timeout(60)
 def test_verdicts() -> None:
     """A factor that differs while a step is captured is a wrong result; the others end in errors."""
     fake = "hasattr(x, 'fake_mode')"
@@ -93,7 +91,6 @@ def test_verdicts() -> None:
     assert verdict_of("lambda x: 2.0", grid="'no grid'").kind == "internal"
 
 
-@pytest.mark.timeout(60)
 def test_a_case_that_hangs_ends() -> None:
     worker = Worker(limit=3.0)
     try:

@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from build import value_of
 from two_stage_plans import (
     BACK,
     FORTH,
@@ -45,10 +46,6 @@ from weft.runtime.world.distributed import DistributedWorld
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool)
 
 
-def value(tensor: torch.Tensor) -> LocalValue:
-    return LocalValue("t", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
 def whole(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
     return torch.randint(0, 5, shape, generator=generator).to(dtype)
@@ -79,12 +76,16 @@ def check_channel(channel, id, dtype, rows) -> None:
     tensor = whole(dtype, rows, 3)
     for dim, parts in ((0, sizes), (1, columns)):
         mine = tensor.split(parts, dim)[index]
-        gather = Collective("all_gather", id, value(mine), value(tensor), dim=dim, sizes=parts)
+        gather = Collective(
+            "all_gather", id, value_of(mine), value_of(tensor), dim=dim, sizes=parts
+        )
         pair = run_collectives(channel, (gather, gather), [mine, mine.t().contiguous().t()])
         assert all(torch.equal(out, tensor) for out in pair)
         share = tensor * (index + 1) if dtype != torch.bool else tensor
         total = tensor * sum(range(1, size + 1)) if dtype != torch.bool else tensor
-        scatter = Collective("reduce_scatter", id, value(share), value(mine), dim=dim, sizes=parts)
+        scatter = Collective(
+            "reduce_scatter", id, value_of(share), value_of(mine), dim=dim, sizes=parts
+        )
         assert torch.equal(
             run_collectives(channel, (scatter,), [share])[0], total.split(parts, dim)[index]
         )
@@ -92,17 +93,17 @@ def check_channel(channel, id, dtype, rows) -> None:
     turn = Collective(
         "all_to_all",
         id,
-        value(rows_of),
-        value(columns_of),
+        value_of(rows_of),
+        value_of(columns_of),
         dim=0,
         split_dim=1,
         sizes=sizes,
         split_sizes=columns,
     )
     assert torch.equal(run_collectives(channel, (turn,), [rows_of])[0], columns_of)
-    total = Collective("all_reduce", id, value(tensor), value(tensor))
+    total = Collective("all_reduce", id, value_of(tensor), value_of(tensor))
     scalar = tensor[0, 0]
-    most = Collective("all_reduce", id, value(scalar), value(scalar), reduction="max")
+    most = Collective("all_reduce", id, value_of(scalar), value_of(scalar), reduction="max")
     outs = run_collectives(
         channel,
         (total, most, total),

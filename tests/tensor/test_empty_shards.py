@@ -14,10 +14,7 @@ import weft
 S, P = weft.split, weft.partial
 
 
-@pytest.fixture(autouse=True)
-def world():
-    with weft.local_world(4):
-        yield
+pytestmark = pytest.mark.usefixtures("world")
 
 
 def test_ranks_without_elements_stay_so():

@@ -54,7 +54,6 @@ def train(model: nn.Module, x: Any, y: Any, make: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_trains_distributed_modules(name: str, layout: str) -> None:

@@ -15,10 +15,7 @@ PAIR = weft.placement("cpu", [0, 1])
 S, B, P = weft.split, weft.broadcast, weft.partial
 
 
-@pytest.fixture(autouse=True)
-def world():
-    with weft.local_world(4):
-        yield
+pytestmark = pytest.mark.usefixtures("world")
 
 
 def test_strict_mode_refuses_implicit_boxing_that_moves_bytes():

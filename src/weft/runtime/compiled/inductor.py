@@ -1,6 +1,6 @@
 """Torch's Inductor, the compiler of fused loops: one function over ATen ops in, one fast function out.
 
-All of torch's private interfaces of Inductor that weft needs stand here; `tests/runtime/test_inductor.py`
+All of torch's private interfaces of Inductor that weft needs stand here; `tests/runtime/compiled/test_inductor.py`
 says what is asked of them. They are imported when first needed, since that takes seconds.
 """
 

@@ -1,0 +1,148 @@
+"""Bucketing joins all-reduces, never past a reader, never past the size, never across communicators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from build import value
+from local_programs import (
+    all_reduce,
+    call,
+    gather,
+    program,
+    reduce_scatter,
+    training_step,
+    update,
+)
+from weft.compiler.schedule.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
+from weft.ir.plan import Collective, LocalInput, LocalOutput, LocalProgram
+
+LARGE = 2**20
+
+
+def shown(schedule: Schedule) -> list[object]:
+    """Buckets as the list of what they make, other items as their kind."""
+    return [
+        [collective.output.name for collective in item.collectives]
+        if isinstance(item, Bucket)
+        else type(item).__name__
+        for item in schedule
+    ]
+
+
+def test_gradients_are_joined_and_run_before_the_first_update() -> None:
+    calls = ["LocalCall"] * 5
+    updates = ["LocalUpdate"] * 2
+    assert shown(bucket(training_step(), LARGE)) == [*calls, ["gw.sum", "gv.sum"], *updates]
+
+
+def test_a_full_bucket_starts_at_once() -> None:
+    items = shown(bucket(training_step(), bucket_bytes=16))
+    assert items.index(["gw.sum"]) == 3
+    assert items.index(["gv.sum"]) == 6
+
+
+def test_a_reader_closes_the_bucket() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a"), call("loss", "s"), all_reduce("t", "a")]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], "LocalCall", ["t"]]
+
+
+def test_communicators_are_not_mixed() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a", 0), all_reduce("t", "a", 1)]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], ["t"]]
+
+
+def test_another_collective_keeps_its_place_on_the_communicator() -> None:
+    nodes = [call("a", "x"), all_reduce("s", "a"), gather("g", "a"), all_reduce("t", "a")]
+    assert shown(bucket(program(nodes), LARGE)) == ["LocalCall", ["s"], ["g"], ["t"]]
+
+
+def test_gathers_of_parameters_are_joined() -> None:
+    """Until the first of them is read; what depends on the batch is gathered alone."""
+    nodes = [
+        gather("v.whole", "v"),
+        gather("w.whole", "w"),
+        call("h", "x", "v.whole"),
+        gather("h.whole", "h"),
+        call("loss", "h.whole", "w.whole"),
+    ]
+    items = shown(bucket(program(nodes), LARGE))
+    assert items == [["v.whole", "w.whole"], "LocalCall", ["h.whole"], "LocalCall"]
+
+
+def test_sharded_gradients_are_joined() -> None:
+    nodes = [
+        call("gv", "x"),
+        reduce_scatter("gv.own", "gv"),
+        call("gw", "x"),
+        reduce_scatter("gw.own", "gw"),
+        update("v", "gv.own"),
+    ]
+    calls = ["LocalCall"] * 2
+    assert shown(bucket(program(nodes), LARGE)) == [*calls, ["gv.own", "gw.own"], "LocalUpdate"]
+    small = shown(bucket(program(nodes), 32))
+    assert small == ["LocalCall", ["gv.own"], "LocalCall", ["gw.own"], "LocalUpdate"]
+
+
+def test_gathers_may_be_larger() -> None:
+    nodes = [gather("v.whole", "v"), gather("w.whole", "w"), call("h", "v.whole", "w.whole")]
+    each = 16
+    assert shown(bucket(program(nodes), each)) == [["v.whole", "w.whole"], "LocalCall"]
+    apart = shown(bucket(program(nodes), each // GATHERED))
+    assert apart == [["v.whole"], ["w.whole"], "LocalCall"]
+
+
+def test_sums_over_micro_batches_are_reduced_in_few_buckets() -> None:
+    nodes = [all_reduce(f"r{number}", f"g{number}") for number in range(4 * CUTS)]
+    local = program(nodes, outputs=())
+    assert len(bucket(local, 1)) == 4 * CUTS
+    assert len(bucket(replace(local, micro_batches=2, loop=frozenset("h")), 1)) == CUTS
+
+
+def test_sums_of_a_batch_norm_go_at_once_and_alone() -> None:
+    """The next call reads them; gradients that wait for others go on waiting."""
+    nodes = [
+        call("gv", "x"),
+        all_reduce("gv.sum", "gv"),
+        call("m", "x", op="weft.batch_norm_sums"),
+        all_reduce("m.sum", "m"),
+        call("gw", "m.sum"),
+        all_reduce("gw.sum", "gw"),
+        update("v", "gv.sum"),
+    ]
+    calls = ["LocalCall"] * 2
+    found = shown(bucket(program(nodes), LARGE))
+    assert found == [*calls, ["m.sum"], "LocalCall", ["gv.sum", "gw.sum"], "LocalUpdate"]
+
+
+def uneven_gathers(rows: int) -> LocalProgram:
+    """Parameters of 9 rows in shards of 5 and 4, gathered on the rank that has `rows` of them."""
+    names = [f"p{number}" for number in range(8)]
+    inputs = tuple(LocalInput(value(name, rows), "parameter", name) for name in names)
+    gathers = [
+        Collective(
+            "all_gather", 0, each.value, value(f"{each.key}.whole", 9), sizes=(5, 4), bytes=36
+        )
+        for each in inputs
+    ]
+    reads = call("loss", *(f"{name}.whole" for name in names))
+    return LocalProgram(0, inputs, (*gathers, reads), (LocalOutput("loss", "loss"),))
+
+
+@pytest.mark.parametrize("bucket_bytes", [4, 8, 10, 12, 16])
+def test_ranks_with_uneven_shards_join_alike(bucket_bytes: int) -> None:
+    one, other = (shown(bucket(uneven_gathers(rows), bucket_bytes)) for rows in (5, 4))
+    assert one == other
+    assert len(one) > 1
+
+
+def test_a_rank_without_elements_reduces_alone_what_others_do() -> None:
+    """`weft.blank` stands there in place of the op whose result is wanted at once."""
+    blank = replace(call("sums", "x", op="weft.blank"), args=((), (), "weft.batch_norm_sums"))
+    sums = call("sums", "x", op="weft.batch_norm_sums")
+    rest = [all_reduce("sums.whole", "sums"), call("a", "x"), all_reduce("s", "a")]
+    assert shown(bucket(program([blank, *rest]), LARGE)) == shown(
+        bucket(program([sums, *rest]), LARGE)
+    )

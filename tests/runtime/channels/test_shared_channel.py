@@ -1,0 +1,195 @@
+"""Communicators through shared memory: both ends in one process, as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from on_ranks import passed
+from strangers import needs_root, start_as_stranger
+from weft.errors import InternalError, RankFailure
+from weft.layout import REDUCTIONS
+from weft.runtime.channels.channel import reduce_in_order
+from weft.runtime.channels.shared import SharedChannel
+from weft.runtime.channels.shared_link import SLOT_BYTES, SLOTS, connect, host
+
+pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
+
+SIZES = [0, 1, 7, SLOT_BYTES // 8, SLOT_BYTES // 8 + 1, (2 * SLOTS + 1) * SLOT_BYTES // 8 + 3]
+
+
+class Board:
+    """Stands in for the board of a job: no failure is known."""
+
+    failed = False
+
+    def watch(self, fail: object) -> None: ...
+
+    def forget(self, fail: object) -> None: ...
+
+    def announce(self, error: BaseException) -> None:
+        self.failed = True
+
+    def cause(self, seconds: float) -> None:
+        return None
+
+
+def on_ranks(size: int, work: Callable[[SharedChannel], Any], timeout: float = 20) -> list[Any]:
+    """What `work` gives on each rank of a communicator; the first error of a rank in its place."""
+    store, board = dist.HashStore(), Board()  # type: ignore[attr-defined]
+
+    def run(index: int) -> Any:
+        channel = SharedChannel(store, 1, range(size), index, board, timeout)  # type: ignore[arg-type]
+        try:
+            return work(channel)
+        except Exception as error:
+            channel.abort(error)
+            return error
+        finally:
+            channel.close()
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+def numbers(rank: int, size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-9, 9, (size,), generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_pieces_of_any_size_arrive(size: int) -> None:
+    def work(channel: SharedChannel) -> list[list[torch.Tensor]]:
+        me = channel.index
+        sends = [[numbers(10 * me + peer, n + peer) for n in SIZES] for peer in range(size)]
+        places = [[torch.empty(n + me, dtype=torch.float64) for n in SIZES] for _ in range(size)]
+        channel.exchange(sends, places)
+        return places
+
+    for me, places in enumerate(on_ranks(size, work)):
+        for peer in set(range(size)) - {me}:
+            for n, found in zip(SIZES, places[peer], strict=True):
+                assert torch.equal(found, numbers(10 * peer + me, n + me))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_an_all_reduce_is_the_reduction_in_order(size: int, reduction: str) -> None:
+    dtype = torch.int64 if reduction in ("and", "or", "xor") else torch.float64
+
+    def work(channel: SharedChannel) -> list[torch.Tensor]:
+        alone = [numbers(channel.index, n, dtype) for n in SIZES]
+        together = [numbers(channel.index, n, dtype) for n in SIZES]
+        for tensor in alone:
+            channel.all_reduce([tensor], reduction)
+        channel.all_reduce(together, reduction)
+        return alone + together
+
+    expected = [
+        reduce_in_order([numbers(rank, n, dtype) for rank in range(size)], reduction) for n in SIZES
+    ]
+    for found in on_ranks(size, work):
+        assert len(found) == 2 * len(expected)
+        assert all(map(torch.equal, found, expected * 2))
+
+
+def test_bytes_are_counted_once() -> None:
+    def work(channel: SharedChannel) -> int:
+        channel.all_reduce([torch.ones(100)], "sum")
+        return channel.sent["all_reduce"]
+
+    assert on_ranks(2, work) == [400, 400]
+
+
+def test_a_rank_may_run_ahead() -> None:
+    """One rank only sends, the other only receives: nothing but the slots holds the first one back."""
+
+    def work(channel: SharedChannel) -> Sequence[float]:
+        found = []
+        for number in range(3 * SLOTS):
+            piece = torch.full((3,), float(number))
+            if channel.index == 0:
+                channel.exchange([[], [piece]], [[], []])
+            else:
+                channel.exchange([[], []], [[piece.zero_()], []])
+                found.append(piece[0].item())
+        return found
+
+    assert on_ranks(2, work)[1] == list(range(3 * SLOTS))
+
+
+def test_ranks_that_disagree_on_a_size_are_told() -> None:
+    def work(channel: SharedChannel) -> None:
+        channel.all_reduce([torch.ones(4 + channel.index)], "sum")
+
+    found = on_ranks(2, work)
+    assert any("bytes where" in str(error) for error in found)
+    assert all(isinstance(error, InternalError | RankFailure) for error in found)
+
+
+def test_a_rank_that_ends_is_noticed_at_once() -> None:
+    def work(channel: SharedChannel) -> None:
+        if channel.index == 0:
+            channel.all_reduce([torch.ones(4)], "sum")
+
+    first, _ = on_ranks(2, work)
+    assert isinstance(first, RankFailure)
+    assert "with ranks [1] failed" in str(first)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    over = threading.Event()
+
+    def work(channel: SharedChannel) -> None:
+        if channel.index == 1:
+            over.wait(20)
+            return
+        try:
+            channel.all_reduce([torch.ones(4)], "sum")
+        finally:
+            over.set()
+
+    first, _ = on_ranks(2, work, timeout=0.2)
+    assert isinstance(first, RankFailure)
+    assert "with ranks [1] failed" in str(first)
+    assert "no answer within 0.2 s" in str(first)
+
+
+@needs_root
+def test_a_stranger_is_no_peer() -> None:
+    code = (
+        "listening = socket.socket(socket.AF_UNIX)\n"
+        "listening.bind('')\n"  # the system chooses a name
+        "listening.listen()\n"
+        "print(listening.getsockname()[1:].decode(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with start_as_stranger(code, imports="import socket, sys") as stranger:
+        address = "\0" + stranger.stdout.readline().strip()
+        with pytest.raises(ConnectionError, match="another user listens"):
+            connect(address, 1, timeout=5)
+        stranger.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
+def test_a_world_of_processes_picks_its_transport(transport: str, tmp_path: Path) -> None:
+    script = tmp_path / "which.py"
+    script.write_text(
+        "from weft.runtime.world.distributed import DistributedWorld\n"
+        "import torch\n"
+        "world = DistributedWorld('cpu', 30)\n"
+        "total = torch.ones(3)\n"
+        "world._everyone.all_reduce([total], 'sum')\n"
+        "import sys\n"
+        "sys.stdout.write(f'{type(world._everyone).__name__} {total.tolist()}\\n')\n"
+    )
+    outputs = passed(script, 2, WEFT_TRANSPORT=transport)
+    name = {"shared": "SharedChannel", "gloo": "GlooChannel"}[transport]
+    assert all(f"{name} [2.0, 2.0, 2.0]" in output for output in outputs)

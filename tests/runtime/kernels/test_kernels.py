@@ -1,0 +1,111 @@
+"""Segments as generated functions."""
+
+from __future__ import annotations
+
+import math
+import traceback
+
+import pytest
+import torch
+
+from build import call
+from weft.ir.alias import view_bases
+from weft.ir.logical import Ref
+from weft.ops.call import Token
+from weft.runtime.kernels.generated import build_kernel
+
+CPU = torch.device("cpu")
+
+
+def test_source_deletes_values_after_their_last_use():
+    calls = (
+        call("aten.add.Tensor", (Ref("x"), Ref("w.1")), "a"),
+        call("aten.mul.Tensor", (Ref("a"), 2.0), "b"),
+        call("aten.neg.default", (Ref("b"),), "unused"),
+        call("aten.sub.Tensor", (Ref("b"), Ref("x")), "c"),
+    )
+    kernel = build_kernel(calls, ("c", "b"), CPU)
+    assert kernel.inputs == ("x", "w.1")
+    assert kernel.source == (
+        "def segment(draw, a0, a1):\n"
+        "    v2 = aten_add_Tensor(a0, a1)\n"
+        "    del a1\n"
+        "    v3 = aten_mul_Tensor(v2, 2.0)\n"
+        "    del v2\n"
+        "    v4 = aten_neg_default(v3)\n"
+        "    del v4\n"
+        "    v5 = aten_sub_Tensor(v3, a0)\n"
+        "    del a0\n"
+        "    return (v5, v3, )\n"
+    )
+    c, b = kernel.function(None, torch.ones(2), torch.ones(2))
+    assert (c.tolist(), b.tolist()) == ([3, 3], [4, 4])
+
+
+def test_equal_segments_share_their_code():
+    kernels = [
+        build_kernel((call("aten.neg.default", (Ref(name),), f"{name}!"),), (f"{name}!",), CPU)
+        for name in ("p", "q")
+    ]
+    assert kernels[0].function.__code__ is kernels[1].function.__code__
+    assert kernels[0].outputs == ("p!",)
+
+
+def test_several_results_lists_and_results_that_are_no_tensors():
+    calls = (
+        call("aten.native_layer_norm.default", (Ref("x"), (2,), None, None, 1e-5), "n", None, None),
+        call("aten.split.Tensor", (Ref("x"), 4), "whole"),
+        call("aten.unbind.int", (Ref("x"),), "r", None),
+        call("aten.cat.default", ((Ref("n"), Ref("whole")), 0), "c"),
+    )
+    kernel = build_kernel(calls, ("c", "r"), CPU)
+    x = torch.tensor([[1.0, 3.0], [0.0, 4.0]])
+    c, r = kernel.function(None, x)
+    torch.testing.assert_close(c, torch.cat([torch.nn.functional.layer_norm(x, (2,)), x]))
+    assert torch.equal(r, x[0])
+
+
+def test_constants_of_torch_and_odd_numbers():
+    dtype, device = Token("dtype", "float64"), Token("device", "cpu")
+    calls = (
+        call("aten.full.default", ((2,), -math.inf), "i", dtype=dtype, device=device),
+        call("aten.full.default", ((2,), math.nan), "n", dtype=dtype),
+        call("aten.clone.default", (Ref("x"),), "k", memory_format=Token("memory_format", "contiguous_format")),
+    )  # fmt: skip
+    i, n, k = build_kernel(calls, ("i", "n", "k"), CPU).function(None, torch.ones(2))
+    assert i.dtype == torch.float64
+    assert (i == -math.inf).all()
+    assert n.isnan().all()
+    assert k.is_contiguous()
+
+
+def test_random_numbers_come_from_the_caller():
+    calls = (call("weft.uniform", ((4,), (1,), (2,), 7), "u", dtype=Token("dtype", "float32")),)
+
+    def draw(size, offset, length, salt, dtype):
+        assert (size, offset, salt, dtype) == ([4], [1], 7, torch.float32)
+        return torch.zeros(length)
+
+    assert build_kernel(calls, ("u",), CPU).function(draw)[0].tolist() == [0, 0]
+
+
+def test_a_traceback_shows_the_failing_call():
+    kernel = build_kernel((call("aten.mm.default", (Ref("x"), Ref("x")), "y"),), ("y",), CPU)
+    with pytest.raises(RuntimeError) as caught:
+        kernel.function(None, torch.ones(2, 3))
+    text = "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+    assert "v1 = aten_mm_default(a0, a0)" in text
+
+
+def test_copied_outputs_and_aliases():
+    calls = (
+        call("aten.t.default", (Ref("w"),), "t"),
+        call("weft.slice", (Ref("t"), 0, 0, 1), "s"),
+        call("aten.neg.default", (Ref("s"),), "n"),
+    )
+    assert view_bases(calls) == {"t": "w", "s": "w"}
+    w = torch.ones(2, 2)
+    t, s = build_kernel(calls, ("t", "s"), CPU, copied={"s"}).function(None, w)
+    w.zero_()
+    assert not t.any()
+    assert s.all()

@@ -1,0 +1,154 @@
+"""The fields of a strategy: what they take, and that files keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.compiler.options import Options, options_of
+from weft.errors import StrategyError
+
+FULL = weft.Strategy(
+    batch={"x": weft.split(0), "y": (weft.split(0), weft.broadcast)},
+    parameters={"*.weight": weft.split(1)},
+    stages=[
+        weft.Stage(["embed", "blocks.[0-3]"], placement=weft.placement("cpu", [[0, 1], [2, 3]])),
+        weft.Stage(["blocks.*", "head"], placement=weft.placement("cpu", [4])),
+    ],
+    micro_batches=8,
+    schedule="1f1b",
+    zero=weft.Zero(level=3, axis=1),
+    recompute=["blocks.*"],
+    offload=["blocks.0"],
+    precision="bf16",
+    clip_norm=1,
+    memory_limit=4 * 2**30,
+    expert_capacity=1.5,
+)
+
+
+@pytest.mark.parametrize("strategy", [FULL, weft.Strategy(stages=2), weft.data_parallel()])
+def test_a_file_keeps_every_field(strategy: weft.Strategy, tmp_path: Path) -> None:
+    strategy.save(tmp_path / "strategy.yaml")
+    assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
+
+
+def test_a_file_holds_only_what_is_set(tmp_path: Path) -> None:
+    weft.data_parallel().save(tmp_path / "strategy.yaml")
+    text = (tmp_path / "strategy.yaml").read_text()
+    assert text == "weft_strategy: 1\nbatch:\n  '*': S(0)\nparameters:\n  '*': B\n"
+
+
+def test_the_compiler_is_told_everything() -> None:
+    options = options_of(FULL)
+    assert (options.stages, options.micro_batches, options.schedule) == (FULL.stages, 8, "1f1b")
+    assert (options.zero, options.recompute, options.offload) == (
+        weft.Zero(3, 1),
+        ("blocks.*",),
+        ("blocks.0",),
+    )
+    assert (options.precision, options.clip_norm, options.memory_limit) == (
+        weft.Precision("bf16"),
+        1.0,
+        2**32,
+    )
+    assert options.expert_capacity == 1.5
+    assert options_of(weft.Strategy()) == Options()
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"stages": 0}, "stages= takes a number of stages, or a list of weft.Stage"),
+        ({"stages": ["blocks.*"]}, "found \\['blocks.\\*'\\]"),
+        ({"micro_batches": 0}, "micro_batches= takes a whole number from 1, found 0"),
+        ({"micro_batches": True}, "found True"),
+        ({"schedule": "2f2b"}, "takes one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"),
+        ({"zero": 3}, "zero= takes weft.Zero\\(level, axis\\), or None, found 3"),
+        ({"recompute": "blocks.*"}, "recompute= takes a list of name patterns"),
+        ({"offload": [1]}, "offload= takes a list of name patterns"),
+        (
+            {"precision": "fp8"},
+            r"precision= takes one of 'bf16', 'fp16', a weft.Precision\(…\), or None, found 'fp8'",
+        ),
+        ({"precision": "fp32"}, "found 'fp32'"),
+        ({"precision": 16}, "found 16"),
+        ({"clip_norm": 0}, "clip_norm= takes a number above 0"),
+        ({"clip_norm": float("nan")}, "found nan"),
+        ({"expert_capacity": 0}, "expert_capacity= takes a number above 0"),
+        ({"memory_limit": 1.5}, "memory_limit= takes a whole number from 1, found 1.5"),
+    ],
+)
+def test_a_field_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
+    with pytest.raises(StrategyError, match=found):
+        weft.Strategy(**fields)
+
+
+def test_stages_and_zero_say_what_they_take() -> None:
+    with pytest.raises(StrategyError, match="takes a list of name patterns"):
+        weft.Stage("embed.*", placement=weft.placement("cpu", [0]))
+    with pytest.raises(StrategyError, match=r"takes a weft.placement, found \[0, 1\]"):
+        weft.Stage(["embed"], placement=[0, 1])  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="takes 1, 2 or 3, found 4"):
+        weft.Zero(level=4)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="number of an axis of the placement, found -1"):
+        weft.Zero(level=1, axis=-1)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.yaml"
+    path.write_text("weft_strategy: 1\nstages: [{patterns: [a]}]\n")
+    with pytest.raises(StrategyError, match="cannot read the strategy .*: stages: .*'device'"):
+        weft.Strategy.load(path)
+
+
+EVERY = weft.Precision(
+    compute="bf16",
+    parameters="bf16",
+    reduce="fp32",
+    accumulate=None,
+    masters=True,
+    activations="fp32",
+)
+
+
+@pytest.mark.parametrize("precision", ["fp16", weft.Precision(), weft.Precision("bf16"), EVERY])
+def test_a_file_keeps_precision(precision: Any, tmp_path: Path) -> None:
+    strategy = weft.Strategy(precision=precision)
+    strategy.save(tmp_path / "strategy.yaml")
+    assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
+    assert options_of(strategy).precision is not None
+
+
+def test_a_file_says_what_a_precision_takes(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.yaml"
+    for text, found in (("{reduce: fp8}", "reduce=…"), ("{output: bf16}", "output")):
+        path.write_text(f"weft_strategy: 1\nprecision: {text}\n")
+        with pytest.raises(StrategyError, match=found):
+            weft.Strategy.load(path)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", torch.bfloat16])
+def test_dtypes_have_the_names_of_pytorch_too(name: Any) -> None:
+    assert weft.Strategy(precision=name) == weft.Strategy(precision="bf16")
+    assert weft.Precision(name, reduce=torch.float32) == weft.Precision("bf16", reduce="fp32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"compute": "fp32"}, r"Precision\(compute=…\) takes 'bf16', 'fp16' or None, found 'fp32'"),
+        ({"parameters": "fp8"}, r"Precision\(parameters=…\) takes"),
+        ({"reduce": torch.float64}, "found torch.float64"),
+        ({"accumulate": "bf16"}, r"Precision\(accumulate=…\) takes 'fp32' or None, found 'bf16'"),
+        ({"activations": "bf16"}, r"Precision\(activations=…\) takes 'fp32' or None"),
+        ({"masters": "fp32"}, r"Precision\(masters=…\) takes True or False, found 'fp32'"),
+    ],
+)
+def test_a_precision_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
+    with pytest.raises(StrategyError, match=found):
+        weft.Precision(**fields)
