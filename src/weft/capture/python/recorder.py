@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.capture.python.changes import Moving
 from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,
@@ -69,6 +70,7 @@ class Recorder:
         self._paths = {id(module): path for path, module in modules}
         self._before = {id(module): dict(vars(module)) for _, module in modules}
         self._objects = Objects(self)
+        self._moving = Moving()
         self._visited: set[int] = set()
         # Modules that are none of the model's, kept alive; of those in `_unread` nothing was read yet.
         self._others: dict[int, nn.Module] = {}
@@ -157,6 +159,23 @@ class Recorder:
         empty = [entry for entry in self._entries if entry.value is None or entry.value is MISSING]
         made = [replace(entry, made=True) for entry in empty if not entry.holds()]
         return Watch((*held, *made))
+
+    def changes(self) -> list[str]:
+        """The values that the step has changed and could have read, in words; tensors and what it makes apart.
+
+        Raises:
+            CaptureError: when it has drawn random numbers of Python, or has advanced an iterator.
+        """
+        self._moving.check()
+        read = {entry.key for entry in self._read}
+        found = []
+        for entry in self._entries:
+            made = entry.key in read and (entry.value is None or entry.value is MISSING)
+            now = entry.space.get(entry.name, MISSING)
+            if not made and not isinstance(now, torch.Tensor) and not entry.holds():
+                shown = "" if isinstance(now, bytes) else f" from {entry.then} to {entry.now}"
+                found.append(entry.text + shown)
+        return [*found, *self._moving.unknown()]
 
     def caches(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that the step put in attributes where it had read none, or another one, and their names."""
@@ -266,6 +285,8 @@ class Recorder:
             return
         self._visited.add(id(plain))
         self._named |= names_in(plain.__code__)
+        for name in sorted(vars(plain).keys() - {"__wrapped__"}):
+            self._name(vars(plain), name, f"{plain.__qualname__}.{name}")
         self._asked |= asked_in(plain.__code__)
         names, cells = globals_of(plain), cells_of(plain)
         for space, name in names:
@@ -300,7 +321,7 @@ class Recorder:
         """Watch what is in a container or object, of that what the user's functions name."""
         if callable(value) and not isinstance(value, type | nn.Module):
             self.function(value)
-        if not depth or _alone(value):
+        if not depth or _alone(value) or self._moving.see(value, text):
             return
         if isinstance(value, nn.Module):
             self._outside(value, text)

@@ -29,7 +29,7 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 @contextmanager
 def restored(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
     That is: attributes of modules and containers in them; variables of closures, globals and other
@@ -39,14 +39,21 @@ def restored(
         model, function: of a step.
         everything: for a step that runs with data: containers and globals get back whatever was
             there.
+
+    Gives a function that puts back at once what was where tensors without data are now, in dicts and attributes.
     """
     functions = user_functions(function, model)
     names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
     cells = [(cell, cell.cell_contents) for f in functions for _, cell in cells_of(f)]
     own = _kept([model])
     others = _kept([*bound_to(function), *(each[-1] for each in (*cells, *names))])
+
+    def tensors_back() -> None:
+        for container, before in (*own, *others):
+            _without_fakes(container, before)
+
     try:
-        yield
+        yield tensors_back
     finally:
         for container, before in own:
             _put_back(container, before)
@@ -219,6 +226,16 @@ def _put_back(container: Any, before: Any) -> None:
     if not same:
         container.clear()
         (container.extend if isinstance(container, list | deque) else container.update)(before)
+
+
+def _without_fakes(container: Any, before: Any) -> None:
+    """Give the keys of a dict under which is a tensor without data back what was there."""
+    if isinstance(container, dict):
+        for name in [name for name, value in container.items() if is_fake(value)]:
+            if name in before:
+                container[name] = before[name]
+            else:
+                del container[name]
 
 
 def _is(one: Any, other: Any) -> bool:

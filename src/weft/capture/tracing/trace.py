@@ -25,6 +25,7 @@ from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
+from weft.capture.python.changes import depends_on
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
     FakeMode,
@@ -47,6 +48,7 @@ from weft.capture.tracing.locations import (
 )
 from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tracing.retrace import Skeleton, skeleton
+from weft.capture.tracing.same import same_graph
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
@@ -133,12 +135,15 @@ def trace_step(
     table = {**fallback(), **decompositions()}
     module = None
     if like is not None:
-        with _running(step):
-            module = trace_like(like.step, step, inputs, mode, table)
+
+        def alike(step: _Step, inputs: Any) -> torch.fx.GraphModule | None:
+            return trace_like(like.step, step, inputs, mode, table)
+
+        module = _traced(alike, step, inputs, begin)
         step, inputs = (step, inputs) if module else begin()
     if module is None:
-        with _running(step):
-            module = _trace(step, inputs, mode, table)
+        module = _traced(lambda *each: _trace(*each, mode, table), step, inputs, begin)
+    assert module is not None  # `_trace` raises
     if step.made:
         _check_made(step.made, begin, mode, table)
     found = Skeletons(skeleton(module.graph))
@@ -166,12 +171,45 @@ def trace_step(
     )
 
 
+def _traced(
+    run: Callable[[_Step, Any], torch.fx.GraphModule | None],
+    step: _Step,
+    inputs: Any,
+    begin: Callable[[], tuple[_Step, Any]],
+) -> torch.fx.GraphModule | None:
+    """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
+
+    A step that has changed a value of Python which it could have read is traced once more, from there: only where
+    that gives the same graph, every step is the one that was captured.
+
+    Raises:
+        CaptureError: naming what the step changes, where that makes another step of it.
+    """
+    with restored(step.model, step.loss_fn) as tensors_back:
+        with _running(step):
+            module = run(step, inputs)
+        changes = step.recorder.changes() if module is not None else []
+        if module is None or not changes:
+            return module
+        tensors_back()
+        again, others = begin()
+        try:
+            with _running(again):
+                other = run(again, others)
+        except Exception as error:
+            if step.caches:  # the step misses those beside what it has changed
+                return module
+            raise depends_on(changes) from error
+        if other is None or not same_graph(module, other) or again.outputs != step.outputs:
+            raise depends_on(changes)
+    return module
+
+
 @contextmanager
 def _running(step: _Step) -> Iterator[None]:
-    """While this lasts, the step may be run on fake tensors; afterwards what it wrote is as it was."""
+    """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
     with (
         hints_recorded(),
-        restored(step.model, step.loss_fn),
         step.recorder.recording(),
         module_paths_noted(step.model),
         labels_ignored(),
@@ -197,7 +235,7 @@ def _check_made(
         each.space[each.name] = each.value
     try:
         step, inputs = begin()
-        with _running(step):
+        with restored(step.model, step.loss_fn), _running(step):
             _trace(step, inputs, mode, table)
     except Counted:
         raise
