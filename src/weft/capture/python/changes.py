@@ -23,7 +23,7 @@ class Moving:
     """Objects which a step that only reads them advances, with where they were before it."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, str, str | None]] = {}
+        self._seen: dict[int, tuple[Any, str, Any]] = {}
 
     def see(self, value: Any, text: str) -> bool:
         """Whether a value, which the user calls `text`, is such an object; from now on it is looked after."""
@@ -39,7 +39,11 @@ class Moving:
             CaptureError: naming one that is not.
         """
         for value, text, before in self._seen.values():
-            if before is not None and _at(value) != before:
+            now = _at(value)
+            # Other threads put into a queue, and so may the step.
+            if before is not None and (
+                now < before if isinstance(value, queue.Queue) else now != before
+            ):
                 raise CaptureError(
                     f"the step takes what it reads from {text}, a {type(value).__name__}, which gives something else "
                     "each time: captured once, it would read the same for ever. Take it outside of the step, and pass "
@@ -75,8 +79,8 @@ def _moves(value: Any) -> bool:
     return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")
 
 
-def _at(value: Any, depth: int = _DEPTH) -> str | None:
-    """Where an object is, in words to be compared; None when that cannot be seen."""
+def _at(value: Any, depth: int = _DEPTH) -> Any:
+    """Where an object is, to be compared; None when that cannot be seen."""
     if isinstance(value, random.Random):
         return repr(value.getstate())
     if isinstance(value, np.random.Generator):
@@ -84,9 +88,10 @@ def _at(value: Any, depth: int = _DEPTH) -> str | None:
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False))
     if isinstance(value, queue.Queue):
-        return str(value.qsize())
+        return value.qsize()
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return _reduced(value, depth)
     except Exception:  # it cannot be pickled, as a generator or a file
         return None

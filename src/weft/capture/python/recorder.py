@@ -78,6 +78,8 @@ class Recorder:
         self._spaces: dict[type, Mapping[str, Any]] = {}
         self._seen: set[tuple[int, Any]] = set()
         self._entries: list[Entry] = []
+        # Plain values under names that no function names: not compared before a step, but behind the trace.
+        self._beside: list[Entry] = []
         # Those of attributes, of which it is known that they were read.
         self._read: list[Entry] = []
         # What classes have for attributes that the step may set in their instances.
@@ -169,7 +171,7 @@ class Recorder:
         self._moving.check()
         read = {entry.key for entry in self._read}
         found = []
-        for entry in self._entries:
+        for entry in (*self._entries, *self._beside):
             made = entry.key in read and (entry.value is None or entry.value is MISSING)
             now = entry.space.get(entry.name, MISSING)
             if not made and not isinstance(now, torch.Tensor) and not entry.holds():
@@ -374,6 +376,8 @@ class Recorder:
     def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
         for name, value in list(held.items()):
             if isinstance(name, str) and name not in self._named:
+                if isinstance(value, PLAIN):
+                    self._beside.append(Entry(space, name, value, text.format(name)))
                 continue
             self.add(Entry(space, name, value, text.format(name)))
             self._inside(value, text.format(name), depth - 1)
