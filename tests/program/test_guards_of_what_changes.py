@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import itertools
 import queue
 import random
@@ -67,6 +68,30 @@ def by_branch() -> Loss:
         found = squares(model, batch)
         held["n"] += 1
         return found * 2 if held["n"] % 2 == 0 else found
+
+    return loss
+
+
+def by_threshold() -> Loss:
+    """The value for the second step is that for the first one."""
+    held = {"n": 0}
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> Any:
+        held["n"] += 1
+        return squares(model, batch) * (2.0 if held["n"] > 1000 else 1.0)
+
+    return loss
+
+
+def by_global_that_is_caught() -> Loss:
+    def loss(model: nn.Module, batch: torch.Tensor) -> Any:
+        global STEP
+        STEP += 1
+        try:
+            factor = 2.0 if STEP % 100 == 0 else 1.0
+        except TypeError:
+            factor = 1.0
+        return squares(model, batch) * factor
 
     return loss
 
@@ -182,6 +207,8 @@ def counts_up() -> Iterator[float]:
         (lambda: by_item([0], 0), r"held .*\[0\] from 0 to 1"),
         (lambda: by_item(np.zeros(1), 0), "the values of held"),
         (by_branch, r"held .*\['n'\] from 0 to 1"),
+        (by_threshold, r"held .*\['n'\] from 0 to 1"),
+        (by_global_that_is_caught, "the global STEP from 0 to 1"),
         (by_length, "the number of items of log .* from 0 to 1"),
         (by_text, r"held .*\['s'\] from 'a' to 'aa'"),
         (by_class, "Held.n from 0 to 1"),
@@ -232,13 +259,16 @@ def only_written(kind: str) -> Loss:
             held["n"] += 1
             count += 1
             STEP += 1
+            held["log"].append(count)
+            held["text"] = f"step {STEP}"
         elif kind == "containers":
             held["log"].append(1)
             held["members"].add(len(held))
             held["array"][0] += 1
         else:
-            held["last"] = found.detach()
+            held["last"], held["number"], held["n"] = found.detach(), found.item(), found.item()
             held["log"].append(found.detach())
+            loss.number = found.item()  # type: ignore[attr-defined]
         return found * next(iter([2.0]))
 
     return loss
@@ -246,7 +276,10 @@ def only_written(kind: str) -> Loss:
 
 @pytest.mark.parametrize("kind", ["numbers", "containers", "tensors"])
 def test_what_a_step_only_writes_changes_nothing(kind: str) -> None:
-    both = Both(nn.Linear(8, 8), only_written(kind))
+    loss = only_written(kind)
+    both = Both(nn.Linear(8, 8), loss)
+    held = inspect.getclosurevars(loss).nonlocals["held"]
+    assert all(type(each) is int for each in (held["n"], *held["log"]))
     for _ in range(3):
         both.step()
 

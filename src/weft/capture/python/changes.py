@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.capture.python.watch import Content, Entry
 from weft.errors import CaptureError
 
 # Of how many iterators inside of each other (`map`, `zip`) it is seen where they are.
@@ -50,26 +51,29 @@ class Moving:
                     "it in the batch; draw random numbers by torch.rand and the like"
                 )
 
-    def unknown(self) -> Iterator[str]:
-        """Those of which it cannot be seen where they are, in words."""
+    def unknown(self) -> Iterator[Entry]:
+        """Those of which it cannot be seen where they are."""
         for value, text, before in self._seen.values():
             if before is None:
-                yield f"{text}, a {type(value).__name__}, by taking from it"
+                yield Entry({}, None, value, text)
 
 
-def depends_on(changes: Sequence[str]) -> CaptureError:
-    """The error for a step that is another one after it has changed some values.
-
-    Args:
-        changes: each in words, "x from 1 to 2".
-    """
-    shown = "; ".join(changes[:3])
+def depends_on(changes: Sequence[Entry]) -> CaptureError:
+    """The error for a step that is another one after it has changed some values."""
+    shown = "; ".join(map(_words, changes[:3]))
     more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
     return CaptureError(
-        f"the step changes {shown}{more}, and reads it: run once more from there, it is another step, and captured "
-        "once, it would read the same value for ever. Keep it in a tensor (register_buffer, and write it in place), "
-        "or outside of the step and pass it in the batch"
+        f"the step changes {shown}{more}, and reads it: captured once, it would read the same value for ever. Keep it "
+        "in a tensor (register_buffer, and write it in place), or outside of the step and pass it in the batch"
     )
+
+
+def _words(entry: Entry) -> str:
+    if isinstance(entry.space, Content):
+        return entry.text
+    if hasattr(type(entry.value), "__next__"):
+        return f"{entry.text}, a {type(entry.value).__name__}, by taking from it"
+    return f"{entry.text} from {entry.then} to {entry.now}"
 
 
 def _moves(value: Any) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from weft.capture.python.changes import Moving
+from weft.capture.python.numbers import is_later
 from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,
@@ -162,21 +163,21 @@ class Recorder:
         made = [replace(entry, made=True) for entry in empty if not entry.holds()]
         return Watch((*held, *made))
 
-    def changes(self) -> list[str]:
-        """The values that the step has changed and could have read, in words; tensors and what it makes apart.
+    def changes(self) -> list[Entry]:
+        """The values that the step has changed and could have read, as they were; tensors and what it makes apart.
 
         Raises:
             CaptureError: when it has drawn random numbers of Python, or has advanced an iterator.
         """
         self._moving.check()
         read = {entry.key for entry in self._read}
-        found = []
+        found: list[Entry] = []
         for entry in (*self._entries, *self._beside):
             made = entry.key in read and (entry.value is None or entry.value is MISSING)
             now = entry.space.get(entry.name, MISSING)
-            if not made and not isinstance(now, torch.Tensor) and not entry.holds():
-                shown = "" if isinstance(now, bytes) else f" from {entry.then} to {entry.now}"
-                found.append(entry.text + shown)
+            later = isinstance(now, torch.Tensor) or is_later(now)
+            if not made and not later and not entry.holds():
+                found.append(entry)
         return [*found, *self._moving.unknown()]
 
     def caches(self) -> list[tuple[str, torch.Tensor]]:

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.python.numbers import is_later
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
+from weft.capture.python.spies import is_spy
 from weft.capture.tracing.fx import is_fake
 from weft.errors import CaptureError
 
@@ -40,7 +42,8 @@ def restored(
         everything: for a step that runs with data: containers and globals get back whatever was
             there.
 
-    Gives a function that puts back at once what was where tensors without data are now, in dicts and attributes.
+    Gives a function that puts back at once what was where tensors without data, and numbers of them, are now, in
+    dicts and attributes.
     """
     functions = user_functions(function, model)
     names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
@@ -72,7 +75,8 @@ def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
 
 
 def _holds_fakes(container: _Container) -> bool:
-    return any(map(is_fake, container.values() if isinstance(container, dict) else container))
+    held = list(container.values() if isinstance(container, dict) else container)
+    return any(map(is_fake, held)) or any(map(is_spy, held))
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class _Replacing(TorchFunctionMode):
 def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
     """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
     if value is _MISSING:
-        if name in space and (everything or is_fake(space[name])):
+        if name in space and (everything or is_fake(space[name]) or is_spy(space[name])):
             del space[name]
     elif space.get(name, _MISSING) is not value:
         space[name] = value
@@ -229,9 +233,9 @@ def _put_back(container: Any, before: Any) -> None:
 
 
 def _without_fakes(container: Any, before: Any) -> None:
-    """Give the keys of a dict under which is a tensor without data back what was there."""
+    """Give the keys of a dict under which is a tensor without data, or a number of one, back what was there."""
     if isinstance(container, dict):
-        for name in [name for name, value in container.items() if is_fake(value)]:
+        for name in [x for x, value in container.items() if is_fake(value) or is_later(value)]:
             if name in before:
                 container[name] = before[name]
             else:

@@ -26,6 +26,7 @@ from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.changes import depends_on
+from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
     FakeMode,
@@ -180,7 +181,7 @@ def _traced(
     """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
 
     A step that has changed a value of Python which it could have read is traced once more, from there: only where
-    that gives the same graph, every step is the one that was captured.
+    that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
 
     Raises:
         CaptureError: naming what the step changes, where that makes another step of it.
@@ -191,17 +192,19 @@ def _traced(
         changes = step.recorder.changes() if module is not None else []
         if module is None or not changes:
             return module
+        refused = depends_on(changes)
         tensors_back()
-        again, others = begin()
-        try:
-            with _running(again):
-                other = run(again, others)
-        except Exception as error:
-            if step.caches:  # the step misses those beside what it has changed
-                return module
-            raise depends_on(changes) from error
-        if other is None or not same_graph(module, other) or again.outputs != step.outputs:
-            raise depends_on(changes)
+        with spied(changes) as reads:
+            again, others = begin()
+            try:
+                with _running(again):
+                    other = run(again, others)
+            except Exception as error:
+                if step.caches and not reads:  # the step misses those beside what it has changed
+                    return module
+                raise refused from error
+        if reads or other is None or not same_graph(module, other) or again.outputs != step.outputs:
+            raise refused
     return module
 
 
