@@ -21,11 +21,11 @@ from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import take_caches
+from weft.capture.python.changes import depends_on
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.python.changes import depends_on
 from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
@@ -143,7 +143,7 @@ def trace_step(
         module = _traced(alike, step, inputs, begin)
         step, inputs = (step, inputs) if module else begin()
     if module is None:
-        module = _traced(lambda *each: _trace(*each, mode, table), step, inputs, begin)
+        module = _traced(lambda one, given: _trace(one, given, mode, table), step, inputs, begin)
     assert module is not None  # `_trace` raises
     if step.made:
         _check_made(step.made, begin, mode, table)
