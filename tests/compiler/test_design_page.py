@@ -34,4 +34,5 @@ def calls(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         yield from calls(child)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        yield from (arg.id for arg in node.args if isinstance(arg, ast.Name))  # what it calls
         yield node.func.id

@@ -32,7 +32,7 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
-    tools = (f"tools/{name}.py" for name in ("gates", "pages", "readme", "words"))
+    tools = (f"tools/{name}.py" for name in ("gates", "mirror", "pages", "readme", "words"))
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
     for name in ("benchmarks/empty.py", "tests/test_empty.py"):
@@ -276,6 +276,12 @@ def test_words_fires(tree: Path, module: str, text: str, said: str | None) -> No
         assert_fires(GATE["words"], tree, said)
 
 
+def test_words_fires_for_a_word_with_two_rows(tree: Path) -> None:
+    glossary = tree / names.GLOSSARY
+    glossary.write_text(glossary.read_text() + "| twice | one | |\n| twice | two | |\n")
+    assert_fires(GATE["words"], tree, "twice has two rows")
+
+
 def test_exceptions_to_one_word_for_one_concept_are_needed_still() -> None:
     source, glossary = ROOT / names.SOURCE, (ROOT / names.GLOSSARY).read_text()
     classes = names.classes(source)
@@ -319,6 +325,7 @@ def test_golden_fires_on_a_file_that_is_not_there_until_it_is_written_on_demand(
 def test_mirror_fires_on_a_folder_of_tests_that_names_no_package(tree: Path) -> None:
     write(tree / "tests/ir/test_text.py", "")
     write(tree / "tests/opinfo/test_page.py", "")
+    write(tree / "tools/opinfo/__init__.py", '"""Empty."""\n')
     write(tree / "tests/ir/golden/text.txt", "")
     assert GATE["mirror"].run(tree).returncode == 0
     write(tree / "tests/ir/texts/test_more.py", "")

@@ -29,6 +29,7 @@ from weft.compiler.signatures import check_signatures
 from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
+from weft.ir.nodes import HINT, Hint
 from weft.ir.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.torch_ops import to_torch
@@ -179,7 +180,7 @@ def signature_problems(graph: LogicalGraph, values: Mapping[str, Tensor]) -> Ite
     """Every declared signature of every call, on its real operands: along an axis of 4, and of 2 x 2."""
     for node in graph.of_kind(Call):
         call = op_call(graph, node)
-        if call in _SEEN or node.op == "weft.hint":
+        if call in _SEEN or node.op == HINT:
             continue
         _SEEN.add(call)
         tensors = [values[name] for name in operand_names(node)]
@@ -254,8 +255,7 @@ def _hint(node: Input, layout: Layout) -> Call | None:
     if not any(isinstance(sbp, Partial) for sbp in layout.sbp):
         return None
     value = Value(f"{node.value.name}.hinted", node.value.shape, node.value.dtype)
-    text = ", ".join(map(str, layout.sbp))
-    return Call("weft.hint", (Ref(node.value.name), text), (), (value,))
+    return Call(HINT, (Ref(node.value.name),), (), (value,), hint=Hint(layout.sbp))
 
 
 def _rename(node: Any, names: Mapping[str, str]) -> Any:

@@ -167,10 +167,10 @@ def test_backward_calls_know_the_forward_calls_that_they_belong_to() -> None:
     graph = capture(model, loss, optimizer, {"x": torch.ones(4, 4)}).graph
     forward = [node for node in graph.of_kind(Call) if node.op == "aten.tanh.default"]
     backward = [node for node in graph.of_kind(Call) if node.op == "aten.tanh_backward.default"]
-    sequences = [node.location.sequence for node in forward]
+    sequences = [node.autograd for node in forward]
     assert None not in sequences
     assert len(set(sequences)) == 2
-    assert [node.location.sequence for node in backward] == sequences[::-1]
+    assert [node.autograd for node in backward] == sequences[::-1]
 
 
 def test_a_stage_outside_of_a_capture_does_nothing() -> None:

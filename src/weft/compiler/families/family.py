@@ -3,7 +3,7 @@
 A family says in one module what its ops do beyond their rules (`weft.ops.rules`): which signatures
 are legal because the call can be taken apart, what the reductions inside cost, which calls it
 becomes, and what it does to samples that come in micro-batches. `weft.compiler.families.table`
-lists the families; deduction, the split in time, bucketing and `explain` ask there.
+lists the families; deduction, the split in time and `explain` ask there.
 """
 
 from __future__ import annotations

@@ -71,34 +71,32 @@ class Match:
 
     def _same(self, one: Node, other: Node) -> bool:
         """Whether two nodes do the same with the same values, whatever sizes and numbers they have."""
-        match one, other:
-            case Call(), Call():
-                same = (one.op, one.phase, one.hint) == (other.op, other.phase, other.hint)
-                reads = one.operands, other.operands
-            case Input(), Input():
-                mine, others = (
-                    (each.role, each.key, each.shares, each.cut, each.sent) for each in (one, other)
-                )
-                return mine == others
-            case Update(), Update():
-                same = one.rule == other.rule and one.group == other.group
-                same = (
-                    same
-                    and one.elementwise == other.elementwise
-                    and bool(one.skip) == bool(other.skip)
-                )
-                reads = one.uses, other.uses
-            case Output(), Output():
-                same, reads = one.key == other.key, (one.uses, other.uses)
-            case _:
-                return False
-        return same and self._reads(*reads)
+        work = _work(one)
+        return work is not None and work == _work(other) and self._reads(_read(one), _read(other))
 
     def _reads(self, before: tuple[str, ...], now: tuple[str, ...]) -> bool:
         of = self._of
         return [of.get(name, name) for name in before] == [
             of.get(self.names[name], self.names[name]) for name in now
         ]
+
+
+def _work(node: Node) -> tuple[object, ...] | None:
+    """What a node does, apart from sizes, numbers and what it reads; None for boxing, which comes later."""
+    match node:
+        case Call():
+            return "call", node.op, node.phase, node.hint
+        case Input():
+            return "input", node.role, node.key, node.shares, node.cut, node.sent
+        case Update():
+            return "update", node.rule, node.group, node.elementwise, bool(node.skip)
+        case Output():
+            return "output", node.key
+    return None
+
+
+def _read(node: Node) -> tuple[str, ...]:
+    return node.operands if isinstance(node, Call) else tuple(node_uses(node))
 
 
 def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
