@@ -304,7 +304,7 @@ def test_there_are_not_too_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         program = compiled(language(), STRATEGIES["data"])
         program.step(batch(8, 6, 0))
         program.step(batch(6, 6, 0))
-        with pytest.raises(BatchError, match="planned 2 times already"):
+        with pytest.raises(BatchError, match="planned for 2 shapes already"):
             program.step(batch(4, 6, 0))
         program.step(batch(6, 6, 0))
 

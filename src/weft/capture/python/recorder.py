@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.capture.python.changes import Moving
+from weft.capture.python.numbers import is_later
 from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,
@@ -69,6 +71,7 @@ class Recorder:
         self._paths = {id(module): path for path, module in modules}
         self._before = {id(module): dict(vars(module)) for _, module in modules}
         self._objects = Objects(self)
+        self._moving = Moving()
         self._visited: set[int] = set()
         # Modules that are none of the model's, kept alive; of those in `_unread` nothing was read yet.
         self._others: dict[int, nn.Module] = {}
@@ -76,6 +79,8 @@ class Recorder:
         self._spaces: dict[type, Mapping[str, Any]] = {}
         self._seen: set[tuple[int, Any]] = set()
         self._entries: list[Entry] = []
+        # Plain values under names that no function names: not compared before a step, but behind the trace.
+        self._beside: list[Entry] = []
         # Those of attributes, of which it is known that they were read.
         self._read: list[Entry] = []
         # What classes have for attributes that the step may set in their instances.
@@ -157,6 +162,23 @@ class Recorder:
         empty = [entry for entry in self._entries if entry.value is None or entry.value is MISSING]
         made = [replace(entry, made=True) for entry in empty if not entry.holds()]
         return Watch((*held, *made))
+
+    def changes(self) -> list[Entry]:
+        """The values that the step has changed and could have read, as they were; tensors and what it makes apart.
+
+        Raises:
+            CaptureError: when it has drawn random numbers of Python, or has advanced an iterator.
+        """
+        self._moving.check()
+        read = {entry.key for entry in self._read}
+        found: list[Entry] = []
+        for entry in (*self._entries, *self._beside):
+            made = entry.key in read and (entry.value is None or entry.value is MISSING)
+            now = entry.space.get(entry.name, MISSING)
+            later = isinstance(now, torch.Tensor) or is_later(now)
+            if not made and not later and not entry.holds():
+                found.append(entry)
+        return [*found, *self._moving.unknown()]
 
     def caches(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that the step put in attributes where it had read none, or another one, and their names."""
@@ -266,6 +288,8 @@ class Recorder:
             return
         self._visited.add(id(plain))
         self._named |= names_in(plain.__code__)
+        for name in sorted(vars(plain).keys() - {"__wrapped__"}):
+            self._name(vars(plain), name, f"{plain.__qualname__}.{name}")
         self._asked |= asked_in(plain.__code__)
         names, cells = globals_of(plain), cells_of(plain)
         for space, name in names:
@@ -300,7 +324,7 @@ class Recorder:
         """Watch what is in a container or object, of that what the user's functions name."""
         if callable(value) and not isinstance(value, type | nn.Module):
             self.function(value)
-        if not depth or _alone(value):
+        if not depth or _alone(value) or self._moving.see(value, text):
             return
         if isinstance(value, nn.Module):
             self._outside(value, text)
@@ -353,6 +377,8 @@ class Recorder:
     def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
         for name, value in list(held.items()):
             if isinstance(name, str) and name not in self._named:
+                if isinstance(value, PLAIN):
+                    self._beside.append(Entry(space, name, value, text.format(name)))
                 continue
             self.add(Entry(space, name, value, text.format(name)))
             self._inside(value, text.format(name), depth - 1)

@@ -237,7 +237,7 @@ def is_plain(value: Any, depth: int = 5) -> bool:
         value = (*value, *value.values())
     if isinstance(value, tuple | list | set | frozenset):
         return depth > 0 and all(is_plain(part, depth - 1) for part in value)
-    return isinstance(value, PLAIN)
+    return issubclass(type(value), PLAIN)  # a `LaterNumber` says that it is an instance
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.python.numbers import is_later
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
+from weft.capture.python.spies import is_spy
 from weft.capture.tracing.fx import is_fake
 from weft.errors import CaptureError
 
@@ -29,7 +31,7 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 @contextmanager
 def restored(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
     That is: attributes of modules and containers in them; variables of closures, globals and other
@@ -39,14 +41,22 @@ def restored(
         model, function: of a step.
         everything: for a step that runs with data: containers and globals get back whatever was
             there.
+
+    Gives a function that puts back at once what was where tensors without data, and numbers of them, are now, in
+    dicts and attributes.
     """
     functions = user_functions(function, model)
     names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
     cells = [(cell, cell.cell_contents) for f in functions for _, cell in cells_of(f)]
     own = _kept([model])
     others = _kept([*bound_to(function), *(each[-1] for each in (*cells, *names))])
+
+    def tensors_back() -> None:
+        for container, before in (*own, *others):
+            _without_fakes(container, before)
+
     try:
-        yield
+        yield tensors_back
     finally:
         for container, before in own:
             _put_back(container, before)
@@ -65,7 +75,8 @@ def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
 
 
 def _holds_fakes(container: _Container) -> bool:
-    return any(map(is_fake, container.values() if isinstance(container, dict) else container))
+    held = list(container.values() if isinstance(container, dict) else container)
+    return any(map(is_fake, held)) or any(map(is_spy, held))
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,7 @@ class _Replacing(TorchFunctionMode):
 def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
     """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
     if value is _MISSING:
-        if name in space and (everything or is_fake(space[name])):
+        if name in space and (everything or is_fake(space[name]) or is_spy(space[name])):
             del space[name]
     elif space.get(name, _MISSING) is not value:
         space[name] = value
@@ -219,6 +230,16 @@ def _put_back(container: Any, before: Any) -> None:
     if not same:
         container.clear()
         (container.extend if isinstance(container, list | deque) else container.update)(before)
+
+
+def _without_fakes(container: Any, before: Any) -> None:
+    """Give the keys of a dict under which is a tensor without data, or a number of one, back what was there."""
+    if isinstance(container, dict):
+        for name in [x for x, value in container.items() if is_fake(value) or is_later(value)]:
+            if name in before:
+                container[name] = before[name]
+            else:
+                del container[name]
 
 
 def _is(one: Any, other: Any) -> bool:

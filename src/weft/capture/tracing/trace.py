@@ -21,10 +21,12 @@ from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import take_caches
+from weft.capture.python.changes import depends_on
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
+from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
     FakeMode,
@@ -47,6 +49,7 @@ from weft.capture.tracing.locations import (
 )
 from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tracing.retrace import Skeleton, skeleton
+from weft.capture.tracing.same import same_graph
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
@@ -133,12 +136,15 @@ def trace_step(
     table = {**fallback(), **decompositions()}
     module = None
     if like is not None:
-        with _running(step):
-            module = trace_like(like.step, step, inputs, mode, table)
+
+        def alike(step: _Step, inputs: Any) -> torch.fx.GraphModule | None:
+            return trace_like(like.step, step, inputs, mode, table)
+
+        module = _traced(alike, step, inputs, begin)
         step, inputs = (step, inputs) if module else begin()
     if module is None:
-        with _running(step):
-            module = _trace(step, inputs, mode, table)
+        module = _traced(lambda one, given: _trace(one, given, mode, table), step, inputs, begin)
+    assert module is not None  # `_trace` raises
     if step.made:
         _check_made(step.made, begin, mode, table)
     found = Skeletons(skeleton(module.graph))
@@ -166,12 +172,51 @@ def trace_step(
     )
 
 
+def _traced(
+    run: Callable[[_Step, Any], torch.fx.GraphModule | None],
+    step: _Step,
+    inputs: Any,
+    begin: Callable[[], tuple[_Step, Any]],
+) -> torch.fx.GraphModule | None:
+    """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
+
+    A step that has changed a value of Python which it could have read is traced once more, from there: only where
+    that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
+
+    Raises:
+        CaptureError: naming what the step changes, where that makes another step of it.
+    """
+    with restored(step.model, step.loss_fn) as tensors_back:
+        with _running(step):
+            module = run(step, inputs)
+        changes = step.recorder.changes() if module is not None else []
+        if module is None or not changes:
+            return module
+        refused = depends_on(changes)
+        tensors_back()
+        with spied(changes) as reads:
+            again, others = begin()
+            try:
+                with _running(again):
+                    other = run(again, others)
+            except Exception as error:
+                if step.caches and not reads:  # the step misses those beside what it has changed
+                    return module
+                raise refused from error
+        if (
+            other is None and step.caches and not reads
+        ):  # the same of a light trace, which raises nothing
+            return module
+        if reads or other is None or not same_graph(module, other) or again.outputs != step.outputs:
+            raise refused
+    return module
+
+
 @contextmanager
 def _running(step: _Step) -> Iterator[None]:
-    """While this lasts, the step may be run on fake tensors; afterwards what it wrote is as it was."""
+    """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
     with (
         hints_recorded(),
-        restored(step.model, step.loss_fn),
         step.recorder.recording(),
         module_paths_noted(step.model),
         labels_ignored(),
@@ -197,7 +242,7 @@ def _check_made(
         each.space[each.name] = each.value
     try:
         step, inputs = begin()
-        with _running(step):
+        with restored(step.model, step.loss_fn), _running(step):
             _trace(step, inputs, mode, table)
     except Counted:
         raise

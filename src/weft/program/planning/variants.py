@@ -32,7 +32,7 @@ from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 
 Planned: TypeAlias = tuple[Captured, Compiled]
-# How often a program is planned; each plan keeps its threads and its kernels.
+# How often a program is planned for shapes, and for values of Python; each plan keeps its threads and its kernels.
 MOST = 16
 _log = logging.getLogger("weft")
 
@@ -117,6 +117,8 @@ class Variants:
         self._all: list[Variant] = []
         self._all.append(self._build(*first))
         self.current = self._all[0]
+        # How many of all but the first were planned for other values of Python.
+        self._for_values = 0
 
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
@@ -131,7 +133,8 @@ class Variants:
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes, or there are
-                too many plans.
+                too many plans for shapes.
+            UserError: when there are too many plans for values of Python.
         """
         changed = self.current.guards.changed()
         try:
@@ -171,13 +174,9 @@ class Variants:
             if variant.serves(batch):
                 enter(variant.name)
                 return variant
-        if len(self._all) == MOST:
-            raise BatchError(
-                f"{why}. The step was planned {MOST} times already, which is the most; pad batches to a few lengths, "
-                "and pass values that change in the batch, as tensors"
-            )
-        started = time.perf_counter()
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
+        values = self._new_values(shapes, why)
+        started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
             planned = agreed(
@@ -185,9 +184,36 @@ class Variants:
             )
             variant = self._build(*planned)
         self._all.append(variant)
+        self._for_values += values
         seconds = time.perf_counter() - started
         _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
         return variant
+
+    def _new_values(self, shapes: str, why: str) -> bool:
+        """Whether there is no plan for the values of Python as they are now, for any shape.
+
+        Args:
+            shapes: of the batch, in words.
+            why: the current plan is not the one, in words.
+
+        Raises:
+            UserError: when there were as many plans for values as there may be.
+            BatchError: the same for shapes.
+        """
+        if all(each.guards.changed() for each in self._all):
+            if self._for_values + 1 == MOST:
+                raise UserError(
+                    f"{why}. The step reads it, and was planned for {MOST} values of Python already, which is the "
+                    "most. Pass what keeps changing with the batch, as a tensor; values that were planned for, and "
+                    "batches of other shapes with them, still run"
+                )
+            return True
+        if len(self._all) - self._for_values == MOST:
+            raise BatchError(
+                f"the batch ({shapes}) has another shape. The step was planned for {MOST} shapes already, which is the "
+                "most; pad batches to a few lengths"
+            )
+        return False
 
     def _checked(self, planned: Planned) -> Planned:
         """The same plan, when its variables are those of the first one, and lie as they do."""
