@@ -1,4 +1,4 @@
-"""How fast a marked graph can turn: the largest ratio of time to tokens over its cycles.
+"""The speed at which a marked graph can turn: the largest ratio of time to tokens over its cycles.
 
 In the long run a marked graph fires every node once in `max over cycles (seconds / tokens)` and not
 faster (Ramchandani, "Analysis of asynchronous concurrent systems by timed Petri nets", 1974). The

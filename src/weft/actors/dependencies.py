@@ -1,4 +1,4 @@
-"""What an act needs of others before it may begin: read off the plan, without running it."""
+"""The dependencies of an act, which must be there before it may begin: read off the plan, without running it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dependencies:
         self._registers = {register.value.name: register for register in plan.registers}
 
     def of(self, act: ActKey) -> Iterator[Dependency]:
-        """What an act needs of others, in steps that have been."""
+        """The dependencies of an act, in steps that have been."""
         actor = self._actors[act.actor]
         for name in actor.consumes:
             register = self._registers[name]

@@ -123,7 +123,7 @@ class QueueMachine:
         return self._start(task)
 
     def finish(self) -> list[Action]:
-        """What `handle` says when the act that runs has been done: the short way for whoever ran it."""
+        """The actions that `handle` gives when the act that runs has been done: the short way for whoever ran it."""
         act = self._running
         if act is None:
             raise InternalError(f"{self.queue}: nothing runs that could have finished")
@@ -136,7 +136,7 @@ class QueueMachine:
 
     @property
     def may_act(self) -> bool:
-        """Whether some act may start now, in any order; never while one runs or when in order."""
+        """True when some act may start now, in any order; never while one runs or when in order."""
         return self._running is None and bool(self._ready)
 
     def ready(self) -> tuple[Act, ...]:
@@ -146,7 +146,7 @@ class QueueMachine:
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
 
     def readers_left(self, register: str, version: int) -> int:
-        """How many actors of this queue have not finished with a version, those that run included."""
+        """The number of actors of this queue that have not finished with a version, those that run included."""
         return self._ports[register].local.get(version, 0)
 
     def statistics(self) -> QueueStatistics:
@@ -370,7 +370,7 @@ class QueueMachine:
 
 
 def _waiting(task: Task) -> Waiting:
-    """What the next act of a task lacks."""
+    """The inputs and credits that the next act of a task lacks."""
     step, micro = divmod(task.acted, task.acts)
     versions = [port.register for port in task.consumes if port.arrived <= task.acted]
     versions += [port.register for port in task.holds if port.arrived <= step]

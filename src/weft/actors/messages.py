@@ -1,4 +1,4 @@
-"""What goes into a queue's state machine (events) and what comes out (actions and acts).
+"""The messages of a queue's state machine: events go in, actions and acts come out.
 
 Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a
 frozen dataclass. Versions count from 0 for each register, `rate` of them a step. An actor that acts
@@ -41,7 +41,7 @@ class Finished(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What a machine starts: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
+    """A start by a machine: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
 
     actor: int
     step: int

@@ -26,7 +26,7 @@ def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[i
 
 
 class _LastWaited:
-    """Who waits for whom.
+    """The waits between actors, each followed to the one that is waited for in the end.
 
     Attributes:
         waiting: what each actor that waits lacks, by its id.

@@ -50,7 +50,7 @@ class VirtualClock(Generic[Item]):
         self._count = 0
 
     def __call__(self) -> float:
-        """What time it is."""
+        """The time now, on the virtual clock."""
         return self.now
 
     def after(self, seconds: float, item: Item) -> float:
@@ -61,7 +61,7 @@ class VirtualClock(Generic[Item]):
         return time
 
     def due(self) -> list[Item]:
-        """What happens now, in order; each is told once."""
+        """The items that are due now, in order; each is given once."""
         found = []
         while self._coming and self._coming[0][0] <= self.now:
             found.append(heappop(self._coming)[2])
@@ -86,7 +86,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation showed.
+    """The results of a simulation.
 
     Attributes:
         makespan: seconds of the step.

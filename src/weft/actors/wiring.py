@@ -1,4 +1,4 @@
-"""How one queue of a plan is wired: its actors as tasks, the registers they touch as ports."""
+"""The wiring of one queue of a plan: its actors as tasks, the registers they touch as ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank does in a step of boxing: local shapes, peers, and the pieces that they exchange."""
+"""One rank's share of a step of boxing: local shapes, peers, and the pieces that they exchange."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LocalStep:
 
 
 def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
-    """What `rank` does in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
+    """The work of `rank` in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
 
     All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
     balanced shards, so that peers agree on their sizes without asking.

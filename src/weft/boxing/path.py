@@ -80,7 +80,7 @@ def whole_states(options: State, axes: int) -> tuple[State, ...]:
 
 
 def move_weight(kind: StepKind, moved: int) -> int:
-    """What a step weighs against others, in bytes."""
+    """The weight of a step against others, in bytes."""
     return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
 
 
@@ -160,7 +160,7 @@ def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]
 
 
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
-    """Whether `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
+    """True where `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
 
     A later axis that splits the same dimension cuts this axis's pieces. A later Partial with
     another reduction is reduced before this axis's Partial, and a sum of maxima is not a maximum of
@@ -194,7 +194,7 @@ def _moved(
 
 
 def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
-    """Whether two splits divide evenly, however they are cut."""
+    """True where two splits divide evenly, however they are cut."""
     splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
     return all(shape[split.dim] % ranks == 0 for split in splits)
 

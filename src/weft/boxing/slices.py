@@ -28,7 +28,7 @@ class Slices:
 
 
 def slices_of(each: Collective) -> Slices | None:
-    """How a reduce-scatter of a large input runs, so that what arrives takes little beside it; None in one go."""
+    """Slices for a reduce-scatter of a large input, to keep memory beside its result small; None to run in one go."""
     whole = value_bytes(each.input)
     if whole <= SLICE or not math.prod(each.sizes):
         return None

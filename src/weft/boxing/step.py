@@ -43,7 +43,7 @@ class Step:
 
 
 def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
-    """What takes one axis of `parts` ranks from `source` to another SBP in one step; None when nothing does.
+    """The kind of step that takes one axis of `parts` ranks from `source` to `target`; None when no single step does.
 
     Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent
     reduction as it stands; the others keep it on the first rank. Around a piece, and in place of

@@ -60,7 +60,7 @@ class Captured:
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
-        """What the loss function returned, built from the values of the graph's outputs by key."""
+        """Build the value that the loss function returned from the values of the graph's outputs by key."""
         return self.outputs.unflatten(values)
 
 

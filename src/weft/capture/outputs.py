@@ -1,4 +1,4 @@
-"""What the user's loss function returned: where the loss is, and how to build the same containers again."""
+"""The structure of the loss function's result: where the loss is, and how to build the same containers again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
 def describe_outputs(
     result: Any, loss: torch.Tensor | None
 ) -> tuple[OutputSpec, dict[str, torch.Tensor]]:
-    """How `result` is built, and its tensors by key; the key of `loss` is "loss".
+    """The structure of `result`, and its tensors by key; the key of `loss` is "loss".
 
     An object that is neither tensor nor constant, such as the cache in what a model of
     `transformers` returns, is handed back as None.

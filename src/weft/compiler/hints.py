@@ -16,7 +16,7 @@ Thin: TypeAlias = frozenset[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user fixed.
+    """The layouts that the user fixed.
 
     Attributes:
         inputs: for an input's key, one SBP for each axis of the placement; None leaves the axis
@@ -47,7 +47,7 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
 
 
 def is_hint(node: object) -> bool:
-    """Whether a node passes its value on as it is, in the layout that its hint says."""
+    """True where a node passes its value on as it is, in the layout that its hint says."""
     return isinstance(node, Call) and node.hint is not None
 
 
@@ -75,7 +75,7 @@ def enough_elements(
     grid: tuple[int, ...],
     thin: Thin = frozenset(),
 ) -> bool:
-    """Whether every rank gets at least one element along each dimension that is split.
+    """True where every rank gets at least one element along each dimension that is split.
 
     Args:
         shape: of the whole tensor.

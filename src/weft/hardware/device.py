@@ -15,7 +15,7 @@ from weft.units import Bytes, Flops, Seconds
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one rank's device does in a second.
+    """The speeds of one rank's device, in amounts a second.
 
     Attributes:
         flops: floating-point operations a second.

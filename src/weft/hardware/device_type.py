@@ -43,5 +43,5 @@ def usual_device(device_type: str) -> Device:
 
 
 def is_launched(device_type: str) -> bool:
-    """Whether a device of this type goes on by itself with what the host has launched."""
+    """True where a device of this type goes on by itself with the work that the host has launched."""
     return DEVICE_TYPES[device_type].launched

@@ -1,4 +1,4 @@
-"""How long the acts of a plan will take, estimated from shapes and a model of the device."""
+"""Durations of the acts of a plan, estimated from shapes and a model of the device."""
 
 from __future__ import annotations
 

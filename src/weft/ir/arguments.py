@@ -1,4 +1,4 @@
-"""What stands in a call: argument trees with names of values, and what is found of them, once for all copies."""
+"""The arguments of a call: trees with names of values, and facts found in them, once for all copies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Arg: TypeAlias = (
 
 
 class Arguments:
-    """What stands in the argument trees of a call; a call never changes, so that each is walked once.
+    """The contents of a call's argument trees; a call never changes, so that each is walked once.
 
     Copies with the same arguments, or with other names in them, share what was found (`changed`, `with_names`).
     """

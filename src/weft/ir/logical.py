@@ -145,7 +145,7 @@ class LogicalGraph:
 
 
 def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
-    """Whether a node runs once per micro-batch, where `loop` holds the loop values before it."""
+    """True where a node runs once per micro-batch, with `loop` the loop values before it."""
     if isinstance(node, Call) and node.varyings:
         return True
     return not loop.isdisjoint(node.uses)

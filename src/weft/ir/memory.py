@@ -1,4 +1,4 @@
-"""What a rank's memory is counted in: bytes by kind, as a plan foresees them and a run measures them."""
+"""Units of a rank's memory: bytes by kind, as a plan foresees them and a run measures them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in the user's program a node comes from.
+    """The place in the user's program that a node comes from.
 
     Attributes:
         file: path of the source file.
@@ -93,7 +93,7 @@ HINT, TAKE = "weft.hint", "weft.take"
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """How the result of a call is to lie, whatever that costs.
+    """The layout that the result of a call is to have, whatever that costs.
 
     Attributes:
         sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
@@ -109,7 +109,7 @@ class Hint:
         return ", ".join("*" if sbp is None else str(sbp) for sbp in self.sbps)
 
     def at(self, axis: int) -> SBP | None:
-        """What it says of one axis."""
+        """The SBP that the hint asks for on one axis."""
         return self.sbps[axis if len(self.sbps) > 1 else 0]
 
     def with_axis(self, axis: int, sbp: SBP | None) -> Hint:

@@ -183,7 +183,7 @@ class Transfer:
 
     @property
     def kind(self) -> Literal["transfer"]:
-        """What runs."""
+        """The kind of exchange."""
         return "transfer"
 
     @cached_property

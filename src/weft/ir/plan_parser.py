@@ -113,7 +113,7 @@ def _order(scanner: Scanner) -> Order:
 
 
 def input_of(scanner: Scanner) -> LocalInput:
-    """What follows `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
+    """Parse the text after `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
     name = scanner.name()
     scanner.expect("=")
     word = scanner.take("word")
@@ -226,7 +226,7 @@ def local_node(scanner: Scanner) -> LocalNode:
 
 
 def _exchange(scanner: Scanner, name: str | None) -> LocalNode:
-    """What follows `%name =` in the line of a collective or a transfer."""
+    """Parse the text after `%name =` in the line of a collective or a transfer."""
     word = scanner.take("word")
     source = None if scanner.accept("_") else scanner.name()
     scanner.expect(":")

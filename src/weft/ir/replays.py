@@ -1,4 +1,4 @@
-"""Why segments of a plan are replayed or not: what the table of CUDA graphs shows beside `Compute.replayed`."""
+"""The reason why segments of a plan are replayed or not: the table of CUDA graphs, beside `Compute.replayed`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GraphMode: TypeAlias = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True)
 class Replays:
-    """How the segments of a rank were looked at.
+    """The findings about the segments of a rank, some of which are replayed.
 
     Attributes:
         reasons: for the id of every segment that is not replayed, why.

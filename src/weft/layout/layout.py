@@ -14,7 +14,7 @@ from weft.layout.sbp import SBP, Broadcast, Partial, Split
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor lies: `sbp[i]` says how along axis `i` of `placement`.
+    """The layout of a tensor: `sbp[i]` says how it lies along axis `i` of `placement`.
 
     Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the
     next cuts the pieces.

@@ -37,7 +37,7 @@ class Shares:
 
     @property
     def pieces(self) -> frozenset[tuple[int, int]]:
-        """Where each part begins and ends, as users know the dimension."""
+        """The begin and the end of each part, as users know the dimension."""
         return frozenset(pairwise((0, *accumulate(self.parts))))
 
     def in_blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class Frame:
 
     @property
     def cut(self) -> bool:
-        """Whether the dimension is split."""
+        """True where the dimension is split."""
         return (self.out_count, self.in_count) != (self.count, self.size)
 
     @property
@@ -108,7 +108,7 @@ def whole_frame(
 
 @dataclass(frozen=True)
 class Sliding:
-    """How an op slides.
+    """The way in which an op slides along dimensions.
 
     Attributes:
         frames: from a call on whole tensors to the frames of its last dimensions; () where it does
@@ -139,7 +139,7 @@ def slides(op: str, sliding: Sliding) -> None:
 
 
 def slides_at(op: str) -> bool:
-    """Whether calls of the op may have windows."""
+    """True where calls of the op may have windows."""
     return op in _SLIDING
 
 
@@ -186,7 +186,7 @@ def _signature(call: OpCall, sliding: Sliding, dim: int) -> Signature:
 def windows(
     call: OpCall, signature: Signature, parts: int, index: int
 ) -> tuple[Window | None, ...]:
-    """What rank `index` of an axis reads of each operand; None where that is its shard."""
+    """The window that rank `index` of an axis reads of each operand; None where that is its shard."""
     none = (None,) * len(call.operands)
     if signature not in window_signatures(call, parts):
         return none
@@ -245,7 +245,7 @@ def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
 
 
 def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes, int]:
-    """What the ranks of an axis fetch from each other before a call, and in how many exchanges."""
+    """Bytes that the ranks of an axis fetch from each other before a call, and the number of exchanges."""
     moved = [0] * len(call.operands)
     for index in range(parts):
         for i, window in enumerate(windows(call, signature, parts, index)):

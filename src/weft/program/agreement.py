@@ -1,4 +1,4 @@
-"""What all ranks must hold alike in a step, as checksums: the batch that each is given whole, hyperparameters."""
+"""Checksums of all that ranks must hold alike in a step: the batch that each is given whole, hyperparameters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchSums:
 
 @cache
 def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
-    """Whether some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
+    """True where some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
     places = layout.placement.coordinates
     if not places.keys() >= set(ranks):
         return False
@@ -68,7 +68,7 @@ class Stamps:
     call: int
 
     def among(self, ranks: tuple[int, ...]) -> int:
-        """What goes with messages between some ranks."""
+        """The stamp of messages between some ranks."""
         written = written_among(ranks)
         return int(Stamp(self.sums.alike(ranks), written, self.options, self.call))
 
@@ -135,7 +135,7 @@ class OptionsChecksum:
 
 
 def _number(value: Any) -> Any:
-    """What is compared of a hyperparameter: the number in a tensor, where the host need not wait for it."""
+    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it."""
     if not isinstance(value, Tensor):
         return value
     return value.item() if value.device.type == "cpu" and value.numel() == 1 else type(value)
@@ -150,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _places(shape: tuple[int, ...], step: int) -> tuple[slice, ...]:
-    """Which elements of a leaf stand for all of it in a step: of each dimension as many as there is room for."""
+    """The elements of a leaf that stand for all of it in a step: of each dimension as many as there is room for."""
     return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
 
 

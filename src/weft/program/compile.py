@@ -143,7 +143,7 @@ def compile(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is asked for, but for the step itself."""
+    """The arguments of `compile`, but for the step itself."""
 
     world: World
     placement: Placement

@@ -90,7 +90,7 @@ class DrawKeys:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """What `uniform` draws for the step whose keys are there when it runs."""
+        """The draw of `uniform` for the step whose keys are there when it runs."""
         place = self._places.setdefault(salt, len(self._places))
         return _draw(self._keys[place], size, offset, length, dtype=dtype, device=device)
 
@@ -111,7 +111,7 @@ def _draw(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor:
-    """What `uniform` draws, given the key as int64: a number, or a tensor of shape `[]`."""
+    """The draw of `uniform`, given the key as int64: a number, or a tensor of shape `[]`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     result = torch.empty(tuple(length), dtype=exact, device=device)
     if result.numel():

@@ -45,7 +45,7 @@ class Chain:
 
     @property
     def bytes(self) -> int:
-        """What the steps move over all ranks."""
+        """Bytes that the steps move over all ranks."""
         return sum(step.bytes for step in self.steps)
 
     def __str__(self) -> str:

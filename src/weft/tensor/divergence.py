@@ -209,7 +209,7 @@ def check_every_op() -> Iterator[None]:
 
 
 def checking() -> bool:
-    """Whether every op is compared."""
+    """True while every op is compared."""
     return _checking.get()
 
 

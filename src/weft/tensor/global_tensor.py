@@ -280,7 +280,7 @@ def _boxed_back(gradient: GlobalTensor, source: Layout) -> GlobalTensor:
 
 
 def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
-    """What `x` is in another layout, in the usual order; on its own placement it needs no other world than its own."""
+    """Spec and locals of `x` in another layout, in the usual order; on its own placement it needs no other world."""
     own = x.spec.mesh
     stays = own.in_process and layout.placement == own.placement
     mesh = own if stays else own.at(layout.placement)

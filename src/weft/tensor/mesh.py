@@ -41,7 +41,7 @@ class Mesh:
 
     @property
     def in_process(self) -> bool:
-        """Whether all ranks of the placement live in this process, so that nothing has to be sent."""
+        """True where all ranks of the placement live in this process, so that nothing has to be sent."""
         return len(self.ranks) == len(self.placement.ranks)
 
     def at(self, placement: Placement) -> Mesh:
@@ -49,7 +49,7 @@ class Mesh:
         return mesh_of(placement, self.family if placement in self.family else frozenset())
 
     def same_job(self, other: Mesh) -> bool:
-        """Whether the ranks of both are the same processes; all local worlds live in this one."""
+        """True where the ranks of both are the same processes; all local worlds live in this one."""
         return _job(self.world) is _job(other.world)
 
     def device_of(self, rank: int) -> torch.device:

@@ -19,7 +19,7 @@ Tensors: TypeAlias = Sequence[Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _Scaling:
-    """What a gradient scaler adds: gradients are divided by `scale`; nothing is written where `found` is 1."""
+    """The additions of a gradient scaler: gradients are divided by `scale`; nothing is written where `found` is 1."""
 
     scale: Tensor | None
     found: Tensor | None

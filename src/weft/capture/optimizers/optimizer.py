@@ -1,4 +1,4 @@
-"""What an optimizer does to one parameter, found by running its own `step` on tensors without data.
+"""The update of one parameter, found by running the optimizer's own `step` on tensors without data.
 
 Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
 graph. Only three
@@ -59,7 +59,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element.
+    """The update of one parameter: optimizer class, parameter group, states, and whether element by element.
 
     Groups are numbered through all optimizers (`weft.capture.optimizers.groups`).
     """
@@ -180,7 +180,7 @@ def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> f
 
 
 class KeptStates:
-    """Which states updates keep, by the options that the groups had when the step was compiled.
+    """The states that updates keep, by the options that the groups had when the step was compiled.
 
     Args:
         optimizers: the user's.
@@ -221,7 +221,7 @@ class KeptStates:
 
 
 def _flag(option: Any) -> Any:
-    """What of an option decides which states there are: whether it is 0, not how large."""
+    """The part of an option that decides which states there are: whether it is 0, not how large."""
     return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
 
 
@@ -355,7 +355,7 @@ def _is_elementwise(op: Any) -> bool:
 
 
 def _fills_where(op: Any, args: Sequence[Any]) -> bool:
-    """Whether this is `x[mask] = number`, with a mask of the shape of x."""
+    """True where this is `x[mask] = number`, with a mask of the shape of x."""
     if op.overloadpacket.__name__ not in ("index_put", "index_put_"):
         return False
     x, indices, value = args[:3]

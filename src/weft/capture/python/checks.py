@@ -118,7 +118,7 @@ def _tests(node: ast.AST) -> Iterator[tuple[ast.expr, bool, ast.stmt]]:
 
 
 def _raises(body: list[ast.stmt]) -> bool:
-    """Whether these statements, once begun, end by raising."""
+    """True where these statements, once begun, end by raising."""
     *before, last = body
     plain = (ast.Assign, ast.AnnAssign, ast.Expr)
     # A generator that yields before it raises may never go on.

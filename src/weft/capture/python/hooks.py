@@ -20,7 +20,7 @@ Hook: TypeAlias = Callable[[torch.Tensor], Any]
 
 
 def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Hook, ...]]:
-    """What `register_hook` put on each parameter, in order.
+    """The hooks that `register_hook` put on each parameter, in order.
 
     Raises:
         CaptureError: for a hook of `register_post_accumulate_grad_hook`.
@@ -78,7 +78,7 @@ class Hooked:
 
 
 def registered() -> int:
-    """How many hooks have been registered in this process, on whatever."""
+    """The number of hooks that have been registered in this process, on whatever."""
     return RemovableHandle.next_id
 
 

@@ -57,7 +57,7 @@ for _name in {*dir(int), *dir(float), *dir(complex)} - _KEPT:
 
 
 def is_later(value: Any) -> bool:
-    """Whether a value is a number that there is once the step runs."""
+    """True where a value is a number that there is once the step runs."""
     return type(value) is LaterNumber
 
 
@@ -100,7 +100,7 @@ def _allclose(
 
 
 def _both_real(one: Tensor, other: Tensor) -> bool:
-    """Whether the values of both are there, as of tensors from outside."""
+    """True where the values of both are there, as of tensors from outside."""
     return not is_fake(one) and not is_fake(other)
 
 

@@ -65,7 +65,7 @@ def _cov(
 
 
 def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> bool:
-    """Whether weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
+    """True where weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
     given = [one for one in (frequencies, weights) if one is not None]
     whole = frequencies is None or not frequencies.is_floating_point()
     broken = weights is None or weights.is_floating_point()

@@ -52,7 +52,7 @@ for _name in _ARITHMETIC:
 
 
 def is_spy(value: Any) -> bool:
-    """Whether a value is a number that says when it is read."""
+    """True where a value is a number that says when it is read."""
     return type(value) is Spy
 
 

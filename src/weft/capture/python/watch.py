@@ -40,11 +40,11 @@ class Entry:
 
     @property
     def key(self) -> tuple[int, Any]:
-        """Which value it is."""
+        """The identity of the value that is watched."""
         return getattr(self.space, "key", id(self.space)), self.name
 
     def holds(self) -> bool:
-        """Whether it is what it was."""
+        """True while the value is the one of the capture."""
         value = self.space.get(self.name, MISSING)
         if value is self.value or _same(value, self.value):
             return True
@@ -53,13 +53,13 @@ class Entry:
 
     @property
     def now(self) -> str:
-        """What it is at present."""
+        """The present value, in words."""
         value = self.space.get(self.name, MISSING)
         return "gone" if value is MISSING else _shown(value)
 
     @property
     def then(self) -> str:
-        """What it was when the step was captured."""
+        """The value at capture, in words."""
         return "not there" if self.value is MISSING else _shown(self.value)
 
 
@@ -111,7 +111,7 @@ class Watch:
         return next((entry for entry in self.entries if not entry.holds()), None)
 
     def _same(self) -> bool:
-        """Whether everything is the same object, and nothing has come."""
+        """True where everything is the same object, and nothing has come."""
         now = chain(
             chain.from_iterable([read(space) for read, space in self._readers]),
             map(getitem, self._spaces, self._names),
@@ -154,7 +154,7 @@ class Items:
 
 
 class Size:
-    """How many items a container has, with the `get` of a dict; `name` is `len`."""
+    """The number of items that a container has, with the `get` of a dict; `name` is `len`."""
 
     def __init__(self, items: Collection[Any]) -> None:
         self.key = id(items)
@@ -165,7 +165,7 @@ class Size:
 
 
 class Members:
-    """What is in a set, with the `get` of a dict; `name` is `set`."""
+    """The members of a set, with the `get` of a dict; `name` is `set`."""
 
     def __init__(self, items: set[Any]) -> None:
         self.key = id(items)
@@ -232,7 +232,7 @@ def _columns(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def is_plain(value: Any, depth: int = 5) -> bool:
-    """Whether a value can be compared by itself."""
+    """True where a value can be compared by itself."""
     if isinstance(value, dict):
         value = (*value, *value.values())
     if isinstance(value, tuple | list | set | frozenset):
@@ -241,7 +241,7 @@ def is_plain(value: Any, depth: int = 5) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether plain values are equal; a number is no flag, and nan is nan."""
+    """True where plain values are equal; a number is no flag, and nan is nan."""
     if type(one) is not type(other) or not is_plain(one) or not is_plain(other):
         return False
     # The text tells 1 from True inside of containers, too.

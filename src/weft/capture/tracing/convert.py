@@ -60,7 +60,7 @@ _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 @dataclass(frozen=True)
 class Boundary:
-    """What stands at the borders of the fx graph.
+    """The inputs and outputs at the borders of the fx graph.
 
     Attributes:
         inputs: role and key of every placeholder, in order.
@@ -213,7 +213,7 @@ class _Reader:
                 self._refs[user] = Ref(value.name)
 
     def _require(self, output: Any) -> None:
-        """What the step must hold for is asked for by its first output, which the caller gets: the loss in training."""
+        """Ask for conditions of the step by its first output, which the caller gets: the loss in training."""
         for node in self._required if output is not None else ():
             condition, *message = node.args
             place, first = location_of(node), self.results[0]
@@ -270,7 +270,7 @@ def _is_dense(result: Any) -> bool:
 
 
 def _output_mask(node: torch.fx.Node) -> Sequence[bool]:
-    """Which gradients a fused backward makes; BatchNorm's shape function makes all whatever it says."""
+    """The gradients that a fused backward makes; BatchNorm's shape function makes all, whatever its mask says."""
     schema = getattr(node.target, "_schema", None)
     named = zip(schema.arguments, node.args, strict=False) if schema else ()
     mask: Any = next((value for one, value in named if one.name == "output_mask"), ())
@@ -303,7 +303,7 @@ def _same_as(node: torch.fx.Node) -> Any:
 
 
 def _is_double_transpose(node: torch.fx.Node) -> bool:
-    """Whether a transpose undoes the one that made its operand."""
+    """True where a transpose undoes the one that made its operand."""
     source = node.args[0] if node.args else None
     dims = _swapped(node)
     return isinstance(source, torch.fx.Node) and dims is not None and dims == _swapped(source)

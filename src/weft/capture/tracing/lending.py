@@ -207,7 +207,7 @@ def _reached(roots: Sequence[Any]) -> list[_Container]:
 
 
 def _may_hold(each: Any) -> bool:
-    """Whether a step can put something into it: a container, or an object of a user's class."""
+    """True where a step can put something into the value: a container, or an object of a user's class."""
     if isinstance(each, _CONTAINERS):
         return True
     if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):

@@ -74,7 +74,7 @@ class Skeletons:
 
 @dataclass(frozen=True)
 class Traced:
-    """What the trace found.
+    """The findings of a trace.
 
     Attributes:
         graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants.
@@ -178,7 +178,7 @@ def _traced(
     inputs: Any,
     begin: Callable[[], tuple[_Step, Any]],
 ) -> torch.fx.GraphModule | None:
-    """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
+    """Trace `run(step, inputs)`; afterwards everything that the step wrote is as it was.
 
     A step that has changed a value of Python which it could have read is traced once more, from there: only where
     that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
@@ -333,7 +333,7 @@ class _Step:
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
-        """What the user's function returns."""
+        """Run the user's function; returns its result."""
         by_name = dict(zip(self.variables.parameters, parameters, strict=True))
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])

@@ -1,4 +1,4 @@
-"""Which calls of a mixture of experts run on rows in buffers, and which values are sent there.
+"""The calls of a mixture of experts that run on rows in buffers, and the values that are sent there.
 
 - The products, and calls on rows alone between them.
 - Before them, calls on rows of which one operand alone is wide: it is sent in place of their result.
@@ -28,7 +28,7 @@ def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
 
 @dataclass
 class _Found:
-    """What runs on rows in buffers: calls by id.
+    """The calls, by id, that run on rows in buffers.
 
     Attributes:
         ids: the experts of the rows; before they are known nothing can be sent.

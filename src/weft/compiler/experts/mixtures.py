@@ -71,7 +71,7 @@ def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
 def expert_notes(
     graph: LogicalGraph, found: Sequence[Mixture], hints: Mapping[int, Hints], stages: Stages
 ) -> tuple[str, ...]:
-    """What buffers that hold all that there can be cost; rows that cannot be sent; sorts that stay."""
+    """Notes on the cost of buffers that hold all that there can be, on rows that cannot be sent, on sorts that stay."""
     said: dict[str, list[str]] = {}
     sent = {mixture.ids.name for mixture in found}
     for name, calls in _by_ids(graph).items():
@@ -100,7 +100,7 @@ def expert_notes(
 def _splits_experts(
     graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
 ) -> bool:
-    """Whether the user splits the experts of some product over several ranks."""
+    """True where the user splits the experts of some product over several ranks."""
     grid = stages.placements[calls[0].phase.stage].shape
     on_grid = hints.get(len(grid), Hints())
     products = (call for call in calls if call.op == EXPERT_MM)

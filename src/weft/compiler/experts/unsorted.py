@@ -93,7 +93,7 @@ class _Writer:
         self.nodes.append(node)
 
     def _is_known(self, node: Call) -> bool:
-        """Whether a call was written in another way, or is not needed."""
+        """True where a call was written in another way, or is not needed."""
         match node:
             case Call(op="aten.floor_divide.default", args=(Ref(name=i), int(k))) if k > 0:
                 return self._divided(node, i, k)

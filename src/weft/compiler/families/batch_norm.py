@@ -30,12 +30,12 @@ _CHANNELS = 1  # the dimension
 
 
 def _forward(call: Call | OpCall) -> bool:
-    """Whether a call is a BatchNorm in training, forward."""
+    """True where a call is a BatchNorm in training, forward."""
     return call.op in (_FOLLOWING, _PLAIN) and call.args[5] is True
 
 
 def _in_training(call: Call | OpCall) -> bool:
-    """Whether a call is a BatchNorm in training, forward or backward."""
+    """True where a call is a BatchNorm in training, forward or backward."""
     return _forward(call) or (call.op == _BACKWARD and call.args[7] is True)
 
 
@@ -53,7 +53,7 @@ def _split_signature(call: OpCall, dim: int) -> Signature:
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
-    """What a BatchNorm in training allows besides what its rule says."""
+    """The signatures that a BatchNorm in training allows besides those of its rule."""
     if not _in_training(call):
         return ()
     sizes = enumerate(call.operands[0].shape)
@@ -64,7 +64,7 @@ def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
 def _cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the reduction inside of a BatchNorm costs whose batch is split along `axis`; else 0."""
+    """The cost of the reduction inside of a BatchNorm whose batch is split along `axis`; else 0."""
     if not _in_training(call) or not _over(signature.operands[0]):
         return 0.0
     numbers = 2 * call.operands[0].shape[_CHANNELS] * prod(grid) // grid[axis]
@@ -73,7 +73,7 @@ def _cost(
 
 
 def _over(sbp: SBP) -> bool:
-    """Whether statistics are taken over a dimension that is split so."""
+    """True where statistics are taken over a dimension that is split so."""
     return isinstance(sbp, Split) and sbp.dim != _CHANNELS
 
 

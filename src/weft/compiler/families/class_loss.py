@@ -52,7 +52,7 @@ def _over_classes(layout: Layout) -> Layout:
 def _instead(
     graph: LogicalGraph, softmax: Call, assignment: Assignment, numbers: Mapping[int, int]
 ) -> dict[int, Placed | None] | None:
-    """What takes the place of the readers of a log-softmax; None where one of them needs it whole."""
+    """The nodes that take the place of the readers of a log-softmax; None where one of them needs it whole."""
     layout = assignment.operands[numbers[id(softmax)]][0]
     name, scores = _name(softmax), softmax.args[0]
     of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
@@ -84,7 +84,7 @@ class _Reads:
     def replaced(
         self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
     ) -> Iterator[tuple[int, Placed | None]]:
-        """What takes the place of one reader; nothing where it cannot be replaced."""
+        """The nodes that take the place of one reader; nothing where it cannot be replaced."""
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]

@@ -68,7 +68,7 @@ class SampleStatistics:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of ops does beyond its rules.
+    """The work of a family of ops beyond its rules.
 
     Attributes:
         ops: the ops that it speaks of.

@@ -91,7 +91,7 @@ class LogSoftmax:
 
     @property
     def apart(self) -> bool:
-        """Whether an operand is split along the dimension of the softmax."""
+        """True where an operand is split along the dimension of the softmax."""
         return any(self.split in layout.sbp for layout in self.reads)
 
     @property

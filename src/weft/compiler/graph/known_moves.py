@@ -54,7 +54,7 @@ class Step:
         return self.of(self.arg(position))
 
     def of(self, arg: Arg) -> Known | None:
-        """What is known of a tensor or a number."""
+        """The known value of a tensor or a number."""
         match arg:
             case Ref(name=name):
                 return self.known.get(name)

@@ -90,7 +90,7 @@ def value_of(known: Known | None) -> Scalar | None:
 
 
 def is_exact(known: Known) -> bool:
-    """Whether the elements are integers or booleans."""
+    """True where the elements are integers or booleans."""
     if isinstance(known, Along):
         return known.data.dtype.kind in "ib"
     return isinstance(known.inside, int) and isinstance(known.outside, int)

@@ -44,7 +44,7 @@ def _products(graph: LogicalGraph) -> set[str]:
 
 
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
-    """Whether a node is a plain sum of two tensors that are alike."""
+    """True where a node is a plain sum of two tensors that are alike."""
     if not isinstance(node, Call) or node.op != ADD or node.kwargs:
         return False
     names = {arg.name for arg in node.args if isinstance(arg, Ref)}
@@ -53,7 +53,7 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 
 
 def _is_term(graph: LogicalGraph, node: Node) -> bool:
-    """Whether a sum is only a term of another one."""
+    """True where a sum is only a term of another one."""
     users = graph.users[_name(node)]
     return len(users) == 1 and _is_sum(graph, users[0])
 

@@ -1,4 +1,4 @@
-"""What boxing costs between any two layouts of one tensor, as tables over all pairs."""
+"""The costs of boxing between any two layouts of one tensor, as tables over all pairs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BoxingCosts:
         return costs.reshape((len(options),) * (2 * len(self.grid)))
 
     def _grown(self, states: Sequence[SBPs], size: int) -> Table:
-        """How many bytes all ranks together hold more after boxing than before."""
+        """Bytes that all ranks together hold more after boxing than before."""
         held = np.array([size * self._copies(state) for state in states], np.float64)
         grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
         return grown

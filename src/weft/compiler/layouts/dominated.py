@@ -100,7 +100,7 @@ class _Pruning:
         return _undominated(dearer)
 
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
-        """How much dearer each choice is at most than each other one, on one table."""
+        """The most by which each choice is dearer than each other one, on one table."""
         theirs = self.left[other]
         key = (name, mine.tobytes(), self.names[other])
         if key not in self.worst:

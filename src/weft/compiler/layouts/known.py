@@ -1,4 +1,4 @@
-"""What deductions remember, and what they find."""
+"""The memory of deductions, and their findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.ops import Signature
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: for each variable, its signature on each axis.
+    """The choice of a deduction: for each variable, its signature on each axis.
 
     Attributes:
         signatures: the choices.
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What boxing on an edge costs, and 1 where an intent forbids it; compared by identity."""
+    """The costs of boxing on an edge, and 1 where an intent forbids it; compared by identity."""
 
     boxing: Table
     forbidden: Table | None = None
@@ -49,7 +49,7 @@ class Costs:
 
 @dataclass
 class Known:
-    """What deductions on grids of one shape remember: nothing in it depends on the problem.
+    """The memory of deductions on grids of one shape: nothing in it depends on the problem.
 
     Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
     Stages on equal grids share it, so that equal ones are solved once.
@@ -73,7 +73,7 @@ class Known:
         return self.numbers.setdefault(of, len(self.numbers))
 
     def times(self, options: Options, times: int) -> Table:
-        """What options cost that run several times a step; one table for equal ones."""
+        """The costs of options that run several times a step; one table for equal ones."""
         key = options, times
         if times > 1 and key not in self.repeated:
             self.repeated[key] = options.costs * times

@@ -110,7 +110,7 @@ class Problem:
     micro_batches: int = 1
 
     def times(self, name: str) -> int:
-        """How often a value is made in a step."""
+        """The number of times that a value is made in a step."""
         return self.micro_batches if name in self.loop else 1
 
     def of(self, free: Storage) -> frozenset[int]:
@@ -226,7 +226,7 @@ def _whole_targets(graph: LogicalGraph) -> dict[str, str]:
 
 
 def _readers(graph: LogicalGraph) -> dict[str, int]:
-    """How many nodes read each value and may want it boxed; the target and states of an update stay where they are."""
+    """The number of nodes that read each value and may want it boxed; an update's target and states stay in place."""
     found = dict.fromkeys(graph.values, 0)
     for name, nodes in graph.users.items():
         found[name] = sum(not isinstance(n, Update) or n.source.name == name for n in nodes)

@@ -38,7 +38,7 @@ class Solution(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether the cost is proven least."""
+        """True where the cost is proven least."""
         return self.cost <= self.bound + _TOLERANCE * abs(self.cost)
 
 
@@ -106,7 +106,7 @@ class _Known:
     sources: list[object] = field(default_factory=list)
 
     def get(self, key: tuple[object, ...], sources: object, make: Callable[[], _T]) -> _T:
-        """What `make` gives, once for a key; `sources` are kept, so that their identities stay theirs."""
+        """The result of `make`, called once for a key; `sources` are kept, so that their identities stay theirs."""
         if key not in self.made:
             self.sources.append(sources)
             self.made[key] = make()

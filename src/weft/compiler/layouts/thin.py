@@ -22,7 +22,7 @@ ThinSplits: TypeAlias = Mapping[str, Thin]
 
 
 def thin_splits(graph: LogicalGraph, hints: Hints, placement: Placement) -> ThinSplits:
-    """What the user's thin splits lead to, in both directions along the graph."""
+    """The consequences of the user's thin splits, in both directions along the graph."""
     spread = _Spread(graph, placement.shape)
     for name, sbps in _fixed(graph, hints, placement):
         spread.add(name, _thin(graph.values[name].shape, sbps, placement.shape))

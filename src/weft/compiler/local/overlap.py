@@ -195,7 +195,7 @@ class _Cutter:
         return True
 
     def _boxing(self, node: LocalCall) -> bool:
-        """What boxing does on a rank alone is the same for each part, but along the dimension it changes."""
+        """Give a boxing on one rank alone to each part, the same for each but along the dimension it changes."""
         (name,), (made,) = local_operands(node), node.makes
         place = _BOXING[node.op]
         if place is not None and node.args[place] == self.cut[name]:
@@ -243,7 +243,7 @@ class _Cutter:
 
 
 def _local_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
-    """What one part runs of a call."""
+    """The call that one part runs for a call of the batch."""
 
     def back(leaf: Any) -> Any:
         return Ref(reads[leaf.index]) if isinstance(leaf, Operand) else leaf

@@ -1,4 +1,4 @@
-"""Whether a step is worth running in parts of its batch: its time on two queues, with and without."""
+"""Estimate if a step is worth running in parts of its batch: its time on two queues, with and without."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cut:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What `explain` says."""
+        """Notes for `explain`."""
         if self.parts == 1:
             return ()
         seconds = f"{seconds_text(self.cut)} instead of {self.whole * 1e3:.3g}"
@@ -47,7 +47,7 @@ class Cut:
 
 
 def may_cut(graph: LogicalGraph, options: Options) -> bool:
-    """Whether the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
+    """True where the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
 
     Where all shards of a tensor have one shape, rules allow the same cuts on all ranks.
     """

@@ -1,4 +1,4 @@
-"""What an act of a plan does to memory."""
+"""The effect of an act of a plan on memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
 
 @dataclass(frozen=True, slots=True)
 class ActMemory:
-    """What an act does to memory.
+    """The effect of an act on memory.
 
     Attributes:
         extra: what it takes beside what it reads and `kept`.

@@ -80,13 +80,13 @@ def _held(held: Held, makers: _Makers) -> str:
 
 @dataclass(frozen=True)
 class _Makers:
-    """What made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""
+    """The nodes that made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""
 
     graph: LogicalGraph
     origins: Mapping[str, str]
 
     def of(self, name: str) -> Call | Input | None:
-        """What made a local value, or the value that it is another form of, in the user's program."""
+        """The node of the user's program that made a local value, or the value that it is another form of."""
         while name in self.origins:
             name = self.origins[name]
         node = self.graph.producers.get(name)

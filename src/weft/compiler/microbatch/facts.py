@@ -1,4 +1,4 @@
-"""What the split in time must know of a graph before it walks it: what comes from where.
+"""The facts of a graph that the split in time needs before it walks it: origins of values.
 
 Leaves of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
 """
@@ -19,7 +19,7 @@ from weft.layout import SBP, Split
 
 @dataclass(frozen=True)
 class Facts:
-    """Where values come from.
+    """The origins of values.
 
     Attributes:
         batch: size of the whole batch: the first dimension of most leaves.

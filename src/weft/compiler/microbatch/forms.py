@@ -47,7 +47,7 @@ _JOIN, _ADD, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 2.0, 1.0, 0.1, 0.01, 1e-6
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a value that a call reads.
+    """The facts of a value that a call reads.
 
     Attributes:
         spec: of the whole tensor.
@@ -66,7 +66,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Way:
-    """How a call may run in micro-batches: a signature along time, of which Split may mean `Strided`."""
+    """A way for a call to run in micro-batches: a signature along time, of which Split may mean `Strided`."""
 
     signature: Signature
     outer: int = 1
@@ -112,7 +112,7 @@ def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
 
 
 def _may_be_strided(call: OpCall, signature: Signature, parts: int, outer: int) -> bool:
-    """Whether the op does the same with each sample, wherever in the split dimension it stands."""
+    """True where the op does the same with each sample, wherever in the split dimension it stands."""
     ports = (
         *zip(call.operands, signature.operands, strict=True),
         *zip(call.results, signature.results, strict=True),
@@ -160,7 +160,7 @@ def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -
 
 
 def reading_cost(source: Source, wanted: Form, batch: int) -> float:
-    """What reading a value as `wanted` costs."""
+    """The cost of reading a value as `wanted`."""
     size = max(prod(source.spec.shape), 1)
     form = source.form
     if form is None:
@@ -212,7 +212,7 @@ def micro_call(
 
 
 def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCall:
-    """What runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
+    """The call that runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
     return _merged(node, _localized(call, signature, parts))
 
 
@@ -229,7 +229,7 @@ def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
 
 
 def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
-    """What each micro-batch runs; all of them are alike when the first and the last are."""
+    """The calls that micro-batches run; all of them are alike when the first and the last are."""
     ends = tuple(localize(call, signature, parts, m) for m in (0, parts - 1))
     if ends[0] == ends[1]:
         return ends

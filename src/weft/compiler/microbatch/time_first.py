@@ -53,7 +53,7 @@ class Tokens:
 
     @property
     def rows(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self.n * self.time
 
     @property
@@ -104,7 +104,7 @@ def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int
 
 
 def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """Whether a node flattens [n, time, …] to [n·time, …]."""
+    """True where a node flattens [n, time, …] to [n·time, …]."""
     shapes = _shapes(graph, node)
     return (
         shapes is not None
@@ -114,7 +114,7 @@ def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
 
 
 def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """Whether a node makes [n, time, …] of [n·time, …]."""
+    """True where a node makes [n, time, …] of [n·time, …]."""
     shapes = _shapes(graph, node)
     return (
         shapes is not None

@@ -54,7 +54,7 @@ class Bucket:
 
     @property
     def gathers(self) -> bool:
-        """Whether it makes tensors whole."""
+        """True where it makes tensors whole."""
         return all(each.kind == "all_gather" for each in self.collectives)
 
     @property
@@ -148,7 +148,7 @@ class _Joiner:
 
 
 def _bytes(each: Collective) -> int:
-    """What a rank gives to a collective, on average: shards that are not even differ between ranks."""
+    """Bytes that a rank gives to a collective, on average: shards that are not even differ between ranks."""
     if each.kind == "all_gather":
         return value_bytes(each.output) // len(each.sizes)
     return value_bytes(each.input)

@@ -65,7 +65,7 @@ class Parts:
         return Part(looped, phase if self.staged else FORWARD)
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
-        """Whether a value is made anew for each act of its reader."""
+        """True where a value is made anew for each act of its reader."""
         return name in self._loop or not self.of(reader).looped
 
 

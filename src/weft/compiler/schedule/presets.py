@@ -49,7 +49,7 @@ class Preset:
     micro_batches: int
 
     def in_flight(self, stage: int) -> int:
-        """How many micro-batches may be between a stage's forward and the end of its backward."""
+        """The number of micro-batches that may be between a stage's forward and the end of its backward."""
         found = self.micro_batches
         if self.name == "1f1b":
             found = self.stages - stage

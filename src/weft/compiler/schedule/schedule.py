@@ -44,7 +44,7 @@ WORTH = 0.98
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What was decided about time.
+    """The decisions about time.
 
     Attributes:
         name: of the preset, or "computed".
@@ -67,7 +67,7 @@ class Scheduled:
         return self.simulation.timelines[self.classes[rank]]
 
     def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """When the acts of a rank begin and end, in the order of time; None without a simulation."""
+        """The moments at which the acts of a rank begin and end, in the order of time; None without a simulation."""
         return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
 
 
@@ -135,7 +135,7 @@ def bucket_bytes(stages: Stages, options: Options) -> int:
 
 
 def device_of(stages: Stages, options: Options) -> Device:
-    """What computes, and what connects the ranks."""
+    """The device that computes, and the links between the ranks."""
     return options.device or usual_device(stages.placements[0].device_type)
 
 
@@ -187,7 +187,7 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Making:
-    """How plans are made from programs."""
+    """A maker of plans from programs."""
 
     communicators: tuple[Communicator, ...]
     stages: Stages
@@ -287,7 +287,7 @@ def bubble(scheduled: Scheduled, rank: int) -> float:
 
 
 def in_flight(plan: RankPlan, stage: int) -> int:
-    """How many micro-batches a stage can keep between forward and backward on a rank."""
+    """The number of micro-batches that a stage can keep between forward and backward on a rank."""
     actors = plan.actors
     found = (
         register.credits

@@ -198,7 +198,7 @@ def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, s
 
 
 def _consumed(run: Run, bases: Mapping[str, str]) -> tuple[str, ...]:
-    """What a run reads from outside. Who reads a view of a variable reads the variable: its update must wait."""
+    """Values that a run reads from outside. A reader of a variable's view reads the variable: its update must wait."""
     names = dict.fromkeys((*run.reads, *(bases[name] for name in run.reads if name in bases)))
     inside = {*run.makes, *run.updated}
     return tuple(name for name in names if name not in inside)

@@ -175,7 +175,7 @@ class _Part:
         return isinstance(producer, Input) and producer.role in ("batch", "constant")
 
     def _is_fed(self, name: str) -> bool:
-        """Whether this stage takes a leaf from the user: none of its ranks has it already."""
+        """True where this stage takes a leaf from the user: none of its ranks has it already."""
         placements = self.stages.placements
         here = set(placements[self.stage].ranks)
         return self._is_leaf(name) and all(

@@ -50,7 +50,7 @@ GridHints: TypeAlias = Mapping[int, Hints]
 
 @dataclass(frozen=True)
 class Deduced:
-    """How good the layouts of a stage are known to be, in the cost model's bytes.
+    """The bound on the layouts of a stage, in the cost model's bytes.
 
     Attributes:
         stage: its number.

@@ -21,7 +21,7 @@ from weft.strategy.parts import Stage
 
 @dataclass(frozen=True)
 class Stages:
-    """Where each stage runs, and where variables live.
+    """The placements of stages, and the homes of variables.
 
     Attributes:
         placements: of stage 0, 1, ….
@@ -42,7 +42,7 @@ class Stages:
 def stage_placements(
     stages: tuple[Stage, ...] | int, placement: Placement
 ) -> tuple[Placement, ...]:
-    """Where each stage runs; one stage without `stages`.
+    """The placement of each stage; one stage without `stages`.
 
     A number of stages cuts the first axis of `placement` evenly; when it has fewer rows than there
     are stages, they go round robin.

@@ -71,7 +71,7 @@ def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
 
 
 def _adds_up(graph: LogicalGraph, node: Box) -> bool:
-    """Whether a boxing adds up what ranks have parts of."""
+    """True where a boxing adds up parts that ranks have."""
     before, after = graph.values[node.input.name].layout, node.output.layout
     assert before is not None
     assert after is not None
@@ -135,7 +135,7 @@ class _Rewriter:
         self.kept[made.name] = wide
 
     def _kept_operand(self, node: Node) -> Value | None:
-        """What a call of one operand and one result reads, in the dtype that travelled."""
+        """The operand of a call of one operand and one result, in the dtype that travelled."""
         uses = set(node_uses(node))
         if len(uses) != 1 or len(node_outputs(node)) != 1:
             return None

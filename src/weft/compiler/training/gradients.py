@@ -60,7 +60,7 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
 
 
 def by_optimizer(update: Update) -> bool:
-    """Whether an optimizer runs this update; others copy a new version of a buffer."""
+    """True where an optimizer runs this update; others copy a new version of a buffer."""
     return update.rule != "copy"
 
 
@@ -98,14 +98,14 @@ def _size(value: Value) -> int:
 
 
 def _leads_to(reader: Node, found: set[str]) -> bool:
-    """Whether a reader makes a gradient, or updates by one."""
+    """True where a reader makes a gradient, or updates by one."""
     if isinstance(reader, Update):
         return by_optimizer(reader)
     return any(value.name in found for value in node_outputs(reader))
 
 
 def _measures(node: Node) -> bool:
-    """Whether a node only takes a number from a gradient."""
+    """True where a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 

@@ -69,7 +69,7 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
 
 
 def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
-    """What a call takes from the regions of other modules."""
+    """The values that a call takes from the regions of other modules."""
     here = next((region_of.get(value.name) for value in node_outputs(call)), None)
     return {name for name in node_uses(call) if region_of.get(name, OPS) not in (here, OPS)}
 
@@ -177,7 +177,7 @@ class _Walk:
         return found
 
     def _read(self, name: str, call: Call, awaited: str | None, phase: Phase) -> str:
-        """What the copy of `call` reads in place of `name`."""
+        """The name that the copy of `call` reads in place of `name`."""
         region = self.region_of[node_outputs(call)[0].name]
         if name in self.copies:
             return self.copies[name]

@@ -119,7 +119,7 @@ class _Zero:
     stored: Mapping[str, int]
 
     def concerns(self, node: Input) -> bool:
-        """Whether a variable is a parameter that is to be sharded where possible."""
+        """True where a variable is a parameter that is to be sharded where possible."""
         if self.stored:
             return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:

@@ -1,4 +1,4 @@
-"""What `Program.memory` returns: the peak of every rank, as the plan says it and as it was measured."""
+"""The result of `Program.memory`: the peak of every rank, as the plan says it and as it was measured."""
 
 from __future__ import annotations
 

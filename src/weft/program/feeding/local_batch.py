@@ -63,7 +63,7 @@ class LocalBatch:
         return from_local(leaf, placement=self._placement, sbp=sbp, shape=shape)
 
     def _sbp(self, key: str, leaf: torch.Tensor) -> tuple[SBP, ...]:
-        """How a leaf lies, one SBP for each axis."""
+        """The layout of a leaf, one SBP for each axis."""
         axes = self._placement.axes
         for pattern, given in self._patterns.items():
             if matches(pattern, key):

@@ -1,4 +1,4 @@
-"""Where the modules and live tensors of a model stand: compared before every step, which reads what was compiled."""
+"""The places of a model's modules and live tensors: compared before every step, which reads what was compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step was captured with and the user may change between steps: compared before every step, planned anew."""
+"""Guards: facts of the capture that the user may change between steps; compared before every step, planned anew."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Guards:
         self._members, self._sizes = list(chain.from_iterable(members)), list(map(len, members))
 
     def changed(self) -> str | None:
-        """What is not as it was, from what and to what, in words; some microseconds."""
+        """The first guard that has changed, from what and to what, in words; some microseconds."""
         entry = self._watch.changed()
         if entry is not None:
             return _words(entry.text, entry.then, entry.now)
@@ -68,7 +68,7 @@ class Guards:
         return None
 
     def _other_hooks(self) -> str | None:
-        """Which hooks are not as they were, in words."""
+        """The hooks that are not as they were, in words."""
         now = registered()
         # Keys of hooks only grow, so that equal ones are the same hooks.
         if list(map(list, self._hooks)) != self._hooked or (

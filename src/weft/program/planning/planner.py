@@ -21,7 +21,7 @@ from weft.strategy.strategy import Strategy
 
 @dataclass(frozen=True)
 class Planner:
-    """What plans of one program have in common.
+    """The parts that plans of one program have in common.
 
     Attributes:
         strategy: the user's.

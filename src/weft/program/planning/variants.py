@@ -55,7 +55,7 @@ class Variant:
         return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
 
     def serves(self, batch: Any) -> bool:
-        """Whether it is the step for a batch, as things are now."""
+        """True where it is the step for a batch, as things are now."""
         return self.guards.changed() is None and self.feeder.takes(batch)
 
     def step(
@@ -123,7 +123,7 @@ class Variants:
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
     ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
-        """What each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
+        """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
             batch: of any shape.
@@ -190,7 +190,7 @@ class Variants:
         return variant
 
     def _new_values(self, shapes: str, why: str) -> bool:
-        """Whether there is no plan for the values of Python as they are now, for any shape.
+        """True where there is no plan for the values of Python as they are now, for any shape.
 
         Args:
             shapes: of the batch, in words.
@@ -238,14 +238,14 @@ def _shapes(batch: BatchSpec) -> str:
 
 
 def layouts(compiled: Compiled) -> dict[str, Layout]:
-    """How the variables of a plan lie."""
+    """The layouts of the variables of a plan."""
     inputs = compiled.graph.of_kind(Input)
     found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
     return {key: layout for key, layout in found.items() if layout is not None}
 
 
 def lying_in(compiled: Compiled) -> Lying:
-    """How the parameters and buffers of a plan lie."""
+    """The layouts of the parameters and buffers of a plan."""
     nodes = compiled.graph.of_kind(Input)
     kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
     found = {key: layout for key, layout in layouts(compiled).items() if key in kept}

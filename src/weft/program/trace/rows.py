@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank did.
+    """The trace of one rank.
 
     Attributes:
         rank: which.

@@ -19,7 +19,7 @@ _COLUMNS = ("rank", "step", "compute", "communication", "hidden", "exposed", "la
 
 @dataclass(frozen=True)
 class Trace:
-    """What all ranks did in some steps. Prints as a table of where the time went.
+    """The traces of all ranks for some steps. Prints as a table of where the time went.
 
     Attributes:
         ranks: the rows of each rank, on one clock.
@@ -34,7 +34,7 @@ class Trace:
 
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
-        """Where the time of each rank goes, in seconds a step."""
+        """The shares of each rank's time, in seconds a step."""
         return tuple(map(parts, self.ranks))
 
     @property

@@ -104,7 +104,7 @@ class Gradients:
             self.note_used()
 
     def note_used(self) -> None:
-        """What stands in `parameter.grad` now has been used: the next step begins without, unless more is added."""
+        """Note that the present `parameter.grad` has been used: the next step begins without, unless more is added."""
         given = ((key, p.grad) for key, p in self._parameters.items())
         self._used = {key: (x, x._version) for key, x in given if x is not None}
 
@@ -121,7 +121,7 @@ class Gradients:
         self._used = {}
 
     def standing(self) -> bool:
-        """Whether there are gradients in `parameter.grad`; some microseconds."""
+        """True where there are gradients in `parameter.grad`; some microseconds."""
         # Otherwise torch asks the class of each global tensor how it gives its gradient.
         with torch._C.DisableTorchFunction():
             return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
@@ -186,12 +186,12 @@ class Gradients:
 
     @property
     def text(self) -> str:
-        """What stands in `parameter.grad`, the same on all ranks that have gradients alike."""
+        """The gradients in `parameter.grad`, as text, the same on all ranks that have gradients alike."""
         keys = self._keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
     def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
-        """What runs an update by what is in `parameter.grad`.
+        """The executors that run an update by the gradients in `parameter.grad`.
 
         Raises:
             UserError: when no parameter has a gradient, or no step updates all that have one.

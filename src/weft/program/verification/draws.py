@@ -55,7 +55,7 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def left(self) -> int:
-        """How many draws of the captured step have not been made."""
+        """The number of draws of the captured step that have not been made."""
         return len(self._draws) - self._next
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -26,7 +26,7 @@ from weft.program.verification.plainly import plainly
 
 @dataclass(frozen=True)
 class Eager:
-    """What a plain step gives.
+    """The results of a plain step.
 
     Attributes:
         outputs: leaves of what the loss function returned, in order, by their paths.
@@ -41,7 +41,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class PlainStep:
-    """How a step runs plainly.
+    """A step that runs plainly.
 
     Attributes:
         step: the user's.

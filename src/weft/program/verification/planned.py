@@ -53,14 +53,14 @@ class Subject:
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is scaled, so that updates may be skipped."""
+        """True where the loss is scaled, so that updates may be skipped."""
         updates = self.variants.current.compiled.graph.of_kind(Update)
         return any(update.skip is not None for update in updates)
 
 
 @dataclass(frozen=True)
 class Before:
-    """What both steps begin with.
+    """The values that both steps begin with.
 
     Attributes:
         tensors: parameters and buffers.
@@ -75,7 +75,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a step of the plan gives.
+    """The results of a step of the plan.
 
     Attributes:
         outputs: leaves of what `step` returns, in order, by their paths.
@@ -114,7 +114,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
 
 
 def before(subject: Subject) -> Before:
-    """What the program has now. Collective."""
+    """The values that the program has now. Collective."""
     return Before(
         wholes(named_variables(subject.setting.model)), _masters(subject), _states(subject)
     )
@@ -140,7 +140,7 @@ def check_values(batch: Any) -> None:
 
 
 def _states(subject: Subject) -> dict[str, dict[str, Any]]:
-    """What the user's optimizers keep for the parameters of the model, whole."""
+    """The states that the user's optimizers keep for the parameters of the model, whole."""
     return {
         key: {name: whole(value) for name, value in each.state[parameter].items()}
         for each in subject.step.optimizers.each

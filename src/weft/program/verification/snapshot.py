@@ -1,4 +1,4 @@
-"""What a step of a program changes, so that it can be put back."""
+"""A snapshot of all that a step of a program changes, so that it can be put back."""
 
 from __future__ import annotations
 

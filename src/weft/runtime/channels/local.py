@@ -15,7 +15,7 @@ from weft.runtime.failures.board import PeerFailure, first_line
 
 
 class LocalGroup:
-    """What the ranks of one communicator share: a place for each rank's tensors, and a barrier.
+    """The memory that the ranks of one communicator share: a place for each rank's tensors, and a barrier.
 
     A collective is: put your tensors down, meet, read the others', meet again. After the second
     meeting all have read, so tensors may be changed or freed.

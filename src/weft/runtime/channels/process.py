@@ -57,7 +57,7 @@ class ProcessChannel(Channel):
 
     @property
     def board(self) -> FailureBoard:
-        """Where failures and long waits are made known to all ranks."""
+        """The board by which failures and long waits are made known to all ranks."""
         return self._board
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class NcclChannel(GroupChannel):
                 work.wait()
 
     def _all_gather(self, mine: Sequence[Tensor], receives: Sequence[Sequence[Tensor]]) -> None:
-        """What every rank sends to all: along NCCL's rings it crosses between two hosts once."""
+        """Send the pieces of every rank to all: along NCCL's rings each crosses between two hosts once."""
         with self._explained("an all_gather"):
             for number, part in enumerate(mine):
                 arrived = {
@@ -263,13 +263,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _even(receives: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether all ranks give pieces of the same sizes, none of them empty."""
+    """True where all ranks give pieces of the same sizes, none of them empty."""
     sizes = [[part.nbytes for part in parts] for parts in receives]
     return all(size == sizes[0] for size in sizes) and all(sizes[0])
 
 
 def _reduces(tensor: Tensor, reduction: str) -> bool:
-    """Whether NCCL has a reduction of a dtype."""
+    """True where NCCL has a reduction of a dtype."""
     if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
         return False
     return not tensor.is_complex() or reduction == "sum"

@@ -16,7 +16,7 @@ from weft.ops.call import map_argument
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a part does, free of names: equal parts have equal forms.
+    """The work of a part, free of names: equal parts have equal forms.
 
     Attributes:
         calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.

@@ -32,7 +32,7 @@ _KEPT = (
 
 
 class Measured(NamedTuple):
-    """What is known of a part.
+    """The measurements of a part.
 
     Attributes:
         aten, compiled: seconds; None where it was not measured.
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether the compiled part is faster beyond doubt."""
+        """True where the compiled part is faster beyond doubt."""
         both = self.aten is not None and self.compiled is not None
         return both and self.compiled * MARGIN < self.aten  # type: ignore[operator]
 
@@ -72,7 +72,7 @@ def compare(
 def foreseen(
     aten: Callable[..., object], inputs: Sequence[Tensor], least: float
 ) -> Measured | None:
-    """What is known before anything is compiled, where that cannot pay; else None.
+    """The result that is known before anything is compiled, where that cannot pay; else None.
 
     Args:
         aten: the part.

@@ -189,7 +189,7 @@ class Parts:
                     self._specs[value.name] = self._spec(of)
 
     def _spec(self, name: str) -> Spec:
-        """How a value lies; contiguous when nothing else is known, as what is fed or communicated is."""
+        """The spec of a value; contiguous when nothing else is known, as of values that are fed or communicated."""
         if name not in self._specs:
             value = self._values[name]
             dtype = getattr(torch, value.dtype)
@@ -208,7 +208,7 @@ def _runs(segment: Compute, calls: Sequence[LocalCall]) -> list[list[LocalCall]]
 
 
 def _plain(call: LocalCall) -> bool:
-    """Whether Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
+    """True where Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
 
     No such call draws random numbers: capture leaves that to `weft.uniform`.
     """

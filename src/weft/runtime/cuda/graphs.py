@@ -23,7 +23,7 @@ _WAITS = "synchronizing CUDA operation"
 
 
 def graph_mode() -> GraphMode:
-    """Where the user wants CUDA graphs.
+    """The user's mode of CUDA graphs.
 
     Raises:
         UserError: when the variable holds something else.

@@ -1,4 +1,4 @@
-"""What a rank's list of acts did and when, for traces: the times are those of the device."""
+"""The acts of a rank's list and their times, recorded for traces: the times are those of the device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LaunchRecorder:
         self._kept, self._last = Record((), ()), None
 
     def record(self) -> Record:
-        """What is held now; waits for the end of the last step."""
+        """The record that is held now; waits for the end of the last step."""
         self._read()
         return self._kept
 

@@ -40,7 +40,7 @@ Run: TypeAlias = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
 
 
 class Tape(ABC):
-    """What captures. One thread uses it."""
+    """The recorder that captures graphs. One thread uses it."""
 
     @abstractmethod
     def capture(
@@ -71,7 +71,7 @@ _TAGS = {
 
 
 def obstacle(op: str) -> str | None:
-    """Why an op cannot be captured; None when it can."""
+    """The reason why an op cannot be captured; None when it can."""
     if op in WEFT_OPS:
         host = WEFT_OPS[op].host
         return f"{op}: {host}" if host else None
@@ -108,12 +108,12 @@ class Replayer:
         self._readers = {r.value.name: r.consumers for r in self.plan.registers}
 
     def lies_still(self, name: str) -> bool:
-        """Whether a register's tensor lies in one place in every step: a graph makes it."""
+        """True where a register's tensor lies in one place in every step: a graph makes it."""
         maker = self._makers.get(name)
         return maker in self.plan.replayed and maker not in self.stopped
 
     def leaves(self, name: str) -> bool:
-        """Whether anything but a graph reads a value, on whatever stream, or hands a view of it on."""
+        """True where anything but a graph reads a value, on whatever stream, or hands a view of it on."""
         graphs = self.plan.replayed - self.stopped.keys()
         return not graphs.issuperset(self._readers.get(name, ()))
 
@@ -227,5 +227,5 @@ class _Graph:
 
 
 def draws_of(segment: Compute) -> int:
-    """How many random ops a segment has."""
+    """The number of random ops of a segment."""
     return sum(getattr(node, "op", "") == UNIFORM for node in segment.nodes)

@@ -14,7 +14,7 @@ from weft.runtime.cuda.launches import Launch
 
 
 class Streams(ABC):
-    """What runs where, and what waits for what. One thread calls it."""
+    """The streams of a rank, and the waits between them. One thread calls it."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -52,7 +52,7 @@ class Streams(ABC):
 
     @abstractmethod
     def times(self) -> Sequence[tuple[int, int]]:
-        """When each act of the last step began and ended, in nanoseconds of `perf_counter_ns`; waits for its end."""
+        """The begin and end of each act of the last step, in nanoseconds of `perf_counter_ns`; waits for its end."""
 
 
 class Inline(Streams):

@@ -1,4 +1,4 @@
-"""What the compute thread does before it sleeps: run a communication itself, where nothing else can go on meanwhile.
+"""Work of the compute thread before it sleeps: run a communication itself, where nothing else can go on meanwhile.
 
 Handing an act to another thread and its result back takes longer than a small collective does.
 """

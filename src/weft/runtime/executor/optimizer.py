@@ -159,7 +159,7 @@ class OptimizerUpdates:
             shard.grad = None
 
     def _some_have_momenta(self, group: dict[str, Any]) -> bool:
-        """Whether some parameters of a group have a momentum already, and others not yet."""
+        """True where some parameters of a group have a momentum already, and others not yet."""
         states = (self._optimizer.state.get(shard, {}) for shard in group["params"])
         return len({state.get("momentum_buffer") is None for state in states}) > 1
 
@@ -182,7 +182,7 @@ class OptimizerUpdates:
                 self._variables.keep(key, self._optimizer.state[shard])
 
     def _direct_steps(self) -> list[DirectStep]:
-        """What can stand for a step, for each group; empty when it cannot for all."""
+        """The functions that can stand for a step, one for each group; empty when not every group has one."""
         pairs = zip(self._optimizer.param_groups, self._indices, strict=True)
         steps = [
             direct_step(self._optimizer, group, self._user.param_groups[index])
@@ -307,7 +307,7 @@ def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, An
 
 
 def _updated(variables: Variables, key: str) -> Tensor:
-    """What an optimizer updates for a parameter: its master, or itself."""
+    """The tensor that an optimizer updates for a parameter: its master, or itself."""
     return variables.get(f"{key}.{MASTER}", variables[key]).detach()
 
 
@@ -319,7 +319,7 @@ def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
 
 
 def _fusible(shards: Sequence[Tensor]) -> bool:
-    """Whether torch's fused kernels do what its loops do.
+    """True where torch's fused kernels do what its loops do.
 
     On CPUs they take 16-bit parameters, too, but round otherwise, and that of SGD leaves whole
     vectors of them as they are (seen with torch 2.13).

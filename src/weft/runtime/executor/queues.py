@@ -121,7 +121,7 @@ class Queue:
 
     @property
     def rests(self) -> bool:
-        """Whether there is nothing to handle and nothing to run; asked by who holds the lock."""
+        """True where there is nothing to handle and nothing to run; the caller holds the lock."""
         return self.left is None and self.mailbox.empty()
 
     def act_here(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rank holds at run time: variables as local tensors, and what passes between `step` and its actors."""
+"""The tensors of a rank at run time: variables as local ones, and those that pass between `step` and its actors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.errors import InternalError
 
 
 class Kept:
-    """What an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
+    """The state that an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
 
     Attributes:
         entries: by parameter.
@@ -84,7 +84,7 @@ class Variables(Mapping[str, Tensor]):
 
 @dataclass
 class Batches:
-    """What passes between `step` and the actors: batches in, results out, by step and key.
+    """The tensors that pass between `step` and the actors: batches in, results out, by step and key.
 
     `held` says that the running step keeps its gradients for a later one and updates no parameter;
     `updated` says that it has updated parameters, or added gradients to those that are kept;

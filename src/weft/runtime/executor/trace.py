@@ -1,4 +1,4 @@
-"""What the queues of a rank did in a step and when: recorded all the time, read when somebody asks.
+"""The acts of a rank's queues in a step and their times: recorded all the time, read when somebody asks.
 
 A queue appends a tuple for each act to a list of its own, on its own thread. Everything else, such
 as what a queue waited for, follows from these times and the plan (`weft.program.trace`).
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """What a rank did.
+    """The record of a rank's acts.
 
     Attributes:
         steps: those recorded, in order.
@@ -70,7 +70,7 @@ class Recorder:
             row.clear()
 
     def record(self) -> Record:
-        """What is held now, without a step that failed; call it between two steps."""
+        """The record that is held now, without a step that failed; call it between two steps."""
         ended = {interval.step for interval in self._steps}
         spans = (span for row in self._rows for span in row if span[0].step in ended)
         return Record(tuple(self._steps), tuple(spans))

@@ -1,4 +1,4 @@
-"""How failures and long waits travel between processes: entries in the job's store.
+"""The board by which failures and long waits travel between processes: entries in the job's store.
 
 The first error is kept; the ranks that it wakes name it.
 """
@@ -118,7 +118,7 @@ class FailureBoard:
             self._store.set(_posted_key(self._rank, kind), text)
 
     def posted(self, rank: int, kind: str = "wait") -> str:
-        """What a rank said last of a kind; "" when it has said nothing."""
+        """The last text of a kind that a rank posted; "" when there is none."""
         key = _posted_key(rank, kind)
         with suppress(RuntimeError):
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""

@@ -16,7 +16,7 @@ _BITS = {"batch": 18, "written": 14, "options": 14, "call": 16}
 
 @dataclass(frozen=True)
 class Stamp:
-    """What ranks must agree on.
+    """The number that ranks must agree on.
 
     Attributes:
         batch: checksum of what the ranks are given alike.

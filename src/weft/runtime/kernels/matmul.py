@@ -39,13 +39,13 @@ def large_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _fits(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
+    """True where oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
     return a.stride(1) == 1 and a.shape[0] * b.numel() >= _LARGE
 
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this CPU and this torch have the kernel."""
+    """True where this CPU and this torch have the kernel."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch lacks oneDNN
     return known and torch.backends.cpu.get_cpu_capability() == "AVX512"
 

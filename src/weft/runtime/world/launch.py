@@ -40,7 +40,7 @@ SHUTDOWN_SECONDS = 10
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many processes to start and how the nodes find each other.
+    """The processes to start: how many, and how the nodes find each other.
 
     Attributes:
         ranks: processes on this node.
@@ -57,7 +57,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Exit:
-    """How one process ended: global rank, process id, exit code (negative: minus the signal)."""
+    """The end of one process: global rank, process id, exit code (negative: minus the signal)."""
 
     rank: int
     pid: int

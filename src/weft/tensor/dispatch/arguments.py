@@ -47,7 +47,7 @@ class Reader:
         self.plain = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What decides how an op with these arguments is run."""
+        """The key by which it is decided how an op with these arguments is run."""
         kind, found = self._kind, []
         for value in args:
             of = value.__class__
@@ -98,7 +98,7 @@ class Reader:
 
 
 def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
-    """Whether the numbers among an op's arguments change nothing but values."""
+    """True where the numbers among an op's arguments change nothing but values."""
     return torch.Tag.pointwise in op.tags
 
 
@@ -108,5 +108,5 @@ def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
 
 
 def is_tensor_list(value: Any) -> bool:
-    """Whether an argument is a list that holds tensors."""
+    """True where an argument is a list that holds tensors."""
     return isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)

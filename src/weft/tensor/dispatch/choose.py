@@ -55,7 +55,7 @@ def choose(
 
 
 def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layout:
-    """How an operand must lie."""
+    """The layout that an operand must have."""
     return Layout(placement, tuple(signature.operands[operand] for signature in chosen))
 
 
@@ -96,7 +96,7 @@ class _Search:
             yield from self.candidates(local, last, (*chosen, signature))
 
     def _fits(self, least: OpCall, signature: Signature, axis: int) -> bool:
-        """Whether a rank with the smallest shards can run the signature too, as kernels that take no empty ones ask."""
+        """True where a rank with the smallest shards can run the signature too, as kernels ask that take none empty."""
         parts = self.placement.shape[axis]
         return least.op == BLANK or signature in signatures_with_windows(least, parts, self.empty)
 

@@ -82,7 +82,7 @@ def _of_rank(value: Any, place: int) -> Any:
 
 
 def _joined(kind: Any, mesh: Mesh, made: list[Any]) -> Any:
-    """What every rank made as one global value."""
+    """The results of all ranks as one global value."""
     first = made[0]
     if isinstance(first, list | tuple):
         return tuple(_joined(kind, mesh, list(parts)) for parts in zip(*made, strict=True))

@@ -51,7 +51,7 @@ class Exchange:
 def exchanges(
     call: OpCall, chosen: Sequence[Signature], layouts: Sequence[Layout], mesh: Mesh
 ) -> tuple[Exchange | None, ...]:
-    """What is exchanged of each operand, lying as `layouts` say; None where nothing is."""
+    """The exchange of each operand, lying as `layouts` say; None where nothing is exchanged."""
     if not call.operands:
         return ()
     values = [

@@ -35,7 +35,7 @@ Kernel = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an op runs.
+    """The recipe of an op.
 
     Attributes:
         op: its name.
@@ -184,7 +184,7 @@ def _tensor_spec(tensor: Tensor) -> TensorSpec:
 
 
 def _whole_results(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """What the op makes of whole tensors without data."""
+    """The results of the op on whole tensors without data."""
     mode = fake_mode()
     found: list[str] = []
 
