@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, final
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -20,6 +20,7 @@ Node = TypeVar("Node", bound=Hashable)
 _ROUNDING = 1e-12
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Edge(Generic[Node]):
     """`target` fires for the n-th time only after `source` has fired `n - tokens` times.

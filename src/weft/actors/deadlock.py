@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from weft.actors.machine import QueueMachine
 from weft.actors.messages import Act
@@ -14,6 +14,7 @@ from weft.ir.plan import Communicate, Compute, RankPlan, Register
 Who: TypeAlias = tuple[int, int]
 
 
+@final
 class Meeting(NamedTuple):
     """A communication of several ranks: number `place` of its queue, for a micro-batch."""
 
@@ -44,6 +45,7 @@ def deadlock_text(
     return "\n".join(["the plan would hang: these wait for each other:", *lines])
 
 
+@final
 class _WaitForGraph:
     """The waits of all ranks: an edge from each that waits to each that it waits for."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.ir.plan import Actor, Hold, RankPlan, Register
 
 
+@final
 class ActKey(NamedTuple):
     """An act: an actor's id, and how often it has acted before, over all steps."""
 
@@ -15,6 +16,7 @@ class ActKey(NamedTuple):
     number: int
 
 
+@final
 class Dependency(NamedTuple):
     """A condition of an act: another act must have ended.
 
@@ -29,6 +31,7 @@ class Dependency(NamedTuple):
     copy: bool
 
 
+@final
 class Dependencies:
     """The conditions of the acts of one rank.
 

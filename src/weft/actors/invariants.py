@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.actors.messages import Act
 from weft.actors.wiring import Port, Task
@@ -21,6 +22,7 @@ VARIABLE = "WEFT_DEBUG"
 _CHEAP = 4
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """The state of a `QueueMachine`, with its words for it; not a copy.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, final
 
 from weft.actors.invariants import QueueState, check, events_between_checks
 from weft.actors.messages import (
@@ -36,6 +36,7 @@ from weft.errors import InternalError
 from weft.ir.plan import RankPlan
 
 
+@final
 class QueueMachine:
     """Decides when the actors of one queue act.
 

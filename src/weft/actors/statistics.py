@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import final
 
 from weft.actors.messages import Act
 from weft.ir.plan import Actor, Communicate, Compute, RankPlan
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """An actor whose next act, for step `step`, has to wait.
@@ -28,6 +30,7 @@ class Waiting:
     micro: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
     """State of one queue: steps begun, acts started, what runs now, and who waits for what.

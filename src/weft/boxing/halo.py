@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.cached import cached_property
 from weft.ir.layouts import layout_of
@@ -19,6 +20,7 @@ from weft.ops.windows import slides_at, window_signatures
 from weft.units import ITEM_SIZE, Bytes
 
 
+@final
 @dataclass(frozen=True)
 class Halo:
     """One exchange of border rows.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing.step import Step, StepKind, step_bytes
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, shard_sizes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalStep:
     """One rank's part in a step on one placement.

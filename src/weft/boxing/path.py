@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
 from weft.boxing.transfer import crossing, missing_elements
@@ -84,6 +84,7 @@ def move_weight(kind: StepKind, moved: int) -> int:
     return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
 
 
+@final
 @dataclass(frozen=True)
 class _Search:
     """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast and earlier splits."""

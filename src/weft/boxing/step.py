@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.layout import IDEMPOTENT, SBP, Broadcast, Layout, Partial, Split
 from weft.units import Bytes
@@ -25,6 +25,7 @@ COLLECTIVES: frozenset[StepKind] = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of boxing.

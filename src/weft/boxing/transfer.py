@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ State: TypeAlias = tuple[SBP, ...]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalTransfer:
     """One rank's part in a transfer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -12,6 +12,7 @@ from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
     """A tensor of the batch: its key, whole shape and dtype ("int64")."""
@@ -24,6 +25,7 @@ class TensorLeaf:
         return f"a tensor {self.dtype}{list(self.shape)}"
 
 
+@final
 @dataclass(frozen=True)
 class BatchSpec:
     """Containers and leaves of the batch that a step was captured for; leaves that are no tensors are baked in."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -34,6 +34,7 @@ from weft.ir.logical import Input, LogicalGraph, Role
 _lock = threading.RLock()
 
 
+@final
 @dataclass(frozen=True)
 class Captured:
     """A captured step.

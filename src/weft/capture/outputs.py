@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -15,6 +15,7 @@ from weft.errors import CaptureError
 _RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Number:
     """A leaf that is a number of Python, read from the tensor with this key."""
@@ -22,6 +23,7 @@ class Number:
     key: str
 
 
+@final
 @dataclass(frozen=True)
 class OutputSpec:
     """Containers and leaves of the returned value; a leaf is the key of a tensor, or a constant handed back as is."""

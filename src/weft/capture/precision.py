@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +15,7 @@ from weft.errors import CaptureError
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@final
 @dataclass(frozen=True)
 class Casts:
     """The dtype of the forward: "bf16", "fp16", or None for the model's own.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from weft.errors import RankFailure
 from weft.runtime.world.launch import Exit
@@ -26,6 +27,7 @@ NOTES = "WEFT_FAILURE_NOTES"
 CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
 
+@final
 @dataclass(frozen=True)
 class Note:
     """The note that a rank wrote when it raised.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
@@ -14,6 +14,7 @@ from weft.layout import SBP, Partial, Placement, Shares, Split, reductions_of
 Thin: TypeAlias = frozenset[tuple[int, int]]
 
 
+@final
 @dataclass(frozen=True)
 class Hints:
     """The layouts that the user fixed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 from weft.hardware import CostModel, Device
 from weft.layout import SBP
@@ -16,6 +16,7 @@ Metric: TypeAlias = Literal["grad_norm"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
+@final
 @dataclass(frozen=True)
 class Options:
     """The options of the passes.

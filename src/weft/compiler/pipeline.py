@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.unsorted import unsorted
@@ -50,6 +51,7 @@ from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
 
+@final
 @dataclass(frozen=True)
 class Compiled:
     """The results of the pipeline on its way, for `explain` and for the runtime.
@@ -81,6 +83,7 @@ class Compiled:
     cut: Cut | None = None
 
 
+@final
 @dataclass(frozen=True)
 class Laid:
     """The graph with a layout for every value, and what was settled on the way.
@@ -100,6 +103,7 @@ class Laid:
     notes: tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class Lowered:
     """The programs and the plan that ranks run.

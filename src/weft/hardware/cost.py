@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing import COLLECTIVE_BYTES
 from weft.units import Bytes, Flops
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """The costs that deduction minimises, in bytes that cross between devices. All amounts are sums over all devices.

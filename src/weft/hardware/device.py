@@ -7,12 +7,14 @@ takes beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.ops import OpCall, flops, traffic
 from weft.ops.cost import tensor_bytes
 from weft.units import Bytes, Flops, Seconds
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Device:
     """The speeds of one rank's device, in amounts a second.

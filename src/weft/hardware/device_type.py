@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.hardware.device import Device
 from weft.units import Seconds
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class DeviceType:
     """A device type.

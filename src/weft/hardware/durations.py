@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import final
 
 from weft.errors import RuleError
 from weft.hardware import Device
@@ -28,6 +29,7 @@ from weft.ops.weft_ops import WEFT_OPS
 from weft.units import ITEM_SIZE, Bytes, Flops, Seconds
 
 
+@final
 class Durations:
     """Estimates for the ranks of one program; equal calls, such as those of repeated layers, are estimated once."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, final
 
 from weft.cached import cached_property
 from weft.ops.call import Argument, OpCall, Token, map_argument, operand
 from weft.ops.call import Varying as Varying
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A use of the value called `name`."""

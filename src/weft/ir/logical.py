@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any
+from typing import Any, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import (
@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 
+@final
 @dataclass(frozen=True)
 class LogicalGraph:
     """A training or evaluation step at logical size.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, final, get_args
 
 from weft.ir.nodes import ROLES, Phase, Ref
 from weft.ir.plan import Plan, RankPlan
@@ -30,7 +30,8 @@ from weft.ir.plan_nodes import (
 from weft.ir.scanner import Scanner
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Rank:
     """One rank's plan while its lines are read; the lines of an actor's body follow its head."""
 

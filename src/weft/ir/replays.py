@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.units import Seconds
 
@@ -12,6 +12,7 @@ from weft.units import Seconds
 GraphMode: TypeAlias = Literal["auto", "always", "never"]
 
 
+@final
 @dataclass(frozen=True)
 class Replays:
     """The findings about the segments of a rank, some of which are replayed.

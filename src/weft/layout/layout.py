@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.cached import cached_property
 from weft.errors import LayoutError
@@ -12,6 +13,7 @@ from weft.layout.region import Region, region_shape, shard_region
 from weft.layout.sbp import SBP, Broadcast, Partial, Split
 
 
+@final
 @dataclass(frozen=True)
 class Layout:
     """The layout of a tensor: `sbp[i]` says how it lies along axis `i` of `placement`.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import final
 
 from weft.errors import LayoutError
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The order of a dimension that joins parts, such as the rows of queries, keys and values in one matrix.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from weft.errors import RuleError
 from weft.layout import Reduction, Split, shard_range
@@ -20,6 +20,7 @@ from weft.ops.whole import runs_whole
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
     """The piece of a call that is being localized: the whole call, its signature, and the rank's place on the axis."""
@@ -46,6 +47,7 @@ class Cut:
 Adapt: TypeAlias = Callable[[OpCall, Cut], OpCall]
 
 
+@final
 @dataclass(frozen=True)
 class Rule:
     """The facts that weft knows about an op; see `rule` for the fields."""

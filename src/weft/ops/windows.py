@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from math import prod
+from typing import final
 
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.arguments import argument, operand_indices
@@ -24,6 +25,7 @@ from weft.ops.signatures import signatures
 from weft.units import ITEM_SIZE, Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A rank's place along one dimension over which a kernel slides.
@@ -106,6 +108,7 @@ def whole_frame(
     return Frame(size, count, kernel, stride, padding, dilation, 0, count, 0, size)
 
 
+@final
 @dataclass(frozen=True)
 class Sliding:
     """The way in which an op slides along dimensions.

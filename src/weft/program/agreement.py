@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ _STRIDE = 7919
 _FIRST, _EVERY, _BYTES = 4, 16, 2**22
 
 
+@final
 @dataclass(frozen=True)
 class BatchSums:
     """Checksums of a batch.
@@ -59,6 +60,7 @@ def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
     return all(isinstance(sbp, Broadcast) or len({*each}) == 1 for sbp, *each in along)
 
 
+@final
 @dataclass(frozen=True)
 class Stamps:
     """The stamps of a step, one for each group of ranks that talk to each other."""
@@ -106,6 +108,7 @@ def _checksum(leaf: Tensor, step: int, before: int) -> int:
     return zlib.crc32(values.tobytes(), before)
 
 
+@final
 class OptionsChecksum:
     """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind.
 

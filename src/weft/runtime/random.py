@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ def uniform(
     return _draw(key, size, offset, length, dtype=dtype, device=device)
 
 
+@final
 class DrawKeys:
     """The keys of a segment's random ops in the memory of a device, written before each replay.
 

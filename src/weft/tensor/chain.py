@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from weft.units import ITEM_SIZE
 Locals = tuple[Tensor, ...]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Steps that take a tensor's local tensors from one layout to another.

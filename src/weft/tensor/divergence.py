@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -148,6 +148,7 @@ def _told_of_circles(channel: Channel, what: str) -> Iterator[None]:
         looking.end()
 
 
+@final
 class _Looking:
     """One wait."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +16,7 @@ from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import LocalWorld, World
 
 
+@final
 class Mesh:
     """A placement in a world.
 

@@ -9,7 +9,7 @@ projections, packed sequences, and layers of which a strategy splits a weight.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from weft.ops.rules.recurrent import saved_bytes
 _FUSED = (torch.float32, torch.bfloat16)
 
 
+@final
 class LayersKept(TorchFunctionMode):
     """While this lasts, `torch.lstm` records one op for each layer and direction.
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -48,6 +48,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """A tensor that the optimizer keeps for a parameter, such as "exp_avg"."""
@@ -57,6 +58,7 @@ class StateSpec:
     dtype: str
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
     """The update of one parameter: optimizer class, parameter group, states, and whether element by element.
@@ -179,6 +181,7 @@ def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> f
     return frozenset(name for name, x in copy.state[probe].items() if isinstance(x, torch.Tensor))
 
 
+@final
 class KeptStates:
     """The states that updates keep, by the options that the groups had when the step was compiled.
 
@@ -326,6 +329,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     return tuple(found)
 
 
+@final
 class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes which ops on more than one element mix elements.
 

@@ -9,7 +9,7 @@ import queue
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from weft.errors import CaptureError
 _DEPTH = 4
 
 
+@final
 class Moving:
     """Objects which a step that only reads them advances, with where they were before it."""
 

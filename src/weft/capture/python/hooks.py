@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -36,6 +36,7 @@ def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Ho
     return {name: _of_users(one._backward_hooks) for name, one in parameters.items()}
 
 
+@final
 class Hooked:
     """The hooks of parameters, to be compared before every step.
 

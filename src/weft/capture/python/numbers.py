@@ -8,7 +8,7 @@ else is done with it. A truth test of it is that of the tensor, which may be a c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ _KEPT = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__clas
 _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 
 
+@final
 class LaterNumber:
     """A number that there is once the step runs.
 

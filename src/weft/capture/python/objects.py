@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ class Notes(Protocol):
         """An attribute of a class."""
 
 
+@final
 @dataclass(frozen=True)
 class _Known:
     """An object that was there before the step, kept alive; its attributes then; whether it is the user's own."""
@@ -67,6 +68,7 @@ class _Known:
     users: bool
 
 
+@final
 class Objects:
     """The objects that a trace comes across.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -59,10 +59,12 @@ _PARTS = ("modules", "parameters", "buffers")
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
 
 
+@final
 class Counted(CaptureError):
     """A step changes a number that it has read."""
 
 
+@final
 class Recorder:
     """Collects what the trace of one step reads."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from weft.capture.tracing.fx import Refusal, copy_noted
 F = torch.nn.functional
 
 
+@final
 class Rewritten(TorchFunctionMode):
     """While this lasts, calls of these functions run as what stands for them."""
 

@@ -6,7 +6,7 @@ import numbers
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from weft.capture.python.watch import MISSING, Cell, Entry, Items
 
@@ -17,6 +17,7 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__str__", "__repr__
 _KEPT |= {"__dir__", "__sizeof__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getstate__"}
 
 
+@final
 class Spy:
     """A number that may be kept and counted on with; whatever else is done with it raises, and is noted."""
 

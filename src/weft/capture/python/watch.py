@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, contains, getitem, is_, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ Space: TypeAlias = Any  # with `get(name, default)`
 _content = attrgetter("cell_contents")
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A value that was read: `space.get(name)` gives what it is now; `text` is how the user calls it.
@@ -63,6 +64,7 @@ class Entry:
         return "not there" if self.value is MISSING else _shown(self.value)
 
 
+@final
 class Watch:
     """The values that a captured step depends on, each once."""
 
@@ -128,6 +130,7 @@ class Watch:
         )
 
 
+@final
 class Cell:
     """A variable of a closure, with the `get` of a dict."""
 
@@ -142,6 +145,7 @@ class Cell:
             return default
 
 
+@final
 class Items:
     """A list, with the `get` of a dict."""
 
@@ -153,6 +157,7 @@ class Items:
         return self.items[number] if number < len(self.items) else default
 
 
+@final
 class Size:
     """The number of items that a container has, with the `get` of a dict; `name` is `len`."""
 
@@ -164,6 +169,7 @@ class Size:
         return len(self.items)
 
 
+@final
 class Members:
     """The members of a set, with the `get` of a dict; `name` is `set`."""
 
@@ -175,6 +181,7 @@ class Members:
         return frozenset(self.items)
 
 
+@final
 class Attribute:
     """An attribute that is in no dict (`__slots__`), with the `get` of one."""
 
@@ -189,6 +196,7 @@ class Attribute:
             return default
 
 
+@final
 class Content:
     """The values of an array of numpy, as bytes, with the `get` of a dict; `name` is `content`."""
 

@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -58,6 +58,7 @@ _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
 _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 
+@final
 @dataclass(frozen=True)
 class Boundary:
     """The inputs and outputs at the borders of the fx graph.
@@ -97,6 +98,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     return LogicalGraph(name, (*kept, *_paired(_salted(calls)), *updates, *outputs))
 
 
+@final
 class _Names:
     """Hands out names that are legal in the text of a graph, each once."""
 
@@ -113,6 +115,7 @@ class _Names:
         return name
 
 
+@final
 class _Reader:
     """Reads fx nodes in order and keeps what stands for each of them."""
 

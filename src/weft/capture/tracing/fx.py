@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.fx.traceback
@@ -138,6 +138,7 @@ def functional(
     return found
 
 
+@final
 class _Functional(torch.fx.Interpreter):
     """Runs a graph of which writes become values.
 
@@ -210,10 +211,12 @@ def _changes(target: Any, table: Decompositions) -> bool:
     return target in table or target._schema.is_mutable
 
 
+@final
 class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
 
 
+@final
 class _NoOutsideWrites(DispatchMode):  # type: ignore[no-untyped-call]
     """Stops an op before it writes a real tensor: without this it would run on the user's data."""
 
@@ -240,6 +243,7 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
 
 
+@final
 class _Noted:
     """Adds notes to the ones that nodes are recorded with.
 

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
@@ -79,6 +79,7 @@ def _holds_fakes(container: _Container) -> bool:
     return any(map(is_fake, held)) or any(map(is_spy, held))
 
 
+@final
 @dataclass(frozen=True)
 class Slot:
     """A place of the model: the module, its path, the name in it, and the stand-in there."""
@@ -152,6 +153,7 @@ def _not_replaced(slot: Slot, reason: str) -> CaptureError:
     return CaptureError(f"the step puts another value in the place of {slot.full_name}: {reason}")
 
 
+@final
 class _Replacing(TorchFunctionMode):
     """Calls of torch's functions with tensors of the model are made with their stand-ins."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.nn.modules.module import (
@@ -76,6 +76,7 @@ def users_module(name: str) -> bool:
     return users_file(file)
 
 
+@final
 class LinesNoted(TorchFunctionMode):
     """While this lasts, nodes are recorded with the user's line that called into torch."""
 

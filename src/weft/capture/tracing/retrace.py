@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.fx._symbolic_trace as symbolic_trace
@@ -87,10 +87,12 @@ def _as_traced() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
+@final
 class _NotLight(Exception):
     """An op that needs what `make_fx` knows."""
 
 
+@final
 class _Light(TorchDispatchMode):
     """Records the ops that run below autograd while this lasts, after their decompositions.
 

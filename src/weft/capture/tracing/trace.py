@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -56,6 +56,7 @@ from weft.errors import CaptureError, WeftError
 LossFunction = Callable[[Any, Any], Any]
 
 
+@final
 @dataclass(frozen=True)
 class Variables:
     """The model's own tensors by name; a tensor with two names stands under the first."""
@@ -64,6 +65,7 @@ class Variables:
     buffers: Mapping[str, torch.Tensor]
 
 
+@final
 @dataclass(frozen=True)
 class Skeletons:
     """Of the trace of a step, and of that without writes in place, where it is another one."""
@@ -72,6 +74,7 @@ class Skeletons:
     functional: Skeleton | None = None
 
 
+@final
 @dataclass(frozen=True)
 class Traced:
     """The findings of a trace.
@@ -281,6 +284,7 @@ def _fakes(
     )
 
 
+@final
 class _Step:
     """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
 

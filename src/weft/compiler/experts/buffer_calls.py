@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
+from typing import final
 
 from weft.compiler.experts.mixtures import Mixture
 from weft.compiler.experts.rows import has_rows, summed, works_on_rows
@@ -26,6 +27,7 @@ def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
     return frozenset(found.inside)
 
 
+@final
 @dataclass
 class _Found:
     """The calls, by id, that run on rows in buffers.

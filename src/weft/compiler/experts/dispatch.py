@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.experts.buffer_calls import calls_in_buffers
 from weft.compiler.experts.expert_biases import ONES, as_products
@@ -28,6 +29,7 @@ from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.rules.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 
 
+@final
 @dataclass(frozen=True)
 class Dispatched:
     """The graph, and in words what the way of its rows costs."""
@@ -64,6 +66,7 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     return needed(replace(graph, nodes=tuple(writer.nodes)))
 
 
+@final
 @dataclass
 class _Writer:
     """Writes the nodes of the new graph.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import final
 
 from weft.compiler.experts.expert_biases import biases, table_of
 from weft.compiler.experts.sorted_rows import SORTS
@@ -18,6 +19,7 @@ from weft.ops.rules.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
 
 
+@final
 @dataclass(frozen=True)
 class Mixture:
     """The products of one mixture of experts in a forward, a backward or both.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
@@ -46,6 +46,7 @@ _SIZED = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True)
 class Row:
     """Rows along `dim` stand in the order of the sort."""
@@ -53,6 +54,7 @@ class Row:
     dim: int
 
 
+@final
 @dataclass(frozen=True)
 class Places:
     """Numbers of rows in the order of the sort."""
@@ -66,6 +68,7 @@ def moved_by(graph: LogicalGraph, sort: Call) -> Mapping[str, Kind] | None:
     return _Proof(graph, sort).run()
 
 
+@final
 class _Proof:
     def __init__(self, graph: LogicalGraph, sort: Call) -> None:
         self.graph = graph

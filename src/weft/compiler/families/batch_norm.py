@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import final
 
+from weft.cached import cached_property
 from weft.compiler.families.family import Family, Placed, SampleStatistics, Site
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
@@ -88,7 +90,8 @@ def _size(call: OpCall) -> int:
     return prod(shape) // shape[_CHANNELS]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Parts:
     """One BatchNorm taken apart; notes the layouts of what it makes in `values`."""
 
@@ -97,11 +100,23 @@ class _Parts:
     reads: tuple[Layout, ...]
     values: dict[str, Layout]
 
+    @cached_property
+    def known(self) -> dict[str, Layout]:
+        """The layouts in which operands are read: the call's own, and those of sums."""
+        return dict(zip(operand_names(self.node), self.reads, strict=True))
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the input."""
+        return self.graph.values[operand_names(self.node)[0]].shape
+
+    @property
+    def count(self) -> int:
+        """The number of elements of a channel."""
+        return prod(self.shape) // max(1, self.shape[_CHANNELS])
+
     def calls(self) -> Iterator[Placed]:
         """The calls in order, each with the layouts in which it reads its operands."""
-        self.known = dict(zip(operand_names(self.node), self.reads, strict=True))
-        shape = self.graph.values[operand_names(self.node)[0]].shape
-        self.shape, self.count = shape, prod(shape) // max(1, shape[_CHANNELS])
         yield from self._backward() if self.node.op == _BACKWARD else self._forward()
 
     def _forward(self) -> Iterator[Placed]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.family import Placed, Site, replaced
@@ -73,6 +74,7 @@ def _instead(
     return found
 
 
+@final
 @dataclass(frozen=True)
 class _Reads:
     """Looks at the readers of one log-softmax; all must read it in the layout that `expected` says."""

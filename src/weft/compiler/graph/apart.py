@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
+from typing import final
 
 from weft.compiler.graph.rewriting import needed, renamed
 from weft.compiler.hints import is_hint
@@ -25,6 +26,7 @@ from weft.ops.rules.common import pointwise
 from weft.ops.rules.factories import UNIFORM
 
 
+@final
 @dataclass(frozen=True)
 class Merged:
     """The dimension of a tensor that merges others, with their sizes.
@@ -118,6 +120,7 @@ def _by_name(graph: LogicalGraph) -> list[tuple[str, Node]]:
     return [(value.name if value else "", node) for value, node in made]
 
 
+@final
 @dataclass
 class _Writer:
     """Writes each call as it was, and before it the same apart; what nobody needs goes later.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from weft.ir.logical import Call, LogicalGraph, Node, Ref
 _DROPPED = -3.3e38
 
 
+@final
 @dataclass(frozen=True)
 class _Form:
     """At which positions an op has its query and its flag; masks stand by name."""

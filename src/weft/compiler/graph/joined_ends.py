@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+from typing import final
 
 from weft.layout import Shares
 from weft.ops.arguments import argument, normal_dim, slot_specs
@@ -31,6 +32,7 @@ _Shape = tuple[int, ...]
 Piece = tuple[int, int]
 
 
+@final
 @dataclass(frozen=True)
 class InBlocks:
     """The calls that run in place of one.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
 
@@ -22,6 +22,7 @@ STACK, VIEW, SUM = "aten.stack.default", "aten.view.default", "aten.sum.dim_IntL
 _Names: TypeAlias = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class _Term:
     """`xᵀ y`, or without `y` the sum over the rows of `x`; `calls` make it and nothing else."""
@@ -32,6 +33,7 @@ class _Term:
     y: str | None = None
 
 
+@final
 @dataclass(frozen=True)
 class _Sum:
     """A sum of terms that are joined, `others` that are not, and the `adds` below its last one."""
@@ -167,7 +169,8 @@ def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
     return graph.producers[name] if len(graph.users[name]) == 1 else None
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of the new graph."""
 

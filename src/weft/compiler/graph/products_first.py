@@ -11,6 +11,7 @@ Before: a graph as captured. After: an equal one up to the order of floating-poi
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ops.rule import aten
@@ -58,7 +59,8 @@ def _is_term(graph: LogicalGraph, node: Node) -> bool:
     return len(users) == 1 and _is_sum(graph, users[0])
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Sums:
     """Sums so far, in the order of the graph, added up by kind.
 

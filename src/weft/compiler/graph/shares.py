@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 from weft.compiler.graph.joined_dims import JoinedDim, joined_dim
 from weft.compiler.graph.joined_ends import CAT, SLICE, in_blocks
@@ -66,7 +66,8 @@ def store_in_shares(
 _Found = list[tuple[Shares, JoinedDim]]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Search:
     """Looks for parameters whose split is none of the parts.
 
@@ -149,7 +150,8 @@ def _agree(
     )
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the graph with some dimensions in shares."""
 

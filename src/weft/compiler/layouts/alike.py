@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.table import legal_signatures
@@ -32,7 +33,8 @@ NEAR = 2
 _SLICE = "aten.slice.Tensor"
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Match:
     """The correspondence between the nodes of a graph and those of one that is alike.
 
@@ -67,7 +69,7 @@ class Match:
         """A slice that only the other graph has."""
         (read,), (made,) = node_uses(node), node_outputs(node)
         self._of[made.name] = self._of.get(read, read)
-        self.sliced |= {read, made.name}
+        self.sliced.update((read, made.name))
 
     def _same(self, one: Node, other: Node) -> bool:
         """True where two nodes do the same with the same values, whatever sizes and numbers they have."""
@@ -149,6 +151,7 @@ def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
 _NONE: Thin = frozenset()
 
 
+@final
 @dataclass(frozen=True)
 class Solved:
     """A deduction: what `weft.compiler.layouts.deduce.deduce` was given, and what it found."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ Table: TypeAlias = npt.NDArray[np.float64]
 SBPs: TypeAlias = tuple[SBP, ...]
 
 
+@final
 @dataclass(frozen=True)
 class BoxingCosts:
     """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.

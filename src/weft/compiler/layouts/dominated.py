@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ def without_dominated(
     return _Pruning(unary, pairwise).run()
 
 
+@final
 @dataclass
 class _Pruning:
     """The state of the walk.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 
@@ -200,6 +200,7 @@ def _as_whole(node: Node) -> Node:
     return changed(node, hint=hint.with_axis(hint.stored, whole))
 
 
+@final
 @dataclass(frozen=True)
 class Storage:
     """The values that may lie otherwise along an axis than where parameters are whole.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import final
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from weft.hardware import CostModel
 from weft.ops import Signature
 
 
+@final
 @dataclass(frozen=True)
 class Choice:
     """The choice of a deduction: for each variable, its signature on each axis.
@@ -34,6 +36,7 @@ class Choice:
     broken: int = 0
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Costs:
     """The costs of boxing on an edge, and 1 where an intent forbids it; compared by identity."""
@@ -47,7 +50,8 @@ class Costs:
         return float(self.boxing.max())
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Known:
     """The memory of deductions on grids of one shape: nothing in it depends on the problem.
 
@@ -63,10 +67,20 @@ class Known:
     numbers: dict[object, int] = field(default_factory=dict)
     solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.work = WorkOptions(self.grid, self.cost_model)
-        self.given = GivenOptions(self.grid, self.cost_model)
-        self.boxing = BoxingCosts(self.grid, self.cost_model)
+    @cached_property
+    def work(self) -> WorkOptions:
+        """Options of calls."""
+        return WorkOptions(self.grid, self.cost_model)
+
+    @cached_property
+    def given(self) -> GivenOptions:
+        """Options of inputs."""
+        return GivenOptions(self.grid, self.cost_model)
+
+    @cached_property
+    def boxing(self) -> BoxingCosts:
+        """Costs of boxing by tensor."""
+        return BoxingCosts(self.grid, self.cost_model)
 
     def number(self, of: object) -> int:
         """A number for what is looked up again and again: a tensor, or signatures."""

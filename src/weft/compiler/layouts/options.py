@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from weft.units import Bytes, Flops
 PerAxis: TypeAlias = tuple[Signature, ...]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Options:
     """The signatures to choose from, and what each costs by itself; compared by identity."""
@@ -46,6 +47,7 @@ class Options:
         return self._sbps[key]
 
 
+@final
 @dataclass(frozen=True)
 class WorkOptions:
     """Options of op calls on a grid; equal calls share them."""
@@ -104,6 +106,7 @@ class WorkOptions:
         return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
+@final
 @dataclass(frozen=True)
 class GivenOptions:
     """Options of inputs, hints, outputs and Shares."""

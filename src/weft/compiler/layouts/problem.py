@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.layouts.intent import Intents, Storage, intents
@@ -17,6 +17,7 @@ from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import tensor_spec
 
 
+@final
 @dataclass(frozen=True)
 class Work:
     """A call of an op: chooses among the signatures of its rule.
@@ -31,6 +32,7 @@ class Work:
     times: int = 1
 
 
+@final
 @dataclass(frozen=True)
 class Given:
     """A variable with its own list of signatures for each axis.
@@ -56,6 +58,7 @@ class Given:
     fed: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Share:
     """The layout to which a value with several readers is boxed once for all of them."""
@@ -68,6 +71,7 @@ class Share:
 Variable: TypeAlias = Work | Given | Share
 
 
+@final
 @dataclass(frozen=True)
 class Edge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
@@ -85,7 +89,8 @@ class Edge:
     times: int = 1
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Problem:
     """Variables and edges of a graph.
 

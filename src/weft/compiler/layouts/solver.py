@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -29,6 +29,7 @@ IMPROVEMENT_ROUNDS = 50
 _TOLERANCE = 1e-12
 
 
+@final
 class Solution(NamedTuple):
     """The choice of each variable, their total cost, and the least that any choices could cost."""
 
@@ -42,6 +43,7 @@ class Solution(NamedTuple):
         return self.cost <= self.bound + _TOLERANCE * abs(self.cost)
 
 
+@final
 class _Factor(NamedTuple):
     """A cost table over some variables: `table.ndim == len(variables)`."""
 
@@ -49,6 +51,7 @@ class _Factor(NamedTuple):
     table: Table
 
 
+@final
 class _Eliminated(NamedTuple):
     """A variable with the tables that say which choice is best once all others of them are made."""
 
@@ -95,7 +98,8 @@ def minimize(
     return found
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Known:
     """Tables that were made of others, by the identity of these.
 
@@ -153,6 +157,7 @@ class _Known:
         return self.get(key, tables, lambda: int(np.argmin(sum(map(_along, tables, where)))))
 
 
+@final
 @dataclass
 class _Elimination:
     """The state of one elimination.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
@@ -55,6 +55,7 @@ def _thin(
             yield from ((axis, dim) for axis in axes)
 
 
+@final
 @dataclass
 class _Spread:
     """The thin splits found so far; `changed` says whether the last round found any."""

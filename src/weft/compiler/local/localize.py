@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
@@ -98,6 +98,7 @@ def _program(view: _View) -> LocalProgram:
     return LocalProgram(view.rank, *parts, graph.micro_batches, loop, view.origins)
 
 
+@final
 @dataclass(frozen=True)
 class _Shared:
     """The data that the walks of all ranks have in common.
@@ -155,7 +156,8 @@ class _Shared:
         return call
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _View:
     """The state of the walk of one rank.
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 from weft.compiler.microbatch.forms import even_signatures
 from weft.errors import RuleError
@@ -67,6 +67,7 @@ def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
     return [each for each in leaves if each.value.shape[0] == size > 0 == size % parts]
 
 
+@final
 @dataclass
 class _Cutter:
     """Cuts one node after another.

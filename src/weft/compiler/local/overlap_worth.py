@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.compiler.local.overlap import batch_leaves, overlap
 from weft.compiler.options import Options
@@ -23,6 +24,7 @@ WORTH = 0.95
 NONE = Seconds(0.0)
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
     """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these.
@@ -73,6 +75,7 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
     return Cut(PARTS, whole, cut, True) if cut < WORTH * whole else Cut(weighed=True)
 
 
+@final
 class _Clock:
     """Estimates of one rank; its peers keep pace with it."""
 

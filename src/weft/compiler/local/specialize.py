@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.ir.nodes import refs
 from weft.ir.plan import Actor, Compute, LocalCall, LocalUpdate, RankPlan
@@ -26,6 +27,7 @@ _WIDE = 2**14
 _LARGE = 2**18
 
 
+@final
 @dataclass(frozen=True)
 class KernelVariant:
     """An op that runs as another one of the same arguments.
@@ -41,6 +43,7 @@ class KernelVariant:
     pays: Callable[[LocalCall], bool]
 
 
+@final
 @dataclass(frozen=True)
 class Target:
     """The facts of a rank's device that decide which kernels run.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
@@ -88,6 +88,7 @@ def _is_blank(call: LocalCall) -> bool:
     return call.op == "weft.keep" and call.args[1] is False
 
 
+@final
 @dataclass(frozen=True)
 class _Segment:
     """A run of calls.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.ir.memory import Kind
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A storage that nobody but the act holds: the names under which it reads it, kind and bytes."""
@@ -24,6 +25,7 @@ class Taken:
 Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class ActMemory:
     """The effect of an act on memory.

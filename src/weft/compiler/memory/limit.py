@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import final
 
 from weft.compiler.memory.walk import Held, Peak
 from weft.compiler.options import Options
@@ -78,6 +79,7 @@ def _held(held: Held, makers: _Makers) -> str:
     return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
 
 
+@final
 @dataclass(frozen=True)
 class _Makers:
     """The nodes that made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""

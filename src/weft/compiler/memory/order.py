@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.actors.simulate import Timed
 from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
 
 
+@final
 class Moment(NamedTuple):
     """An act begins or ends."""
 

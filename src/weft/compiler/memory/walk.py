@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.memory.act import act_memory, gradient_sources
 from weft.compiler.memory.kinds import Taken
@@ -21,6 +21,7 @@ from weft.ir.plan import Collective, Communicate, Fetch, RankPlan, Register
 from weft.units import Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Held:
     """A register, or a value of an act that runs, as it exists at the peak: name, versions, their bytes."""
@@ -30,6 +31,7 @@ class Held:
     bytes: Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The moment when a rank holds most.
@@ -68,6 +70,7 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
         yield Bytes(walk.total())
 
 
+@final
 @dataclass(slots=True)
 class _Storage:
     register: str
@@ -77,6 +80,7 @@ class _Storage:
     users: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class _Most:
     """The bytes held at a moment: in all, by kind, in registers; and those that each act that ran might free."""

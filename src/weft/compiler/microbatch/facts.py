@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import final
 
 from weft.compiler.families.table import takes_statistics
 from weft.compiler.layouts.deduce import Hints
@@ -17,6 +18,7 @@ from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.layout import SBP, Split
 
 
+@final
 @dataclass(frozen=True)
 class Facts:
     """The origins of values.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.microbatch.loops import joined
 from weft.errors import InternalError
@@ -18,6 +18,7 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Own:
     """Every micro-batch has a value of its own of the whole shape, such as the mean in its BatchNorm.
@@ -29,6 +30,7 @@ class Own:
         return "own"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Strided:
     """Split, in each of `outer` equal blocks of dimension `dim`: a view merged what stood before the batch with it."""
@@ -45,6 +47,7 @@ _BARRIER = 1000.0
 _JOIN, _ADD, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 2.0, 1.0, 0.1, 0.01, 1e-6
 
 
+@final
 @dataclass(frozen=True)
 class Source:
     """The facts of a value that a call reads.
@@ -64,6 +67,7 @@ class Source:
     ready: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Way:
     """A way for a call to run in micro-batches: a signature along time, of which Split may mean `Strided`."""

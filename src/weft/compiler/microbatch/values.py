@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.compiler.layouts.box import renamed
 from weft.compiler.microbatch.facts import Facts
@@ -24,7 +25,8 @@ from weft.ops.rule import rule_of
 SELECT = "aten.select.int"
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Values:
     """The values that have been made so far; `read` makes those that are missing.
 

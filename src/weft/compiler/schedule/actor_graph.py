@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.actors import actor_text
 from weft.actors.cycles import Edge
@@ -24,6 +24,7 @@ Node: TypeAlias = "tuple[int, int] | tuple[str, int]"
 Slot: TypeAlias = tuple[int, str]
 
 
+@final
 @dataclass(frozen=True)
 class Link:
     """A register between two nodes."""
@@ -34,6 +35,7 @@ class Link:
     target: Node
 
 
+@final
 @dataclass(frozen=True)
 class Web:
     """All plans of a program together.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.memory import value_bytes
@@ -36,6 +36,7 @@ GATHERED = 8
 CUTS = 64
 
 
+@final
 @dataclass(frozen=True)
 class Bucket:
     """Collectives that run as one, or a transfer."""
@@ -96,7 +97,8 @@ def _op(call: LocalCall) -> object:
 _Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Joiner:
     """`open` holds, for each kind, the collectives that wait to be joined; all others are in `items`."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.actors.cycles import Edge, max_cycle_ratio
 from weft.compiler.memory.donations import donate
@@ -164,7 +164,8 @@ def enough(web: Web, room: Mapping[int, int] | None = None) -> dict[Slot, int]:
     return _Raise(web, fewest(web), dict(room) if room is not None else None).run()
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Raise:
     """The search for copies.
 

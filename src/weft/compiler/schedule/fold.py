@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
@@ -104,19 +104,18 @@ def rank_classes(
     return colours.first()
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Colours:
     """The colour of each rank, in the order of ranks."""
 
     of: dict[int, int]
 
     def split(self, feature: Mapping[int, Hashable]) -> bool:
-        """Part ranks that differ in a feature; ranks without it have None. Whether any were parted."""
+        """Part ranks that differ in a feature; ranks without it have None. True where any were parted."""
         before, known = len(set(self.of.values())), dict[Hashable, int]()
-        self.of = {
-            rank: known.setdefault((colour, feature.get(rank)), len(known))
-            for rank, colour in self.of.items()
-        }
+        for rank, colour in self.of.items():
+            self.of[rank] = known.setdefault((colour, feature.get(rank)), len(known))
         return len(known) > before
 
     def first(self) -> dict[int, int]:
@@ -228,6 +227,7 @@ def _places(used: Sequence[int]) -> dict[int, tuple[int, ...]]:
     return found
 
 
+@final
 @dataclass(frozen=True)
 class _Meetings:
     """The meetings of ranks: who is with whom in a communicator.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.stages.stages import Stages
 from weft.errors import StrategyError
@@ -32,6 +33,7 @@ _RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class Preset:
     """A named schedule on given stages.

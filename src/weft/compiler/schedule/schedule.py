@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.actors.simulate import Simulation, Timed, simulate
 from weft.compiler.memory.order import Moment, moments_of
@@ -42,6 +43,7 @@ from weft.units import Seconds
 WORTH = 0.98
 
 
+@final
 @dataclass(frozen=True)
 class Scheduled:
     """The decisions about time.
@@ -139,6 +141,7 @@ def device_of(stages: Stages, options: Options) -> Device:
     return options.device or usual_device(stages.placements[0].device_type)
 
 
+@final
 @dataclass(frozen=True)
 class Draft:
     """Plans with copies, before the order of communicators is fixed.
@@ -162,6 +165,7 @@ class Draft:
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
 
 
+@final
 @dataclass(frozen=True)
 class _Kind:
     """Plans to be given copies.
@@ -185,6 +189,7 @@ class _Kind:
         return self.draft(of_preset(self.web, self.rule))
 
 
+@final
 @dataclass(frozen=True)
 class _Making:
     """A maker of plans from programs."""

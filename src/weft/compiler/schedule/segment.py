@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
@@ -29,6 +30,7 @@ from weft.ir.plan import (
 )
 
 
+@final
 @dataclass(frozen=True)
 class Run:
     """Local work that runs without a stop."""
@@ -95,6 +97,7 @@ def _updates_when_ready(schedule: Schedule) -> Schedule:
     return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))
 
 
+@final
 @dataclass
 class _Cutter:
     """Collects nodes into runs.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import final
 
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node
@@ -19,6 +20,7 @@ from weft.patterns import around, check_named, covers
 from weft.strategy.parts import Stage
 
 
+@final
 @dataclass(frozen=True)
 class Stages:
     """The placements of stages, and the homes of variables.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.layouts.box import renamed
 from weft.ir.arguments import changed
@@ -42,6 +43,7 @@ from weft.ops import shares_memory
 _CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default"))
 
 
+@final
 @dataclass(frozen=True)
 class Gather:
     """A gather of one parameter for its readers.
@@ -91,6 +93,7 @@ def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> Log
     return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
 
 
+@final
 @dataclass
 class _Rewriter:
     """The state of the walk.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.ir.logical import (
     Arg,
@@ -26,6 +27,7 @@ _SUMS = ("aten.add.Tensor",)
 _OF_FIRST = ("weft.scale", "aten.embedding_dense_backward.default")
 
 
+@final
 @dataclass(frozen=True)
 class Gradient:
     """The source of an optimizer's update.
@@ -133,7 +135,8 @@ def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Pha
     return Phase(homes.get(target.key, 0) if isinstance(target, Input) else 0, "backward")
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Scalars:
     """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward.
 

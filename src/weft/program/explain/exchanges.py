@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from rich.table import Table
 
@@ -36,6 +36,7 @@ Group: TypeAlias = Literal[
 DEAREST = 3
 
 
+@final
 @dataclass(frozen=True)
 class Exchanged:
     """One exchange of a step, or as many as there are micro-batches.

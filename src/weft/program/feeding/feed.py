@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from weft.program.feeding.shards import (
 from weft.tensor import GlobalTensor
 
 
+@final
 class Feeder:
     """Cuts the batches of a program for the ranks of this process.
 

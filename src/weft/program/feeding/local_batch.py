@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -18,6 +18,7 @@ from weft.tensor import GlobalTensor
 from weft.tensor.create import from_local
 
 
+@final
 class LocalBatch:
     """Makes whole batches, as global tensors, of what each process brings.
 

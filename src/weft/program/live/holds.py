@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from weft.tensor import GlobalTensor
 _constants: WeakKeyDictionary[Any, Callable[[], Iterable[Tensor]]] = WeakKeyDictionary()
 
 
+@final
 class Hold:
     """The hold on a live global tensor, which is its `hold`.
 
@@ -33,6 +34,7 @@ class Hold:
         self.stored = stored
 
 
+@final
 @dataclass(frozen=True)
 class Lying:
     """The layouts of those tensors of a model that open programs hold.

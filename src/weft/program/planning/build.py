@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ from weft.runtime.world.world import World
 from weft.strategy.precision import Precision
 
 
+@final
 @dataclass(frozen=True)
 class Setting:
     """The setting that all programs of one model share.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ _requires_grad = attrgetter("requires_grad")
 _nothing = nullcontext()
 
 
+@final
 class Guards:
     """Values of Python that the trace read, which parameters are trained, and what the optimizers hold."""
 

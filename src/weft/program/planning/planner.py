@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -19,6 +20,7 @@ from weft.program.training.training import Training
 from weft.strategy.strategy import Strategy
 
 
+@final
 @dataclass(frozen=True)
 class Planner:
     """The parts that plans of one program have in common.

@@ -22,6 +22,7 @@ from weft.strategy.precision import Precision
 _Facts: TypeAlias = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class _Known:
     """A capture, and what it was made for."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
@@ -37,6 +37,7 @@ MOST = 16
 _log = logging.getLogger("weft")
 
 
+@final
 @dataclass(frozen=True)
 class Variant:
     """The step for one shape of the batch, and for what the guards compare, ready to run."""
@@ -87,6 +88,7 @@ class Variant:
             executor.close()
 
 
+@final
 class Variants:
     """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 

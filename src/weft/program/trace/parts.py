@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.ir.plan import COMPUTE
 from weft.program.trace.rows import RankTrace, Slice
@@ -14,6 +14,7 @@ from weft.units import Seconds
 Intervals: TypeAlias = "list[tuple[int, int]]"
 
 
+@final
 @dataclass(frozen=True)
 class Parts:
     """The shares of one rank's time, in seconds a step: the mean over the steps of a trace.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import final
 
 from weft.actors.dependencies import ActKey, Dependencies
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
 from weft.runtime.executor.trace import Record, Span
 
 
+@final
 @dataclass(frozen=True)
 class Ran:
     """A plan, and when its acts ran.

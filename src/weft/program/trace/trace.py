@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import final
 
 from weft.program.explain.tables import table, text_of
 from weft.program.trace.events import trace_events
@@ -17,6 +18,7 @@ from weft.units import Seconds
 _COLUMNS = ("rank", "step", "compute", "communication", "hidden", "exposed", "late ranks", "idle")
 
 
+@final
 @dataclass(frozen=True)
 class Trace:
     """The traces of all ranks for some steps. Prints as a table of where the time went.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -63,6 +63,7 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
 MOST = 16
 
 
+@final
 class Gradients:
     """The gradients of the parameters that a program updates.
 
@@ -284,6 +285,7 @@ class Gradients:
         )
 
 
+@final
 @dataclass(frozen=True)
 class _Graded:
     """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""

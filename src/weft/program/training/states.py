@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,7 @@ from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
 
+@final
 class States:
     """The states of the parameters that a program updates by one optimizer.
 
@@ -152,6 +153,7 @@ class States:
         return sum(each.kept.version for each in self._variables.values())
 
 
+@final
 @dataclass(frozen=True)
 class _Stated:
     """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
@@ -232,6 +234,7 @@ def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return found
 
 
+@final
 class _Changes:
     """Counts what users put into the dicts that an optimizer shows."""
 
@@ -242,6 +245,7 @@ class _Changes:
 _changes: WeakKeyDictionary[torch.optim.Optimizer, _Changes] = WeakKeyDictionary()
 
 
+@final
 class _Shown(dict[str, Any]):
     """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts."""
 

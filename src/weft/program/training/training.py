@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import final
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ def training_of(setting: Setting, optimizers: Optimizers) -> Training:
     )
 
 
+@final
 class Training:
     """States and gradients of a program.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ def verified(subject: Subject, batch: Any) -> Verified:
     return Verified(tuple(in_order(compared, captured)))
 
 
+@final
 class _Comparison:
     """The plan's step and a plain one, and how far a plain one moves with its parameters."""
 

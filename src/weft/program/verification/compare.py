@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype)
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@final
 @dataclass(frozen=True)
 class Compared:
     """A tensor of both steps, or a value.
@@ -51,6 +52,7 @@ class Compared:
         return not self.text and self.difference <= self.allowed
 
 
+@final
 @dataclass(frozen=True)
 class Rounding:
     """The size of one rounding.

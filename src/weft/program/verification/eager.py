@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 from unittest.mock import patch
 
 import torch
@@ -24,6 +24,7 @@ from weft.program.verification.draws import drawn
 from weft.program.verification.plainly import plainly
 
 
+@final
 @dataclass(frozen=True)
 class Eager:
     """The results of a plain step.
@@ -39,6 +40,7 @@ class Eager:
     tensors: dict[str, Tensor]
 
 
+@final
 @dataclass(frozen=True)
 class PlainStep:
     """A step that runs plainly.

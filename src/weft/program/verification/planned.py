@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from weft.tensor.mesh import mesh_of
 from weft.tensor.spec import contiguous
 
 
+@final
 @dataclass(frozen=True)
 class Subject:
     """A program that is checked.
@@ -58,6 +59,7 @@ class Subject:
         return any(update.skip is not None for update in updates)
 
 
+@final
 @dataclass(frozen=True)
 class Before:
     """The values that both steps begin with.
@@ -73,6 +75,7 @@ class Before:
     states: dict[str, dict[str, Any]]
 
 
+@final
 @dataclass(frozen=True)
 class Planned:
     """The results of a step of the plan.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.capture import Captured
 from weft.ir.logical import Call, Input, Location, Output, Update
@@ -26,6 +27,7 @@ _HELP = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class Verified:
     """A step of the plan that gave the same as a plain eager step.

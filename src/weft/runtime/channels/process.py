@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -116,6 +116,7 @@ class GroupChannel(ProcessChannel):
                     yield self._members[peer], tag, _bytes(part)
 
 
+@final
 class GlooChannel(GroupChannel):
     """A communicator between CPU processes.
 
@@ -182,6 +183,7 @@ class GlooChannel(GroupChannel):
         return new
 
 
+@final
 class NcclChannel(GroupChannel):
     """A communicator between CUDA devices. What NCCL does itself is left to it."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor
@@ -57,6 +58,7 @@ def _no_check(_own: int, _came: int) -> None:
 Chunk = list[tuple[Tensor, Tensor]]
 
 
+@final
 @dataclass
 class SharedLink:
     """One process's end.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from filelock import FileLock
@@ -50,6 +50,7 @@ KERNELS: tuple[Kernels, ...] = ("aten", "inductor", "auto")
 _PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
 
 
+@final
 class Spec(NamedTuple):
     """The input that a kernel is compiled for: its shape, strides, dtype and device."""
 
@@ -77,6 +78,7 @@ class Spec(NamedTuple):
         return self.empty().fill_(1 if self.dtype.is_floating_point else 0)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Code:
     """A part as ATen code.
@@ -111,6 +113,7 @@ class Code:
         return hashlib.sha256(repr(every).encode()).hexdigest()[:32]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The choice for a part.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.ir.nodes import FORWARD, Arg, Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import map_argument
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Form:
     """The work of a part, free of names: equal parts have equal forms.
@@ -29,6 +31,7 @@ class Form:
     outputs: tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Part:
     """A run of calls in the names of its program: `inputs` and `outputs` stand in the order of the form's."""

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 from unittest.mock import patch
 
 import torch
@@ -22,6 +22,7 @@ from weft.runtime.compiled.cache import cache_folder
 Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
+@final
 class Compiled(NamedTuple):
     """A function that Inductor has compiled.
 

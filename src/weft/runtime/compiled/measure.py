@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ _KEPT = (
 )
 
 
+@final
 class Measured(NamedTuple):
     """The measurements of a part.
 
@@ -100,6 +101,7 @@ def _kept_seconds(function: Callable[[], object]) -> float:
     return clock.seconds
 
 
+@final
 class _Clock(TorchDispatchMode):
     """Adds up the seconds of ops that Inductor calls as they are."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -17,6 +18,7 @@ from weft.runtime.cuda.replay import Tape
 from weft.runtime.cuda.streams import MakeStreams
 
 
+@final
 @dataclass(frozen=True)
 class Backend:
     """The parts that ranks on devices of one type run with.

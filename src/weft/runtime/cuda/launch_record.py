@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 from weft.actors import Act
 from weft.runtime.cuda.launches import Launch
@@ -10,6 +11,7 @@ from weft.runtime.cuda.streams import Streams
 from weft.runtime.executor.trace import Interval, Record, Span
 
 
+@final
 class LaunchRecorder:
     """As `weft.runtime.executor.trace.Recorder`, of acts whose times the streams know.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class Streams(ABC):
         """The begin and end of each act of the last step, in nanoseconds of `perf_counter_ns`; waits for its end."""
 
 
+@final
 class Inline(Streams):
     """Everything runs at once, where it is called; the arguments are those of any `MakeStreams`."""
 

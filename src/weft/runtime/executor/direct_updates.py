@@ -7,7 +7,7 @@ hooks of optimizers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor], "Tensor | None"],
 _OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}
 
 
+@final
 class DirectStep:
     """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does.
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import final
 
 from weft.runtime.channels.channel import Channel
 from weft.runtime.executor.queues import Queue
 
 
+@final
 class LoneActs:
     """Runs acts of communicators on the compute thread.
 

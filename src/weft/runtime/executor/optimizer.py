@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Updates(Protocol):
         """Write new versions of the targets, given the sources of all updates in order."""
 
 
+@final
 class CopyUpdates:
     """Updates whose new version is the source itself."""
 
@@ -45,6 +46,7 @@ class CopyUpdates:
             target.copy_(source)
 
 
+@final
 class OptimizerUpdates:
     """Updates of one optimizer's parameters.
 
@@ -192,6 +194,7 @@ class OptimizerUpdates:
         return found if len(found) == len(steps) else []
 
 
+@final
 class SkippedUpdates:
     """Updates that are left out when the last source, 0 or 1, is 1."""
 
@@ -203,6 +206,7 @@ class SkippedUpdates:
         self._updates.run_unless(overflow, gradients)
 
 
+@final
 class HeldUpdates:
     """Updates that a held step leaves out: their sources are added to the sums of its rank."""
 

@@ -13,6 +13,7 @@ from weft.runtime.executor.trace import Span
 from weft.runtime.executor.work import Work
 
 
+@final
 class ActError(Exception):
     """An actor raised; `__cause__` is what it raised."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor
 
 from weft.errors import InternalError
 
 
+@final
 class Kept:
     """The state that an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
 
@@ -25,6 +26,7 @@ class Kept:
         self.version = 0
 
 
+@final
 class Variables(Mapping[str, Tensor]):
     """One rank's shards by the name that users know; shared by the executors of that rank.
 
@@ -82,6 +84,7 @@ class Variables(Mapping[str, Tensor]):
         self._tensors[key].detach().copy_(value)
 
 
+@final
 @dataclass
 class Batches:
     """The tensors that pass between `step` and the actors: batches in, results out, by step and key.

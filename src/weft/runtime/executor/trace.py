@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from weft.actors import Act
 
@@ -18,6 +18,7 @@ from weft.actors import Act
 Span: TypeAlias = "tuple[Act, int, int]"
 
 
+@final
 class Interval(NamedTuple):
     """A step: its number, and when it began and ended, in nanoseconds of `perf_counter_ns`."""
 
@@ -26,6 +27,7 @@ class Interval(NamedTuple):
     end: int
 
 
+@final
 @dataclass(frozen=True)
 class Record:
     """The record of a rank's acts.
@@ -39,6 +41,7 @@ class Record:
     spans: tuple[Span, ...]
 
 
+@final
 class Recorder:
     """Holds what the queues of one rank did in the last step, or in all steps while `keeping`.
 

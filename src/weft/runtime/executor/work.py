@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from weft.runtime.kernels.generated import Kernel, build_kernel
 from weft.runtime.random import uniform
 
 
+@final
 @dataclass(frozen=True)
 class Rank:
     """Everything that the actors of a rank work with.
@@ -82,6 +84,7 @@ class Rank:
 ActFunction = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
 
 
+@final
 @dataclass(frozen=True)
 class Work:
     """The work of one actor.

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 from weft.errors import RankFailure
 from weft.runtime.failures.lookout import Lookout
 
 
+@final
 class PeerFailure(RankFailure):
     """This rank stopped only because another one failed; that one's error is the cause."""
 
@@ -39,6 +40,7 @@ _FOREVER = timedelta(days=365)
 _CLOSED = "closed"
 
 
+@final
 class FailureBoard:
     """The first failure of the job, known to all ranks. Every rank has an entry of its own, which it watches.
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cache
+from typing import final
 
 from weft.capture.tracing.locations import in_library
 from weft.errors import RankFailure
@@ -27,6 +28,7 @@ _PYTHON = sysconfig.get_path("stdlib")
 CALLS = "calls"
 
 
+@final
 @dataclass(frozen=True)
 class Call:
     """A call: how many were made by then, the checksum of all of them, which it is, and the user's line."""
@@ -41,6 +43,7 @@ class Call:
         return f"{self.text} ({self.file}:{self.line})" if self.file else self.text
 
 
+@final
 class Calls:
     """The calls of this process so far."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import final
 
 # A rank that has waited so many seconds tells the others, and looks at them as often.
 PATIENCE = 1.0
 
 
+@final
 @dataclass(frozen=True)
 class Wait:
     """The call that a rank waits in.

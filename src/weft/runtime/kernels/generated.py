@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from weft.runtime.torch_ops import torch_op, torch_value
 UNIFORM = "weft.uniform"
 
 
+@final
 @dataclass(frozen=True)
 class Kernel:
     """A compiled run of local calls.
@@ -62,6 +63,7 @@ class Kernel:
     looped: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
     """The code that stands in place of local calls where some of them are compiled together.
@@ -149,6 +151,7 @@ def differs(call: LocalCall) -> bool:
     return call.op in OVER_STEP or any(True for _ in varyings(arguments))
 
 
+@final
 class _Body:
     """Writes the lines of a function; `bound` is what their global names stand for."""
 

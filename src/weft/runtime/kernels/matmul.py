@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ MATMUL_OPS: dict[str, Callable[..., Any]] = {
 SUMMED_PRODUCT = "weft.accumulate_mm"
 
 
+@final
 class SumOfProducts:
     """`weft.accumulate_mm(a, b)`: the sum of `a @ b` over the micro-batches.
 

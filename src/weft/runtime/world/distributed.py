@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ _CHANNELS: dict[str, tuple[str, type[GroupChannel]]] = {
 }
 
 
+@final
 class DistributedWorld(World):
     """This process is one rank of a job that torchrun, or anything else that sets its variables, has started.
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -38,6 +39,7 @@ MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10
 
 
+@final
 @dataclass(frozen=True)
 class Fleet:
     """The processes to start: how many, and how the nodes find each other.
@@ -55,6 +57,7 @@ class Fleet:
     run_id: str = ""
 
 
+@final
 @dataclass(frozen=True)
 class Exit:
     """The end of one process: global rank, process id, exit code (negative: minus the signal)."""
@@ -112,6 +115,7 @@ def _keep_inside(folder: Path) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # this name, not all that begin so
 
 
+@final
 class _Alone(RendezvousHandler):
     """The rendezvous of the only node: its store is in the memory of this process."""
 

@@ -9,7 +9,7 @@ it, a float belongs to the key.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from weft.ops.call import Argument
 from weft.runtime.torch_ops import token
 
 
+@final
 class Slot(float):
     """A float that a kernel takes as argument number `index` of its floats."""
 
@@ -30,6 +31,7 @@ class Slot(float):
         return slot
 
 
+@final
 class Reader:
     """Reads arguments in order, collecting tensors and floats.
 

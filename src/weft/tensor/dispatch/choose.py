@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
+from typing import final
 
 from weft.boxing import COLLECTIVES, axis_bytes, steps
 from weft.compiler.layouts.options import all_have_elements
@@ -59,6 +60,7 @@ def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layou
     return Layout(placement, tuple(signature.operands[operand] for signature in chosen))
 
 
+@final
 class _Search:
     """All signatures of the grid's axes, outermost first. `keep`: an axis that fits stays as it is."""
 

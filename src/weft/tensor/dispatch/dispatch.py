@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from weft.tensor.divergence import check_every, checking, note_write
 from weft.tensor.spec import Spec
 
 
+@final
 class _Known:
     """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ def _back(kind: Any, mesh: Mesh, tensor: Any) -> Any:
     return kind(*box(tensor.spec, tensor.locals, broadcast_layout(mesh.placement), mesh))
 
 
+@final
 class _Whole(tuple[Tensor, ...]):
     """Copies of one tensor on every rank."""
 

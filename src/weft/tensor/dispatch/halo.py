@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing.halo import Halo, call_halos
 from weft.ir.logical import Value
@@ -16,6 +17,7 @@ from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One operand's exchange.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from weft.tensor.strict import check_strict
 Kernel = Callable[..., tuple[Tensor, ...]]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """The recipe of an op.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Origin:
         return flat.view(source.shape)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class InOrder(Origin):
     """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.shares`)."""
