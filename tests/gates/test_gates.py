@@ -32,7 +32,9 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
-    tools = (f"tools/{name}.py" for name in ("gates", "mirror", "pages", "readme", "words"))
+    tools = (
+        f"tools/{name}.py" for name in ("gates", "leaves", "mirror", "pages", "readme", "words")
+    )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
     for name in ("benchmarks/empty.py", "tests/test_empty.py"):
@@ -280,6 +282,55 @@ def test_words_fires_for_a_word_with_two_rows(tree: Path) -> None:
     glossary = tree / names.GLOSSARY
     glossary.write_text(glossary.read_text() + "| twice | one | |\n| twice | two | |\n")
     assert_fires(GATE["words"], tree, "twice has two rows")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('"""What a rank holds."""\n', "What"),
+        ('"""Bytes."""\n\n\ndef f() -> bool:\n    """Whether it is so."""\n', "Whether"),
+        ('"""Bytes."""\n\n\nclass A:\n    """Where a value is."""\n', "Where"),
+        ('"""Bytes."""\n\nx = 1\n"""\nHow many there are.\n"""\n', "How"),
+    ],
+    ids=["module", "function", "class", "attribute"],
+)
+def test_words_fires_for_a_docstring_that_asks(tree: Path, text: str, word: str) -> None:
+    write(tree / "src/weft/ir/bad.py", text)
+    assert_fires(GATE["words"], tree, "src/weft/ir/bad.py", f'begins with "{word}"')
+
+
+def test_words_takes_a_docstring_that_says_the_thing(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", '"""True where it is so: what it is, and how."""\n')
+    assert GATE["words"].run(tree).returncode == 0
+
+
+def test_leaves_fires_for_a_class_that_nothing_derives_from(tree: Path) -> None:
+    write(tree / "src/weft/ir/bad.py", "class Base: ...\n\n\nclass Leaf(Base): ...\n")
+    result = GATE["leaves"].run(tree)
+    assert result.stdout == "src/weft/ir/bad.py:4: nothing derives from Leaf: mark it @final\n"
+    assert result.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("src/weft/ir/good.py", "@final\n@dataclass\nclass Leaf: ...\n"),
+        ("src/weft/ir/good.py", "class Leaf(typing.Protocol[T]): ...\n"),
+        ("src/weft/ir/good.py", "class Leaf:\n    @abstractmethod\n    def f(self): ...\n"),
+        ("src/weft/errors.py", "class Leaf(Exception): ...\n"),
+        ("tests/test_fakes.py", "class Leaf: ...\n"),
+    ],
+    ids=["final", "protocol", "abstract", "error", "test"],
+)
+def test_leaves_takes_other_classes(tree: Path, module: str, text: str) -> None:
+    write(tree / module, text)
+    assert GATE["leaves"].run(tree).returncode == 0
+
+
+def test_leaves_takes_a_class_that_a_test_derives_from(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", "class Base: ...\n")
+    write(tree / "tests/test_good.py", "class Fake(good.Base[int]): ...\n")
+    assert GATE["leaves"].run(tree).returncode == 0
 
 
 def test_exceptions_to_one_word_for_one_concept_are_needed_still() -> None:
