@@ -33,7 +33,8 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
     tools = (
-        f"tools/{name}.py" for name in ("gates", "leaves", "mirror", "pages", "readme", "words")
+        f"tools/{name}.py"
+        for name in ("code_names", "gates", "leaves", "mirror", "pages", "readme", "words")
     )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
@@ -214,12 +215,57 @@ def make(size: int) -> Made:
         ("[no heading](#gone)", "#gone"),
         ("as in `ir/gone.py`", "`ir/gone.py`"),
         ("as in `bad.py`", "`bad.py`"),
+        ("`kept`, `gone` and `Made.of` in `ir/not_bad.py`", "`gone` in `ir/not_bad.py`"),
+        ("`kept` and `Made.gone` in `ir/not_bad.py`", "`Made.gone` in `ir/not_bad.py`"),
     ],
 )
 def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> None:
-    write(tree / "src/weft/ir/not_bad.py", '"""Of another name."""\n')
+    module = '"""Of another name."""\n\nkept = 1\n\n\nclass Made:\n    of: int\n'
+    write(tree / "src/weft/ir/not_bad.py", module)
     write(tree / "docs/page.md", f"# Page\n\n{text}\n")
     assert_fires(GATE["pages"], tree, "docs/page.md", named)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "make_all",
+        "MadeAll",
+        "make_all(size)",
+        "Kept.make",
+        "Made.gone",
+        "Kept.gone",
+        "weft.ir.gone",
+        "told_once",
+    ],
+)
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md"])
+def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name: str) -> None:
+    """A name that only a docstring has, or a comment, is not in the code."""
+    write(tree / "src/weft/ir/made.py", f'{MADE}\n\nclass Kept:\n    """As `told_once`."""\n')
+    write(tree / page, f"as in `{name}`\n")
+    assert_fires(GATE["pages"], tree, page, name.partition("(")[0])
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("CONTRIBUTING.md", "Made.of"),
+        ("docs/design/ir.md", "Kept.of(name)"),
+        ("docs/design.md", "weft.ir.made"),
+        ("docs/design.md", "a_test_of_it"),
+        ("docs/design.md", "an_option"),
+        ("docs/design.md", "plain"),
+        ("docs/decisions/other.md", "NameOfAnotherLibrary"),
+    ],
+)
+def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None:
+    text = f'{MADE}\n\nclass Kept(Made):\n    option = "an_option"\n'
+    write(tree / "src/weft/ir/made.py", text)
+    write(tree / "tests/ir/test_made.py", "def a_test_of_it(): ...\n")
+    write(tree / page, f"as in `{name}`\n")
+    result = GATE["pages"].run(tree)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(
