@@ -19,9 +19,9 @@ from weft.capture.python.watch import Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.trace import (
     LossFunction,
+    ModelTensors,
     Skeletons,
     Traced,
-    Variables,
     read_variables,
     trace_step,
 )
@@ -144,7 +144,7 @@ def capture(
 
 
 def _boundary(
-    variables: Variables, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
+    variables: ModelTensors, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
 ) -> Boundary:
     inputs: list[tuple[Role, str]] = [
         *(("parameter", name) for name in variables.parameters),

@@ -59,7 +59,7 @@ class Notes(Protocol):
 
 @final
 @dataclass(frozen=True)
-class _Known:
+class _Seen:
     """An object that was there before the step, kept alive; its attributes then; whether it is the user's own."""
 
     owner: Any
@@ -78,7 +78,7 @@ class Objects:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Seen] = {}
         # By class, what its `__getattribute__` was.
         self._classes: dict[type, Callable[[Any, str], Any]] = {}
         self._own: dict[type, Any] = {}
@@ -116,7 +116,7 @@ class Objects:
             return False
         if not users and cls.__module__.partition(".")[0] in sys.stdlib_module_names:
             return False
-        self._known[id(value)] = _Known(value, dict(_held(value)), text, users)
+        self._known[id(value)] = _Seen(value, dict(_held(value)), text, users)
         if cls not in self._classes:
             self._classes[cls] = next(
                 self._classes.get(each) or vars(each)["__getattribute__"]
@@ -229,7 +229,7 @@ class Objects:
         self._own[cls] = vars(cls).get("__getattribute__")
         cls.__getattribute__ = reading  # type: ignore[method-assign, assignment]
 
-    def _read(self, known: _Known, name: str, value: Any) -> None:
+    def _read(self, known: _Seen, name: str, value: Any) -> None:
         """An attribute was read of an object."""
         owner, text = known.owner, f"{known.text}.{name}"
         own = dict(_held(owner)) if name == "__dict__" else {}

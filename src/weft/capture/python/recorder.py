@@ -65,7 +65,7 @@ class Counted(CaptureError):
 
 
 @final
-class Recorder:
+class PythonRecorder:
     """Collects what the trace of one step reads."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:

@@ -58,8 +58,8 @@ def store_in_shares(
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}
         return _as_given(graph, given, stages)
-    found = _Search(graph, hints, stages).found()
-    return _Writer(graph, found).written() if found else graph
+    found = _UnfitSearch(graph, hints, stages).found()
+    return _SharesWriter(graph, found).written() if found else graph
 
 
 # The shares of a dimension, and where it goes.
@@ -68,7 +68,7 @@ _Found = list[tuple[Shares, JoinedDim]]
 
 @final
 @dataclass(frozen=True)
-class _Search:
+class _UnfitSearch:
     """Looks for parameters whose split is none of the parts.
 
     Attributes:
@@ -134,7 +134,7 @@ def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) 
         if joined is not None and _agree(graph, joined, shares, given):
             found.append((shares, joined))
             known.update(joined.dims)
-    graph = _Writer(graph, found).written() if found else graph
+    graph = _SharesWriter(graph, found).written() if found else graph
     rest = {name: given[node.key] for name, node in inputs.items() if name not in known}
     return _in_order(graph, rest, stages) if rest else graph
 
@@ -152,7 +152,7 @@ def _agree(
 
 @final
 @dataclass(frozen=True)
-class _Writer:
+class _SharesWriter:
     """Writes the graph with some dimensions in shares."""
 
     graph: LogicalGraph

@@ -19,7 +19,7 @@ from weft.ops.call import tensor_spec
 
 @final
 @dataclass(frozen=True)
-class Work:
+class OpChoice:
     """A call of an op: chooses among the signatures of its rule.
 
     `thin` says of each operand, then of each result, where its splits may leave ranks empty;
@@ -68,12 +68,12 @@ class Share:
     thin: Thin = frozenset()
 
 
-Variable: TypeAlias = Work | Given | Share
+Variable: TypeAlias = OpChoice | Given | Share
 
 
 @final
 @dataclass(frozen=True)
-class Edge:
+class ReadEdge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
     `intents` says for each axis what the edge is charged for beside its boxing; empty where for
@@ -105,7 +105,7 @@ class Problem:
     """
 
     variables: list[Variable] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
+    edges: list[ReadEdge] = field(default_factory=list)
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
     variable_of: dict[int, int] = field(default_factory=dict)
     share_of: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,9 @@ class Problem:
         if name in self.share_of:
             source, result = self.share_of[name], 0
         intents = self.intents.get(name, ())
-        self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
+        self.edges.append(
+            ReadEdge(source, result, target, operand, spec, intents, self.times(name))
+        )
 
 
 def build(
@@ -250,7 +252,7 @@ def _call(graph: LogicalGraph, node: Call, placement: Placement, problem: Proble
     ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
     if not is_hint(node):
         times = max(map(problem.times, made))
-        return Work(call, node, ports if any(ports) else (), times)
+        return OpChoice(call, node, ports if any(ports) else (), times)
     choices = (
         _anything(call.operands[0]) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)

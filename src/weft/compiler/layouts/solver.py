@@ -100,7 +100,7 @@ def minimize(
 
 @final
 @dataclass(frozen=True)
-class _Known:
+class _MadeTables:
     """Tables that were made of others, by the identity of these.
 
     Layers of a model share their tables, so what is made of those of one layer serves all.
@@ -179,7 +179,7 @@ class _Elimination:
     pairwise: Mapping[tuple[int, int], Table]
     left: Sequence[Choices]
     limit: int
-    known: _Known = field(default_factory=_Known)
+    known: _MadeTables = field(default_factory=_MadeTables)
     bound: float = 0.0
     added: int = 0
     factors: dict[int, _Factor] = field(default_factory=dict)

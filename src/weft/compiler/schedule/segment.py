@@ -13,7 +13,7 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
-from weft.compiler.schedule.phases import Parts, gather
+from weft.compiler.schedule.phases import StepParts, gather
 from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
@@ -68,10 +68,10 @@ def segment(
     several stages (`staged`) it keeps to one phase.
     """
     schedule = _updates_when_ready(schedule)
-    parts = Parts(program, schedule, staged)
+    parts = StepParts(program, schedule, staged)
     if staged or program.loop:
         schedule = gather(program, schedule, parts)
-    cutter = _Cutter({item.value.name for item in program.inputs}, parts)
+    cutter = _RunCutter({item.value.name for item in program.inputs}, parts)
     for item in schedule:
         cutter.add(item)
     cutter.cut()
@@ -99,7 +99,7 @@ def _updates_when_ready(schedule: Schedule) -> Schedule:
 
 @final
 @dataclass
-class _Cutter:
+class _RunCutter:
     """Collects nodes into runs.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Cutter:
     """
 
     outside: set[str]
-    parts: Parts
+    parts: StepParts
     work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
@@ -170,7 +170,7 @@ def _work(
     program: LocalProgram,
     work: Sequence[Run | Bucket],
     queues: Mapping[int, str],
-    parts: Parts,
+    parts: StepParts,
 ) -> list[Actor]:
     """Give every run and bucket its number, its queue, and the registers it reads and writes."""
     readers, bases = _readers(program, work), variable_views(program)

@@ -85,7 +85,7 @@ def block_of(module: str) -> str:
 
 def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
     """Give the readers of some parameters, named by their values, chains as above."""
-    rewriter = _Rewriter(graph, gathers)
+    rewriter = _GatherRewriter(graph, gathers)
     for node in graph.nodes:
         rewriter.note(node)
     for node in graph.nodes:
@@ -95,7 +95,7 @@ def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> Log
 
 @final
 @dataclass
-class _Rewriter:
+class _GatherRewriter:
     """The state of the walk.
 
     Attributes:

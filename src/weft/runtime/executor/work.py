@@ -28,7 +28,7 @@ from weft.ir.plan import (
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.compiled.parts import Parts
+from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.cuda.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.executor.memory import note_gradients
 from weft.runtime.executor.optimizer import Updates, group_updates
@@ -65,13 +65,13 @@ class Rank:
     replayer: Replayer | None = None
 
     @cached_property
-    def parts(self) -> Parts | None:
+    def parts(self) -> PartCutter | None:
         """The cutter of segments into parts for Inductor; None where all is ATen code."""
         if self.kernels == "aten":
             return None
         keys = self.plan.lasting.items()
         there = {name: self.variables[key] for name, key in keys if key in self.variables}
-        return Parts(self.plan, self.device, there, self.kernels)
+        return PartCutter(self.plan, self.device, there, self.kernels)
 
     @cached_property
     def readers(self) -> Counter[tuple[str, str]]:

@@ -68,7 +68,7 @@ class Lookout:
 
 @final
 @dataclass(eq=False)
-class _Task:
+class _HandedCall:
     """A call that the other thread makes, and how it ended."""
 
     call: Callable[[], None]
@@ -86,7 +86,7 @@ class OtherThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_HandedCall | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], None], look: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ class OtherThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        task = _Task(call)
+        task = _HandedCall(call)
         self._tasks.put(task)
         while not task.ended.wait(PATIENCE):
             look()

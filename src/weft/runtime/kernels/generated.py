@@ -65,7 +65,7 @@ class Kernel:
 
 @final
 @dataclass(frozen=True)
-class Cut:
+class CutCalls:
     """The code that stands in place of local calls where some of them are compiled together.
 
     Attributes:
@@ -85,7 +85,7 @@ def build_kernel(
     micro_batches: int = 1,
     *,
     drains: bool = False,
-    cut: Cut | None = None,
+    cut: CutCalls | None = None,
 ) -> Kernel:
     """Compile local calls into one function.
 
@@ -102,7 +102,7 @@ def build_kernel(
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
     looped = micro_batches > 1 and any(map(differs, calls))
-    body = _Body(calls, outputs, device, micro_batches, cut or Cut(tuple(calls), {}))
+    body = _Body(calls, outputs, device, micro_batches, cut or CutCalls(tuple(calls), {}))
     lines = body.lines(names)
     returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
     first = ["draw", "micro"] if looped else ["draw"]
@@ -161,7 +161,7 @@ class _Body:
         outputs: Sequence[str],
         device: torch.device,
         micro_batches: int,
-        cut: Cut,
+        cut: CutCalls,
     ) -> None:
         self.bound: dict[str, Any] = {}
         self._calls = calls
