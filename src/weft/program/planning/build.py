@@ -219,8 +219,12 @@ def evaluation(
     function: Callable[[nn.Module, Any], Any],
     batch: Any,
     like: Captured | None = None,
+    changing: Sequence[Entry] = (),
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes."""
+    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes.
+
+    Numbers in the places `changing` are inputs, where they can be.
+    """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
     whole, _ = without_shards(batch)
@@ -235,6 +239,7 @@ def evaluation(
         apart=_in_pieces(trained),
         parameters=precision.parameters,
         like=like,
+        changing=changing,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 
