@@ -202,7 +202,7 @@ def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
             return apply(other, _itself(self)) if turned else apply(_itself(self), other)
         left, right = (other, self) if turned else (self, other)
         text = f"({_name(left)} {sign} {_name(right)})"
-        compute = lambda: apply(number_now(left), number_now(right))  # noqa: E731
+        compute: Any = lambda: apply(number_now(left), number_now(right))  # noqa: E731
         if type(compute()) not in (int, float):  # (-1) ** 0.5
             return self._all.outcome(compute, text)
         return ChangingNumber(self._all, compute, text)

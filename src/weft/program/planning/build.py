@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.python.watch import Entry
 from weft.compiler.layouts.deduce import Hints
 from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.options import Options
