@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.capture.numbers.changing import number_now
 from weft.capture.python.numbers import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
@@ -37,7 +38,7 @@ class OutputSpec:
 def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
     match leaf:
         case Static():
-            return leaf.value
+            return number_now(leaf.value)
         case Number(key=key):
             return values[key].item()
     return values[leaf]

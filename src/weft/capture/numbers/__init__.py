@@ -1,0 +1,1 @@
+"""What stands for numbers of Python while a step is captured."""
