@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -35,6 +35,7 @@ from weft.ir.logical import Input, LogicalGraph, Role
 _lock = threading.RLock()
 
 
+@final
 @dataclass(frozen=True)
 class Captured:
     """A captured step.
@@ -68,7 +69,7 @@ class Captured:
         return sorted({str(number_text(each)) for each in self.numbers.values()})
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
-        """What the loss function returned, built from the values of the graph's outputs by key."""
+        """Build the value that the loss function returned from the values of the graph's outputs by key."""
         return self.outputs.unflatten(values)
 
 

@@ -1,10 +1,10 @@
-"""What the user's loss function returned: where the loss is, and how to build the same containers again."""
+"""The structure of the loss function's result: where the loss is, and how to build the same containers again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -16,6 +16,7 @@ from weft.errors import CaptureError
 _RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Number:
     """A leaf that is a number of Python, read from the tensor with this key."""
@@ -23,6 +24,7 @@ class Number:
     key: str
 
 
+@final
 @dataclass(frozen=True)
 class OutputSpec:
     """Containers and leaves of the returned value; a leaf is the key of a tensor, or a constant handed back as is."""
@@ -47,7 +49,7 @@ def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
 def describe_outputs(
     result: Any, loss: torch.Tensor | None
 ) -> tuple[OutputSpec, dict[str, torch.Tensor]]:
-    """How `result` is built, and its tensors by key; the key of `loss` is "loss".
+    """The structure of `result`, and its tensors by key; the key of `loss` is "loss".
 
     An object that is neither tensor nor constant, such as the cache in what a model of
     `transformers` returns, is handed back as None.

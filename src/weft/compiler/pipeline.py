@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.unsorted import unsorted
@@ -50,9 +51,10 @@ from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
 
+@final
 @dataclass(frozen=True)
 class Compiled:
-    """What the pipeline made on the way, for `explain` and for the runtime.
+    """The results of the pipeline on its way, for `explain` and for the runtime.
 
     Attributes:
         graph: the logical graph with layouts and boxing.
@@ -81,6 +83,7 @@ class Compiled:
     cut: Cut | None = None
 
 
+@final
 @dataclass(frozen=True)
 class Laid:
     """The graph with a layout for every value, and what was settled on the way.
@@ -100,9 +103,10 @@ class Laid:
     notes: tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class Lowered:
-    """What ranks run.
+    """The programs and the plan that ranks run.
 
     Attributes:
         communicators: all of them.
@@ -159,7 +163,7 @@ def transform(
     homes: Mapping[str, int] | None,
     before: Stages | None = None,
 ) -> tuple[LogicalGraph, Stages]:
-    """What does not depend on layouts: where calls run, how often, in which dtypes.
+    """Rewrite the graph in all that does not depend on layouts: where calls run, how often, in which dtypes.
 
     `before` are the stages for another shape of the batch.
     """
@@ -248,7 +252,7 @@ def _after(
 
 
 def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:
-    """What was asked for of it; raises where it takes more memory than there may be."""
+    """The parts of the result that were asked for; raises where the plan takes more memory than there may be."""
     graph, schedule = laid.graph, lowered.schedule
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in lowered.programs if program.rank in ranks)

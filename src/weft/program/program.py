@@ -348,7 +348,7 @@ class Program:
         return full_states(optimizer)
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
-        """What the program is, what its ranks send and hold, what limits it, in some 25 lines.
+        """Describe the program in some 25 lines: what its ranks send and hold, what limits it.
 
         Times are estimates from shapes; bytes and memory are those of the plan.
 
@@ -379,7 +379,7 @@ class Program:
         return program_memory(self._compiled.peaks, measured)
 
     def trace(self, path: str | Path | None = None) -> Trace:
-        """When every act of the last step ran, on all ranks, and what queues waited for.
+        """The times of every act of the last step, on all ranks, and the waits of their queues.
 
         It says which batch that step was planned for. Every process must call it. After `recording`,
         the trace holds all steps of it until the next step begins.

@@ -1,1 +1,1 @@
-"""What stands for numbers of Python while a step is captured."""
+"""Stand-ins for numbers of Python, for the time of a capture."""

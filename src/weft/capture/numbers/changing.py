@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ _FOLLOWED = {
 }
 
 
+@final
 class ChangingNumber:
     """A number that will be another one in later steps.
 
@@ -76,6 +77,7 @@ class ChangingNumber:
         return _call(func, args, kwargs or {})
 
 
+@final
 class ChangingNumbers:
     """The numbers that change, of one capture.
 
@@ -109,7 +111,7 @@ class ChangingNumbers:
                 entry.put(entry.value)
 
     def outcome(self, compute: Callable[[], Any], text: str) -> Any:
-        """What comes of something; where it is another thing, the step is planned anew."""
+        """The result of `compute`, which every step compares: for another one the step is planned anew."""
         value = compute()
         self.outcomes.append(Entry(Outcome(compute), "outcome", value, text))
         return value
@@ -125,6 +127,7 @@ class ChangingNumbers:
         return self._made[key]
 
 
+@final
 class CountedWithTensors(TorchFunctionMode):
     """While this lasts, functions of torch take changing numbers."""
 
@@ -143,12 +146,13 @@ def number_now(value: Any) -> Any:
 
 
 def number_text(number: ChangingNumber) -> str:
-    """How the user calls a number."""
+    """The user's name of a number."""
     return number._text
 
 
+@final
 class _Place:
-    """Where the user keeps a number; while a step is captured, what it was before."""
+    """A place in which the user keeps a number; while a step is captured, the number of before stands for it."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry

@@ -1,4 +1,4 @@
-"""What a trace reads of Python, so that it can be compared before every step (`weft.capture.python.watch`).
+"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.python.watch`).
 
 That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
 which modules, parameters and buffers each module has; globals and variables of closures that the user's own
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -60,10 +60,12 @@ _PARTS = ("modules", "parameters", "buffers")
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
 
 
+@final
 class Counted(CaptureError):
     """A step changes a number that it has read."""
 
 
+@final
 class Recorder:
     """Collects what the trace of one step reads."""
 
@@ -137,7 +139,7 @@ class Recorder:
             )
 
     def watch(self) -> Watch:
-        """What is to be compared before every step.
+        """The values that are to be compared before every step.
 
         Call it before what the step wrote is put back.
 
@@ -206,7 +208,7 @@ class Recorder:
         return f"{path}.{name}" if path else name
 
     def _parts(self, module: nn.Module, path: str) -> None:
-        """Which modules, parameters and buffers a module has."""
+        """Note the modules, parameters and buffers of a module."""
         where = path or type(module).__name__
         for kind, part in zip(_PARTS, _parts_of(module), strict=True):
             self._size(part, f"{kind} of {where}")
@@ -280,7 +282,7 @@ class Recorder:
         return self._spaces.setdefault(cls, vars(cls))
 
     def function(self, function: Any) -> None:
-        """What a function of the user's names, and what it is bound to."""
+        """Note the names that a function of the user's uses, and the object that it is bound to."""
         if isinstance(function, types.MethodType | partial):
             for owner in bound_to(function):
                 self._inside(owner, type(owner).__name__)
@@ -392,7 +394,7 @@ def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _alone(value: Any) -> bool:
-    """Whether a value has nothing inside that is to be watched."""
+    """True where a value has nothing inside that is to be watched."""
     if isinstance(value, tuple):
         return all(isinstance(part, PLAIN) for part in value)
     return isinstance(value, (*PLAIN, torch.Tensor, *FUNCTIONS))

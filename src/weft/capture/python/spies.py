@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from weft.capture.python.watch import MISSING, Entry
 
@@ -16,6 +16,7 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__str__", "__repr__
 _KEPT |= {"__dir__", "__sizeof__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getstate__"}
 
 
+@final
 class Spy:
     """A number that may be kept and counted on with; whatever else is done with it raises, and is noted."""
 
@@ -51,7 +52,7 @@ for _name in _ARITHMETIC:
 
 
 def is_spy(value: Any) -> bool:
-    """Whether a value is a number that says when it is read."""
+    """True where a value is a number that says when it is read."""
     return type(value) is Spy
 
 

@@ -1,4 +1,4 @@
-"""Whether two traces are the same graph: ops, operands, numbers, and the values of constants."""
+"""Compare two traces, which are the same graph by ops, operands, numbers, and the values of constants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same_but_for(
 
 
 def same_graph(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
-    """Whether two traces of the same step compute the same from the same inputs."""
+    """True where two traces of the same step compute the same from the same inputs."""
     first, second = list(one.graph.nodes), list(other.graph.nodes)
     numbers = [{node: i for i, node in enumerate(nodes)} for nodes in (first, second)]
     return len(first) == len(second) and all(
@@ -56,7 +56,7 @@ def _target(one: Any, a: torch.fx.Node, other: Any, b: torch.fx.Node) -> bool:
 
 
 def _same_constant(one: Any, other: Any) -> bool:
-    """Whether constants are the same tensor, or have the same values; parts of a graph, the same ops."""
+    """True where constants are the same tensor, or have the same values; parts of a graph, the same ops."""
     if one is other:
         return True
     if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):
@@ -69,7 +69,7 @@ def _same_constant(one: Any, other: Any) -> bool:
 
 
 def _packet(node: torch.fx.Node) -> Any:
-    """What a node calls, whichever overload."""
+    """The op that a node calls, whichever overload."""
     return getattr(node.target, "overloadpacket", node.target)
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -62,6 +62,7 @@ from weft.errors import CaptureError, WeftError
 LossFunction = Callable[[Any, Any], Any]
 
 
+@final
 @dataclass(frozen=True)
 class Variables:
     """The model's own tensors by name; a tensor with two names stands under the first."""
@@ -70,6 +71,7 @@ class Variables:
     buffers: Mapping[str, torch.Tensor]
 
 
+@final
 @dataclass(frozen=True)
 class Skeletons:
     """Of the trace of a step, and of that without writes in place, where it is another one."""
@@ -78,9 +80,10 @@ class Skeletons:
     functional: Skeleton | None = None
 
 
+@final
 @dataclass(frozen=True)
 class Traced:
-    """What the trace found.
+    """The findings of a trace.
 
     Attributes:
         graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants.
@@ -195,7 +198,7 @@ def _traced(
     inputs: Any,
     begin: Callable[[], tuple[_Step, Any]],
 ) -> torch.fx.GraphModule | None:
-    """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
+    """Trace `run(step, inputs)`; afterwards everything that the step wrote is as it was.
 
     A step that has changed a value of Python which it could have read is traced once more, from there: only where
     that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
@@ -317,6 +320,7 @@ def _fakes(
     )
 
 
+@final
 class _Step:
     """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
 
@@ -371,7 +375,7 @@ class _Step:
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
-        """What the user's function returns."""
+        """Run the user's function; returns its result."""
         by_name = dict(zip(self.variables.parameters, parameters, strict=True))
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
@@ -384,7 +388,7 @@ class _Step:
 
     @property
     def outcomes(self) -> Sequence[Entry]:
-        """What came of numbers that change."""
+        """Results of what was done with numbers that change."""
         return self.numbers.outcomes if self.numbers else ()
 
     def _described(self, describe: Callable[..., Any], *args: Any) -> Any:

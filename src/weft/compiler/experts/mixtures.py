@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import final
 
 from weft.compiler.experts.expert_biases import biases, table_of
 from weft.compiler.experts.sorted_rows import SORTS
@@ -18,6 +19,7 @@ from weft.ops.rules.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
 
 
+@final
 @dataclass(frozen=True)
 class Mixture:
     """The products of one mixture of experts in a forward, a backward or both.
@@ -71,7 +73,7 @@ def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
 def expert_notes(
     graph: LogicalGraph, found: Sequence[Mixture], hints: Mapping[int, Hints], stages: Stages
 ) -> tuple[str, ...]:
-    """What buffers that hold all that there can be cost; rows that cannot be sent; sorts that stay."""
+    """Notes on the cost of buffers that hold all that there can be, on rows that cannot be sent, on sorts that stay."""
     said: dict[str, list[str]] = {}
     sent = {mixture.ids.name for mixture in found}
     for name, calls in _by_ids(graph).items():
@@ -100,7 +102,7 @@ def expert_notes(
 def _splits_experts(
     graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
 ) -> bool:
-    """Whether the user splits the experts of some product over several ranks."""
+    """True where the user splits the experts of some product over several ranks."""
     grid = stages.placements[calls[0].phase.stage].shape
     on_grid = hints.get(len(grid), Hints())
     products = (call for call in calls if call.op == EXPERT_MM)

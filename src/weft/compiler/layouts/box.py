@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
@@ -52,7 +53,8 @@ def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     return replace(graph, nodes=tuple(nodes + tail))
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Boxings:
     """All boxings of a graph, found before the graph is rebuilt.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.actors.simulate import Simulation, Timed, simulate
 from weft.compiler.memory.order import Moment, moments_of
@@ -42,9 +43,10 @@ from weft.units import Seconds
 WORTH = 0.98
 
 
+@final
 @dataclass(frozen=True)
 class Scheduled:
-    """What was decided about time.
+    """The decisions about time.
 
     Attributes:
         name: of the preset, or "computed".
@@ -67,7 +69,7 @@ class Scheduled:
         return self.simulation.timelines[self.classes[rank]]
 
     def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """When the acts of a rank begin and end, in the order of time; None without a simulation."""
+        """The moments at which the acts of a rank begin and end, in the order of time; None without a simulation."""
         return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
 
 
@@ -135,10 +137,11 @@ def bucket_bytes(stages: Stages, options: Options) -> int:
 
 
 def device_of(stages: Stages, options: Options) -> Device:
-    """What computes, and what connects the ranks."""
+    """The device that computes, and the links between the ranks."""
     return options.device or usual_device(stages.placements[0].device_type)
 
 
+@final
 @dataclass(frozen=True)
 class Draft:
     """Plans with copies, before the order of communicators is fixed.
@@ -162,6 +165,7 @@ class Draft:
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
 
 
+@final
 @dataclass(frozen=True)
 class _Kind:
     """Plans to be given copies.
@@ -185,9 +189,10 @@ class _Kind:
         return self.draft(of_preset(self.web, self.rule))
 
 
+@final
 @dataclass(frozen=True)
 class _Making:
-    """How plans are made from programs."""
+    """A maker of plans from programs."""
 
     communicators: tuple[Communicator, ...]
     stages: Stages
@@ -287,7 +292,7 @@ def bubble(scheduled: Scheduled, rank: int) -> float:
 
 
 def in_flight(plan: RankPlan, stage: int) -> int:
-    """How many micro-batches a stage can keep between forward and backward on a rank."""
+    """The number of micro-batches that a stage can keep between forward and backward on a rank."""
     actors = plan.actors
     found = (
         register.credits

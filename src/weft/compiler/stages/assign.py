@@ -1,4 +1,4 @@
-"""Which stage each call belongs to, and where each variable lives.
+"""Assign each call to a stage, and each variable to its home.
 
 Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its
 phases. A forward call goes where a pattern of the strategy puts its module, else where
@@ -100,7 +100,7 @@ def _by_patterns(
     noted: Mapping[str, int],
     homes: Mapping[str, int] | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """What the strategy's patterns say, before what the code notes."""
+    """The stages that the strategy's patterns name, which go before notes in the code."""
     assert not isinstance(options.stages, int)  # a number has no patterns
     stages = options.stages
     modules = {name: _module(call) for name, call in _forward_calls(graph).items()}
@@ -129,7 +129,7 @@ def _module(call: Call) -> str:
 
 
 def _note(call: Call, count: int) -> int | None:
-    """What `weft.stage` in the code says."""
+    """The stage that `weft.stage` in the code names."""
     stage = call.location.stage if call.location else None
     if stage is not None and stage >= count:
         raise StrategyError(
@@ -198,7 +198,7 @@ def _backward(
 
 
 def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
-    """Whether what a call makes is added to more that is made in a stage."""
+    """True where the results of a call are added to more that is made in a stage."""
     readers = (node for value in node_outputs(call) for node in graph.users[value.name])
     return any(
         known.get(_name(graph.producers[used])) == stage

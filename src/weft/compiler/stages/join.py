@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.boxing import steps
 from weft.cached import cached_property
@@ -48,9 +48,10 @@ from weft.units import ITEM_SIZE
 GridHints: TypeAlias = Mapping[int, Hints]
 
 
+@final
 @dataclass(frozen=True)
 class Deduced:
-    """How good the layouts of a stage are known to be, in the cost model's bytes.
+    """The bound on the layouts of a stage, in the cost model's bytes.
 
     Attributes:
         stage: its number.
@@ -121,6 +122,7 @@ def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     return verify(box(verify(graph), assignment), with_layouts=True)
 
 
+@final
 @dataclass(frozen=True)
 class _Solver:
     """Deduces stages: as before, where that fits, else anew.
@@ -151,6 +153,7 @@ class _Solver:
         return Solved(graph, hints, placement, found)
 
 
+@final
 @dataclass(frozen=True)
 class LaidOut:
     """One stage's part of the graph, with layouts and boxing.

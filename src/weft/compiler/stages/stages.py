@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import final
 
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node
@@ -19,9 +20,10 @@ from weft.patterns import around, check_named, covers
 from weft.strategy.parts import Stage
 
 
+@final
 @dataclass(frozen=True)
 class Stages:
-    """Where each stage runs, and where variables live.
+    """The placements of stages, and the homes of variables.
 
     Attributes:
         placements: of stage 0, 1, ….
@@ -42,7 +44,7 @@ class Stages:
 def stage_placements(
     stages: tuple[Stage, ...] | int, placement: Placement
 ) -> tuple[Placement, ...]:
-    """Where each stage runs; one stage without `stages`.
+    """The placement of each stage; one stage without `stages`.
 
     A number of stages cuts the first axis of `placement` evenly; when it has fewer rows than there
     are stages, they go round robin.

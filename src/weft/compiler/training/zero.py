@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import renamed
@@ -40,6 +41,7 @@ from weft.strategy.parts import Zero
 ACCUMULATE = "weft.accumulate"
 
 
+@final
 @dataclass(frozen=True)
 class Sharded:
     """A graph in which parameters are sharded.
@@ -110,6 +112,7 @@ def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
     return replace(zero, axis=axis), (note,)
 
 
+@final
 @dataclass(frozen=True)
 class _Zero:
     graph: LogicalGraph
@@ -119,7 +122,7 @@ class _Zero:
     stored: Mapping[str, int]
 
     def concerns(self, node: Input) -> bool:
-        """Whether a variable is a parameter that is to be sharded where possible."""
+        """True where a variable is a parameter that is to be sharded where possible."""
         if self.stored:
             return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:

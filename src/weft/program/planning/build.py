@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,10 @@ from weft.runtime.world.world import World
 from weft.strategy.precision import Precision
 
 
+@final
 @dataclass(frozen=True)
 class Setting:
-    """What all programs of one model share.
+    """The setting that all programs of one model share.
 
     Attributes:
         model: the user's model, live.
@@ -85,7 +86,7 @@ class Setting:
         return batch if self.local is None else self.local.whole(batch)
 
     def _sizes(self, batch: Any) -> dict[str, int]:
-        """What all processes pad a batch to of which each brings its own rows: the longest that one needs."""
+        """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
         buckets, world = self.buckets, self.world
         if buckets is None or self.local is None or not self.several:
             return {}
@@ -96,7 +97,7 @@ class Setting:
 
     @property
     def several(self) -> bool:
-        """Whether other processes take part, which must be given the same."""
+        """True where other processes take part, which must be given the same."""
         return self.world.size > len(self.world.ranks)
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -159,7 +160,7 @@ def _executor(
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
 ) -> ThreadExecutor | DeviceExecutor:
-    """What runs the plan of one rank of this process."""
+    """The executor of the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
     layouts = layouts_on(compiled.graph, plan.rank, "constant")
@@ -204,7 +205,7 @@ def _on_streams(
 def make_replayer(
     setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
 ) -> Replayer | None:
-    """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
+    """The replayer of segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
     make_tape = backend_of(device).tape
     if make_tape is None or len(setting.world.ranks) > 1:

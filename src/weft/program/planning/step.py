@@ -23,6 +23,7 @@ from weft.strategy.precision import Precision
 _Facts: TypeAlias = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class _Known:
     """A capture, and what it was made for."""
@@ -34,7 +35,7 @@ class _Known:
     guards: Guards
 
     def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
-        """Whether another strategy would capture the same."""
+        """True where another strategy would capture the same."""
         differs = (self.apart ^ apart) & self.captured.recurrent
         return (self.device_type, self.precision) == (device_type, precision) and not differs
 
@@ -157,12 +158,12 @@ class Step:
 
 
 def _captured_part(precision: Precision) -> Precision:
-    """What a capture depends on."""
+    """The part of a strategy that a capture depends on."""
     return Precision(precision.compute, precision.parameters, masters=precision.masters)
 
 
 def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
-    """What the graph of a step depends on of its model and optimizers, one fact a line."""
+    """The facts of its model and optimizers that the graph of a step depends on, one fact a line."""
     for name, parameter in model.named_parameters():
         trained = "trained" if parameter.requires_grad else "not trained"
         yield f"parameter {name}: {_text(parameter)}, {trained}"

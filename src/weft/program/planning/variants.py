@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ MOST = 16
 _log = logging.getLogger("weft")
 
 
+@final
 @dataclass(frozen=True)
 class Variant:
     """The step for one shape of the batch, and for what the guards compare, ready to run."""
@@ -61,7 +62,7 @@ class Variant:
         return {key: number_now(number) for key, number in self.captured.numbers.items()}
 
     def serves(self, batch: Any) -> bool:
-        """Whether it is the step for a batch, as things are now."""
+        """True where it is the step for a batch, as things are now."""
         return self.guards.changed() is None and self.feeder.takes(batch)
 
     def step(
@@ -95,6 +96,7 @@ class Variant:
             executor.close()
 
 
+@final
 class Variants:
     """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 
@@ -132,7 +134,7 @@ class Variants:
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
     ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
-        """What each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
+        """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
             batch: of any shape.
@@ -201,7 +203,7 @@ class Variants:
         return variant
 
     def _new_values(self, shapes: str, why: str) -> bool:
-        """Whether there is no plan for the values of Python as they are now, for any shape.
+        """True where there is no plan for the values of Python as they are now, for any shape.
 
         Args:
             shapes: of the batch, in words.
@@ -249,14 +251,14 @@ def _shapes(batch: BatchSpec) -> str:
 
 
 def layouts(compiled: Compiled) -> dict[str, Layout]:
-    """How the variables of a plan lie."""
+    """The layouts of the variables of a plan."""
     inputs = compiled.graph.of_kind(Input)
     found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
     return {key: layout for key, layout in found.items() if layout is not None}
 
 
 def lying_in(compiled: Compiled) -> Lying:
-    """How the parameters and buffers of a plan lie."""
+    """The layouts of the parameters and buffers of a plan."""
     nodes = compiled.graph.of_kind(Input)
     kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
     found = {key: layout for key, layout in layouts(compiled).items() if key in kept}

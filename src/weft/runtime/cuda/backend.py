@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -17,9 +18,10 @@ from weft.runtime.cuda.replay import Tape
 from weft.runtime.cuda.streams import MakeStreams
 
 
+@final
 @dataclass(frozen=True)
 class Backend:
-    """How ranks run on devices of one type.
+    """The parts that ranks on devices of one type run with.
 
     Attributes:
         streams: what makes the streams of a rank; None where a call has ended when it returns, and
@@ -37,5 +39,5 @@ BACKENDS = {"cpu": Backend(), "cuda": Backend(CudaStreams, CudaTape, torch.cuda.
 
 
 def backend_of(device: torch.device) -> Backend:
-    """How ranks run on a device."""
+    """The backend of ranks on a device."""
     return BACKENDS[device.type]

@@ -7,6 +7,7 @@ came with is used. 0 is no stamp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.errors import RankFailure
 
@@ -14,9 +15,10 @@ from weft.errors import RankFailure
 _BITS = {"batch": 18, "written": 14, "options": 14, "call": 16}
 
 
+@final
 @dataclass(frozen=True)
 class Stamp:
-    """What ranks must agree on.
+    """The number that ranks must agree on.
 
     Attributes:
         batch: checksum of what the ranks are given alike.

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ _CHANNELS: dict[str, tuple[str, type[GroupChannel]]] = {
 }
 
 
+@final
 class DistributedWorld(World):
     """This process is one rank of a job that torchrun, or anything else that sets its variables, has started.
 
@@ -105,12 +106,12 @@ class DistributedWorld(World):
 
     @property
     def _across_hosts(self) -> bool:
-        """Whether CPU ranks talk over a network, of which nothing is known."""
+        """True where CPU ranks talk over a network, of which nothing is known."""
         every = range(self.size)
         return self.size > 1 and self.device_type == "cpu" and not self._on_one_host(every)
 
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
-        """Whether processes can share memory; all ranks of the job answer alike."""
+        """True where processes can share memory; all ranks of the job answer alike."""
         hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
         return len(hosts) == 1 and hosts != {""}
 
