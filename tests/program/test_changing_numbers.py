@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -78,13 +79,26 @@ def in_a_function_of_torch(held: Any) -> Loss:
     return lambda model, x: F.mse_loss(model(x) / held.beta, x).sum()
 
 
-@pytest.mark.parametrize("loss", [times, counted, on_the_left, in_place, in_a_function_of_torch])
+def compared_with_tensors(held: Any) -> Loss:
+    def loss(model: nn.Module, x: torch.Tensor) -> Any:
+        y = model(x)
+        picked = torch.where(y > held.beta, y * held.beta, y)
+        return (picked * (held.beta >= y) + y * y.lt(held.beta)).square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "loss", [times, compared_with_tensors, counted, on_the_left, in_place, in_a_function_of_torch]
+)
 def test_one_plan_serves_all_values(loss: Callable[[Any], Loss]) -> None:
     trained(loss)
 
 
 @pytest.mark.parametrize(
-    "values", [(1, 2, 3, 7, -1), (1.0, 0.0, -0.0, 1e-30, 3e38)], ids=["whole", "extreme"]
+    "values",
+    [(1, 2, 3, 7, -1), (1.0, 0.0, -0.0, 1e-30, 3e38), tuple(np.linspace(1, 2, 5))],
+    ids=["whole", "extreme", "numpy"],
 )
 def test_kinds_of_numbers(values: Any) -> None:
     trained(times, values)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -36,6 +37,9 @@ _SIGNS = {
     "pow": "**",
 }
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+# Numbers of these types can be followed; numpy's is a `float`.
+_TYPES = (int, float, np.float64)
 # Functions of torch that take a tensor of no dimensions in place of a number, and give the same.
 _METHODS = ("add", "sub", "mul", "div", "true_divide", "subtract", "multiply", "divide")
 _FOLLOWED = {
@@ -43,6 +47,9 @@ _FOLLOWED = {
     *(getattr(torch, name) for name in _METHODS),
     *(getattr(Tensor, f"__{side}{name}__") for name in _COUNTED[:4] for side in ("", "r", "i")),
     *(Tensor.__rdiv__, Tensor.__div__, Tensor.__idiv__, torch.rsub),
+    *(getattr(Tensor, f"__{name}__") for name in _COMPARED),
+    *(getattr(torch, name) for name in _COMPARED),
+    *(getattr(Tensor, name) for name in _COMPARED),
 }
 
 
@@ -90,7 +97,7 @@ class ChangingNumbers:
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = tuple(each for each in entries if _replaceable(each))
+        self.entries = tuple(each for each in entries if can_follow(each))
         self.outcomes: list[Entry] = []
         self.tensors: dict[int, tuple[Tensor, ChangingNumber]] = {}
         self._made: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -145,6 +152,12 @@ def number_now(value: Any) -> Any:
     return value._compute() if type(value) is ChangingNumber else value
 
 
+def plain_number(number: ChangingNumber) -> int | float:
+    """The present number as one of Python, as torch takes those of numpy."""
+    value = number._compute()
+    return float(value) if isinstance(value, float) else int(value)
+
+
 def number_text(number: ChangingNumber) -> str:
     """The user's name of a number."""
     return number._text
@@ -165,9 +178,9 @@ class _Place:
         return type(self.value()).__name__
 
 
-def _replaceable(entry: Entry) -> bool:
-    """True for a number in a place where another object can be put."""
-    return type(entry.value) in (int, float) and math.isfinite(entry.value) and entry.replaceable
+def can_follow(entry: Entry) -> bool:
+    """True for a finite number in a place where another object can be put."""
+    return type(entry.value) in _TYPES and math.isfinite(entry.value) and entry.replaceable
 
 
 def _itself(number: ChangingNumber) -> Any:
@@ -202,12 +215,12 @@ def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
     def count(self: ChangingNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return (apply if turned else reflected)(other, self)
-        if type(other) not in (int, float, bool, ChangingNumber):
+        if type(other) not in (*_TYPES, bool, ChangingNumber):
             return apply(other, _itself(self)) if turned else apply(_itself(self), other)
         left, right = (other, self) if turned else (self, other)
         text = f"({_name(left)} {sign} {_name(right)})"
         compute: Any = lambda: apply(number_now(left), number_now(right))  # noqa: E731
-        if type(compute()) not in (int, float):  # (-1) ** 0.5
+        if type(compute()) not in _TYPES:  # (-1) ** 0.5
             return self._all.outcome(compute, text)
         return ChangingNumber(self._all, compute, text)
 
@@ -218,7 +231,9 @@ def _compares(name: str) -> Callable[[ChangingNumber, Any], Any]:
     apply = getattr(operator, name)
 
     def compare(self: ChangingNumber, other: Any) -> Any:
-        if type(other) not in (int, float, bool, ChangingNumber):
+        if isinstance(other, Tensor):
+            return getattr(operator, _TURNED.get(name, name))(other, self)
+        if type(other) not in (*_TYPES, bool, ChangingNumber):
             return apply(_itself(self), other)
         compute = lambda: apply(number_now(self), number_now(other))  # noqa: E731
         return self._all.outcome(compute, f"{self._text} {_COMPARED[name]} {_name(other)}")

@@ -18,7 +18,7 @@ from weft.capture.numbers.changing import (
     ChangingNumber,
     ChangingNumbers,
     CountedWithTensors,
-    number_now,
+    plain_number,
 )
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
@@ -290,7 +290,7 @@ def _with_numbers(
                 module = _trace(step, inputs, mode, table)
         except Exception:  # something takes numbers only
             return plain
-    now = {key: number_now(number) for key, (_, number) in numbers.tensors.items()}
+    now = {key: plain_number(number) for key, (_, number) in numbers.tensors.items()}
     return (step, module) if same_but_for(plain[1], module, now) else plain
 
 

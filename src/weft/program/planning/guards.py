@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from weft.capture.numbers.changing import can_follow
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.hooks import Hooked, registered
 from weft.capture.python.reached import MODULE_HOOKS
@@ -70,7 +71,7 @@ class Guards:
 
     def numbers_changed(self) -> list[Entry]:
         """The numbers that are other ones now, of the same type."""
-        found = [each for each in self._watch.entries if type(each.value) in (int, float)]
+        found = [each for each in self._watch.entries if can_follow(each)]
         return [e for e in found if not e.holds() and type(e.value_now) is type(e.value)]
 
     def _other_hooks(self) -> str | None:
