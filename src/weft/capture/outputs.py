@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 
+from weft.capture.numbers.changing import number_now
 from weft.capture.python.numbers import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
@@ -39,7 +40,7 @@ class OutputSpec:
 def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
     match leaf:
         case Static():
-            return leaf.value
+            return number_now(leaf.value)
         case Number(key=key):
             return values[key].item()
     return values[leaf]

@@ -20,7 +20,7 @@ from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
-from weft.program.agreement import BatchSums, OptionsChecksum, Stamps
+from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.everyone import agreed
 from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
@@ -152,7 +152,8 @@ class Program:
                 training.gradients.take()
         stamp = None
         if self._setting.several:
-            stamp = Stamps(sums, options, self._chain).among
+            numbers = checksum_of_numbers(variants.current.numbers.values())
+            stamp = Stamps(sums, options ^ numbers, self._chain).among
         try:
             results, self.metrics = variants.current.step(
                 self._setting, self._steps, feeds, not adds, stamp
@@ -277,11 +278,12 @@ class Program:
             setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
         )
 
-        def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, batch, first[0])
-
         step = Step(setting.model, function, None, example)
-        return Program(Variants(setting, first, Optimizers(), plan), step)
+
+        def plan(batch: Any) -> Planned:
+            return evaluation(setting, trained, function, batch, first[0], step.changing)
+
+        return Program(Variants(setting, first, step, plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.

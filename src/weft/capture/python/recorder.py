@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.capture.numbers.changing import is_changing
 from weft.capture.python.changes import Moving
 from weft.capture.python.numbers import is_later
 from weft.capture.python.objects import Objects
@@ -309,6 +310,8 @@ class PythonRecorder:
 
     def add(self, entry: Entry, read: bool = False) -> None:
         """Watch a value; `read` where it is known that the step has read it."""
+        if is_changing(entry.value):
+            return
         if entry.key not in self._seen:
             self._seen.add(entry.key)
             self._entries.append(entry)
@@ -379,7 +382,7 @@ class PythonRecorder:
     def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
         for name, value in list(held.items()):
             if isinstance(name, str) and name not in self._named:
-                if isinstance(value, PLAIN):
+                if isinstance(value, PLAIN) and not is_changing(value):
                     self._beside.append(Entry(space, name, value, text.format(name)))
                 continue
             self.add(Entry(space, name, value, text.format(name)))

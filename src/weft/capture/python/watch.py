@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, contains, getitem, is_, itemgetter
@@ -44,6 +44,23 @@ class Entry:
         """The identity of the value that is watched."""
         return getattr(self.space, "key", id(self.space)), self.name
 
+    @property
+    def replaceable(self) -> bool:
+        """True where `put` can put another object in its place."""
+        if isinstance(self.space, Items):
+            mutable = isinstance(self.space.items, list | deque)
+            return mutable and bool(self.name < len(self.space.items))
+        return isinstance(self.space, dict | Cell)
+
+    def put(self, value: Any) -> None:
+        """Put another object in its place, past whatever sets the user's attributes."""
+        if isinstance(self.space, Cell):
+            self.space.cell.cell_contents = value
+        elif isinstance(self.space, Items):
+            self.space.items[self.name] = value
+        else:
+            self.space[self.name] = value
+
     def holds(self) -> bool:
         """True while the value is the one of the capture."""
         value = self.space.get(self.name, MISSING)
@@ -53,9 +70,14 @@ class Entry:
         return self.made and hasattr(type(value), "sbp")
 
     @property
+    def value_now(self) -> Any:
+        """The present value; `MISSING` when it is gone."""
+        return self.space.get(self.name, MISSING)
+
+    @property
     def now(self) -> str:
         """The present value, in words."""
-        value = self.space.get(self.name, MISSING)
+        value = self.value_now
         return "gone" if value is MISSING else _shown(value)
 
     @property
@@ -90,6 +112,8 @@ class Watch:
         self._arrays, self._contents = _columns((e.space.array, e.value) for e in arrays)
         sets = [entry for entry in entries if isinstance(entry.space, Members)]
         self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
+        outcomes = [entry for entry in entries if isinstance(entry.space, Outcome)]
+        self._computed, self._outcomes = _columns((e.space.compute, e.value) for e in outcomes)
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> Watch:
         """Without what is another value already: what the step has left behind says nothing of the next one.
@@ -108,8 +132,8 @@ class Watch:
         try:
             if self._same():
                 return None
-        except (KeyError, IndexError, ValueError, AttributeError):
-            pass  # something is gone
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, ArithmeticError):
+            pass  # something is gone, or cannot be computed any more
         return next((entry for entry in self.entries if not entry.holds()), None)
 
     def _same(self) -> bool:
@@ -127,6 +151,7 @@ class Watch:
             and list(map(len, self._sized)) == self._sizes
             and self._sets == self._members
             and [each.tobytes() for each in self._arrays] == self._contents
+            and [compute() for compute in self._computed] == self._outcomes
         )
 
 
@@ -209,7 +234,22 @@ class Content:
         return self.array.tobytes()
 
 
-_APART = (Size, Members, Attribute, Content)
+@final
+class Outcome:
+    """The result of counting with numbers, such as a comparison, with the `get` of a dict."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.key = id(self)
+        self.compute = compute
+
+    def get(self, _name: str, default: Any) -> Any:
+        try:
+            return self.compute()
+        except (TypeError, ArithmeticError, ValueError):
+            return default
+
+
+_APART = (Size, Members, Attribute, Content, Outcome)
 _Group: TypeAlias = tuple[Any, list[Any], list[Any]]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.numbers.changing import is_changing
 from weft.capture.python.numbers import is_later
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
 from weft.capture.python.spies import is_spy
@@ -76,7 +77,7 @@ def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
 
 def _holds_fakes(container: _Container) -> bool:
     held = list(container.values() if isinstance(container, dict) else container)
-    return any(map(is_fake, held)) or any(map(is_spy, held))
+    return any(any(map(stands, held)) for stands in (is_fake, is_spy, is_changing))
 
 
 @final

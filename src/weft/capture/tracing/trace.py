@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -14,6 +14,12 @@ import torch
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.hint import hints_recorded
+from weft.capture.numbers.changing import (
+    ChangingNumber,
+    ChangingNumbers,
+    CountedWithTensors,
+    plain_number,
+)
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
@@ -49,7 +55,7 @@ from weft.capture.tracing.locations import (
 )
 from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tracing.retrace import Skeleton, skeleton
-from weft.capture.tracing.same import same_graph
+from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
@@ -89,6 +95,7 @@ class Traced:
         recurrent: names of the parameters of recurrent layers.
         watch: values of Python that the step depends on.
         skeletons: for a trace for other shapes.
+        numbers: that change between steps, by the positions of the constants that stand for them.
     """
 
     graph: torch.fx.Graph
@@ -99,6 +106,7 @@ class Traced:
     recurrent: frozenset[str]
     watch: Watch
     skeletons: Skeletons
+    numbers: Mapping[int, ChangingNumber]
 
 
 def read_variables(model: torch.nn.Module) -> ModelTensors:
@@ -117,22 +125,23 @@ def trace_step(
     casts: Casts | None = None,
     apart: Collection[str] = (),
     like: Skeletons | None = None,
+    changing: Sequence[Entry] = (),
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
     Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
-    shapes it is quicker, where this one is like that.
+    shapes it is quicker, where this one is like that. Numbers in the places `changing` become constants that are
+    written before every step, where the step counts with them.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
 
-    def begin() -> tuple[_Step, Any]:
-        step = _Step(
-            model, loss_fn, variables, batch, training, casts or Casts(device=device), apart
-        )
+    def begin(numbers: ChangingNumbers | None = None) -> tuple[_Step, Any]:
+        cast = casts or Casts(device=device)
+        step = _Step(model, loss_fn, variables, batch, training, cast, apart, numbers)
         return step, _fakes(variables, example, mode, device, training)
 
     step, inputs = begin()
@@ -150,6 +159,9 @@ def trace_step(
     assert module is not None  # `_trace` raises
     if step.made:
         _check_made(step.made, begin, mode, table)
+    numbers = ChangingNumbers(changing)
+    if numbers.entries:
+        step, module = _with_numbers(numbers, (step, module), begin, mode, table)
     found = Skeletons(skeleton(module.graph))
     take_caches(module.graph, step.caches)
     copies = noted_copies(module.graph)
@@ -170,8 +182,13 @@ def trace_step(
         step.gradients,
         constants,
         step.recurrent,
-        step.watch.settled(constants),
+        Watch((*step.watch.settled(constants).entries, *step.outcomes)),
         found,
+        {
+            i: numbers.tensors[id(each)][1]
+            for i, each in enumerate(constants)
+            if id(each) in numbers.tensors
+        },
     )
 
 
@@ -258,6 +275,25 @@ def _check_made(
                 space[name] = value
 
 
+def _with_numbers(
+    numbers: ChangingNumbers,
+    plain: tuple[_Step, torch.fx.GraphModule],
+    begin: Callable[[ChangingNumbers], tuple[_Step, Any]],
+    mode: FakeMode,
+    table: Any,
+) -> tuple[_Step, torch.fx.GraphModule]:
+    """The step that takes some numbers from tensors, where it is that which was traced with the numbers; else that."""
+    with restored(plain[0].model, plain[0].loss_fn), numbers.placed():
+        step, inputs = begin(numbers)
+        try:
+            with _running(step):
+                module = _trace(step, inputs, mode, table)
+        except Exception:  # something takes numbers only
+            return plain
+    now = {key: plain_number(number) for key, (_, number) in numbers.tensors.items()}
+    return (step, module) if same_but_for(plain[1], module, now) else plain
+
+
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
     try:
         return trace(step, inputs, mode, table)
@@ -297,8 +333,10 @@ class _Step:
         training: bool,
         casts: Casts,
         apart: Collection[str] = (),
+        numbers: ChangingNumbers | None = None,
     ) -> None:
         self.model = model
+        self.numbers = numbers
         self.loss_fn = loss_fn
         self.variables = variables
         self.batch = batch
@@ -342,10 +380,16 @@ class _Step:
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with GridsOfOne(), Rewritten(), layers, self.lines, checkpoints_noted(), casts:
+        counting = CountedWithTensors() if self.numbers else nullcontext()
+        with GridsOfOne(), Rewritten(), counting, layers, self.lines, checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
+
+    @property
+    def outcomes(self) -> Sequence[Entry]:
+        """Results of what was done with numbers that change."""
+        return self.numbers.outcomes if self.numbers else ()
 
     def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.python.watch import Entry
 from weft.compiler.layouts.deduce import Hints
 from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.options import Options
@@ -220,8 +221,12 @@ def evaluation(
     function: Callable[[nn.Module, Any], Any],
     batch: Any,
     like: Captured | None = None,
+    changing: Sequence[Entry] = (),
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes."""
+    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes.
+
+    Numbers in the places `changing` are inputs, where they can be.
+    """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
     whole, _ = without_shards(batch)
@@ -236,6 +241,7 @@ def evaluation(
         apart=_in_pieces(trained),
         parameters=precision.parameters,
         like=like,
+        changing=changing,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 

@@ -11,10 +11,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from weft.capture.numbers.changing import can_follow
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.hooks import Hooked, registered
 from weft.capture.python.reached import MODULE_HOOKS
-from weft.capture.python.watch import Watch
+from weft.capture.python.watch import Entry, Watch
 from weft.tensor import GlobalTensor
 
 _HOOKS = (
@@ -67,6 +68,11 @@ class Guards:
         if list(map(len, members)) != self._sizes or not all(same):
             return "the parameters in the optimizer's groups were others"
         return None
+
+    def numbers_changed(self) -> list[Entry]:
+        """The numbers that are other ones now, of the same type."""
+        found = [each for each in self._watch.entries if can_follow(each)]
+        return [e for e in found if not e.holds() and type(e.value_now) is type(e.value)]
 
     def _other_hooks(self) -> str | None:
         """The hooks that are not as they were, in words."""

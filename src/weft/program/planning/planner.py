@@ -72,7 +72,7 @@ class Planner:
         return Variants(
             setting,
             first,
-            step.optimizers,
+            step,
             lambda batch: self.plan(step.of_shape(batch), like=first[1]),
             training.know if training else lambda _: None,
         )

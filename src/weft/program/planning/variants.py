@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.numbers.changing import number_now
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.clip import METRIC
 from weft.errors import BatchError, UserError
@@ -28,6 +28,7 @@ from weft.program.live.holds import Lying
 from weft.program.planning.build import Setting, build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
+from weft.program.planning.step import Step
 from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 
@@ -55,6 +56,11 @@ class Variant:
         shapes = _shapes(self.captured.batch)
         return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of Python as they are now for which constants stand, by the keys of these."""
+        return {key: number_now(number) for key, number in self.captured.numbers.items()}
+
     def serves(self, batch: Any) -> bool:
         """True where it is the step for a batch, as things are now."""
         return self.guards.changed() is None and self.feeder.takes(batch)
@@ -75,8 +81,10 @@ class Variant:
         Returns:
             What the loss function returned, and the metrics that were asked for.
         """
+        numbers = self.numbers
         for executor in self.executors.values():
             executor.steps = number
+            executor.put_numbers(numbers)
             if stamp is not None:
                 executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
@@ -95,8 +103,8 @@ class Variants:
     Args:
         setting: of the program.
         first: as compiled.
-        optimizers: the user's; none for evaluation.
-        plan: what a step is for another batch, or as things are now, as `plan(batch)`; needs no
+        step: that is planned.
+        plan: what the step is for another batch, or as things are now, as `plan(batch)`; needs no
             other process.
         note: is told each plan that is built.
 
@@ -108,12 +116,13 @@ class Variants:
         self,
         setting: Setting,
         first: Planned,
-        optimizers: Optimizers,
+        step: Step,
         plan: Callable[[Any], Planned],
         note: Callable[[Compiled], None] = lambda _: None,
     ) -> None:
         self.setting = setting
-        self.optimizers = optimizers
+        self._step = step
+        self.optimizers = step.optimizers
         self._plan = plan
         self._note = note
         self._all: list[Variant] = []
@@ -178,6 +187,7 @@ class Variants:
                 return variant
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
         values = self._new_values(shapes, why)
+        self._step.follow(self.current.guards.numbers_changed())
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
@@ -188,7 +198,8 @@ class Variants:
         self._all.append(variant)
         self._for_values += values
         seconds = time.perf_counter() - started
-        _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
+        inputs = "".join(f"; {each} is an input from now on" for each in variant.captured.followed)
+        _log.info("planned the step anew (%s) in %.1f s: %s%s", shapes, seconds, why, inputs)
         return variant
 
     def _new_values(self, shapes: str, why: str) -> bool:

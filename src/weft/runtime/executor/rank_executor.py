@@ -115,6 +115,12 @@ class RankExecutor(ABC):
         """True where the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
 
+    def put_numbers(self, numbers: Mapping[str, float]) -> None:
+        """Write numbers into the constants [] of these keys that this rank has, for the next step."""
+        for key, number in numbers.items():
+            if key in self._rank.variables:
+                self._rank.variables[key].fill_(number)
+
     def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
         """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""
         for channel in self._rank.channels.values():
