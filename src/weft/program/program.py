@@ -367,7 +367,7 @@ class Program:
         options = self._setting.options
         if not details:
             return explain(self._compiled, options, self.memory())
-        parts = (part for executor in self._executors.values() for part in executor.parts)
+        parts = (part for executor in self._executors.values() for part in executor.distinct_parts)
         text = tables(self._compiled, self.memory()) + kernel_text(parts)
         if options.device is not None:
             text += f"links as measured: {links_text(options.device)}\n"

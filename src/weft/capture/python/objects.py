@@ -159,7 +159,7 @@ class Objects:
         if not users_module(cls.__module__):
             return
         for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
-            self.found(cls, name)
+            self.looked_up(cls, name)
             self._notes.of_class(cls, name)
         made = not issubclass(cls, nn.Module)
         self._functions(cls, lambda name: name in _CALLED or (made and name.startswith("__")))
@@ -172,7 +172,7 @@ class Objects:
                     if wanted(name):
                         self.descriptor(value)
 
-    def found(self, cls: type, name: str) -> None:
+    def looked_up(self, cls: type, name: str) -> None:
         """An attribute is to be read of a class: what that may run comes before what it reads."""
         value = next((vars(each)[name] for each in cls.__mro__ if name in vars(each)), None)
         self.descriptor(value)
@@ -217,7 +217,7 @@ class Objects:
             if known is None or (name.startswith("__") and name != "__dict__"):
                 return original(owner, name)
             if name not in known.before and known.users:
-                self.found(cls, name)
+                self.looked_up(cls, name)
             try:
                 value = original(owner, name)
             except AttributeError:

@@ -58,7 +58,7 @@ def store_in_shares(
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}
         return _as_given(graph, given, stages)
-    found = _UnfitSearch(graph, hints, stages).found()
+    found = _UnfitSearch(graph, hints, stages).shared_dims()
     return _SharesWriter(graph, found).written() if found else graph
 
 
@@ -80,7 +80,7 @@ class _UnfitSearch:
     stages: Stages
     seen: set[tuple[str, int]] = field(default_factory=set)
 
-    def found(self) -> _Found:
+    def shared_dims(self) -> _Found:
         """Each dimension once."""
         return [each for node in self.graph.of_kind(Input) for each in self._of(node)]
 
@@ -156,17 +156,17 @@ class _SharesWriter:
     """Writes the graph with some dimensions in shares."""
 
     graph: LogicalGraph
-    found: _Found
+    shared_dims: _Found
     nodes: list[Node] = field(default_factory=list)
 
     def written(self) -> LogicalGraph:
         """The new graph."""
         order = {
             name: replace(shares, dim=dim)
-            for shares, joined in self.found
+            for shares, joined in self.shared_dims
             for name, dim in joined.dims.items()
         }
-        ends = {name for _, joined in self.found for name in joined.ends}
+        ends = {name for _, joined in self.shared_dims for name in joined.ends}
         for node in self.graph.nodes:
             made = node_outputs(node)
             if isinstance(node, Input) and node.value.name in order:

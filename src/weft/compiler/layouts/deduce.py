@@ -77,7 +77,7 @@ def _assignment(
             return tuple(_wanted(node, name, values) for name in dict.fromkeys(node_uses(node)))
         return operands(problem.variable_of[number])
 
-    values = {name: result(*made) for name, made in problem.made.items()}
+    values = {name: result(*made) for name, made in problem.maker_of.items()}
     readers = {
         number: wanted(number, node)
         for number, node in enumerate(graph.nodes)

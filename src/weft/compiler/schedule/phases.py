@@ -95,7 +95,7 @@ class _Line:
         exchanges: heaps of communications, of the loop and of once a step.
     """
 
-    parts: StepParts
+    step_parts: StepParts
     items: list[ScheduleItem]
     missing: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class _Line:
             looped = now is not None and now.looped
             if self.exchanges[looped]:
                 number = heappop(self.exchanges[looped])
-            elif self.exchanges[False] and not self.parts.staged:
+            elif self.exchanges[False] and not self.step_parts.staged:
                 number = heappop(self.exchanges[False])
             elif now is not None and self.ready.get(now):
                 number = heappop(self.ready[now])
@@ -146,7 +146,7 @@ class _Line:
         return min(heads)[2] if heads else None
 
     def _may_come(self, number: int) -> None:
-        part = self.parts.of(self.items[number])
+        part = self.step_parts.of(self.items[number])
         if isinstance(self.items[number], Bucket):
             heappush(self.exchanges[part.looped], number)
         else:

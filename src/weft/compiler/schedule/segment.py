@@ -105,7 +105,7 @@ class _RunCutter:
     Attributes:
         outside: values that are there without waiting: inputs, and everything that earlier runs
             made.
-        parts: which part of the step an item belongs to; a run keeps to one.
+        step_parts: which part of the step an item belongs to; a run keeps to one.
         work: finished runs and buckets.
         run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts; all of a bucket come
@@ -116,7 +116,7 @@ class _RunCutter:
     """
 
     outside: set[str]
-    parts: StepParts
+    step_parts: StepParts
     work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
@@ -132,14 +132,14 @@ class _RunCutter:
             makes = frozenset(value.name for value in item.makes)
             self.together.update(dict.fromkeys(makes, makes))
             return
-        if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
+        if self.run and self.step_parts.of(item) != self.step_parts.of(self.run[0]):
             self.cut()
         if not self.joined.isdisjoint(item.reads):
             self.cut()
         made, outside, waited = self.made, self.outside, self.waited
         late = [n for n in item.reads if n not in outside and n not in made and n not in waited]
         # What comes once a step is there for all micro-batches but the first: no reason to cut.
-        if self.run and any(self.parts.comes_again(name, item) for name in late):
+        if self.run and any(self.step_parts.comes_again(name, item) for name in late):
             self.cut()
         self.waited.update(*(self.together.get(name, (name,)) for name in late))
         self.run.append(item)

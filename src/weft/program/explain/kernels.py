@@ -79,7 +79,7 @@ def replay_text(replayers: Iterable[Replayer | None]) -> str:
 
 
 def _text(replayer: Replayer) -> str:
-    found = replayer.found
+    found = replayer.replays
     reasons = Counter({**found.reasons, **replayer.stopped}.values())
     graphs = len(replayer.plan.replayed - replayer.stopped.keys())
     title = f"CUDA graphs of rank {replayer.plan.rank}"

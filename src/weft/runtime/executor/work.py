@@ -65,7 +65,7 @@ class Rank:
     replayer: Replayer | None = None
 
     @cached_property
-    def parts(self) -> PartCutter | None:
+    def part_cutter(self) -> PartCutter | None:
         """The cutter of segments into parts for Inductor; None where all is ATen code."""
         if self.kernels == "aten":
             return None
@@ -192,7 +192,7 @@ def _bind_compute(
     joined = group_updates(updates, rank.variables, rank.optimizer, held)
     sources = [name for names, _ in joined for name in names]
     made = (*writes, *sources)
-    cut = None if rank.parts is None else rank.parts.cut(actor, made)
+    cut = None if rank.part_cutter is None else rank.part_cutter.cut(actor, made)
     kernel = build_kernel(calls, made, rank.device, actor.copies, actor.acts, drains=True, cut=cut)
     gather = _bind_operands(kernel.inputs, reads, rank)
     run = _bind_kernel(actor, kernel, rank)
