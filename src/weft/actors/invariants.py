@@ -31,7 +31,7 @@ class QueueState:
         queue: its name.
         actors, ports: as wired (`wiring.py` says what holds of each).
         turns: in order, whose turn each act of a step is; empty otherwise.
-        in_order: whether the queue keeps that order.
+        in_order: true where the queue keeps that order.
         begun: steps begun.
         started: acts started.
         running: the act that runs.

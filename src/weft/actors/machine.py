@@ -43,7 +43,7 @@ class QueueMachine:
     Args:
         plan: the plan of the rank.
         queue: the queue's name.
-        in_order: whether the actors act strictly in the order that the plan gives (communicators);
+        in_order: true where the actors act strictly in the order that the plan gives (communicators);
             otherwise, of those that may act, the first by step, priority, micro-batch and id does.
         alike: what `weft.actors.wiring.equal_registers` found, where one of equal registers is to
             stand for all.

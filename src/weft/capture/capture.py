@@ -103,7 +103,7 @@ def capture(
         apart: names of parameters whose recurrent layers are taken apart, because their weights lie
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
-        masters: whether optimizers update float32 copies of narrower parameters.
+        masters: true where optimizers update float32 copies of narrower parameters.
         like: the same step for a batch of other shapes, which makes it quicker, and has decided which
             states there are.
         changing: where numbers of Python stand that change between steps.

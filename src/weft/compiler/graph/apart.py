@@ -129,7 +129,7 @@ class _ApartWriter:
         apart: of what is there apart, that value, and what is merged.
         lifted: what is made both merged and apart by calls.
         equal: what parts something merged, and is just what is there apart.
-        changed: whether anything is read apart that was merged before.
+        changed: true where anything is read apart that was merged before.
     """
 
     graph: LogicalGraph

@@ -162,7 +162,7 @@ class _PartsWalk(_DimWalk):
 
     Attributes:
         view: which makes the dimension, or merges it.
-        taken: whether parts are taken anywhere.
+        taken: true where parts are taken anywhere.
     """
 
     view: Call | None = None

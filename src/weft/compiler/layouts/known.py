@@ -24,7 +24,7 @@ class LayoutChoice:
         cost: of all work and boxing, in bytes, with the charges along the axis solved last.
         bound: the least that any choices along the axis solved last could cost, with the others as
             they are.
-        exact: whether the cost is proven least, along each axis with the others as they are.
+        exact: true where the cost is proven least, along each axis with the others as they are.
         broken: how often something that is forbidden could not be avoided, along the axis solved
             last; neither `cost` nor `bound` count it.
     """

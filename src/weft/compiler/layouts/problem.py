@@ -44,10 +44,10 @@ class Given:
         spec: the tensor.
         choices: for each axis, the signatures to choose from; those that leave ranks empty are
             passed over, except where `thin` allows them.
-        prefer_broadcast: whether a Split needs a better reason than a tie.
+        prefer_broadcast: true where a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
-        sent: whether it comes from another stage: every copy of it is sent.
-        fed: whether it is a leaf of the batch: every copy of it is held.
+        sent: true where it comes from another stage: every copy of it is sent.
+        fed: true where it is a leaf of the batch: every copy of it is held.
     """
 
     spec: TensorSpec

@@ -38,7 +38,7 @@ class StepParts:
     Args:
         program: of the rank.
         schedule: its items.
-        staged: whether phases make parts; otherwise all phases are one.
+        staged: true where phases make parts; otherwise all phases are one.
     """
 
     def __init__(self, program: LocalProgram, schedule: Schedule, staged: bool) -> None:

@@ -51,7 +51,7 @@ class Gather:
     Attributes:
         shard: how it is stored, for each stage.
         whole: how it is used, for each stage.
-        each_time: whether the readers in one block and phase gather it for themselves, in each
+        each_time: true where the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
             step for all readers of a stage. Where a block's backward follows its forward with no
             other block between, as that of the last one does, they share what is gathered.

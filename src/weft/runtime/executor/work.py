@@ -93,7 +93,7 @@ class Work:
         reads: consumed registers that hold something new in every step.
         writes: produced registers that hold something new in every step.
         act: the work.
-        acts: how often it is done in a step.
+        acts: the number of its acts in a step.
         once: of several acts a step, the registers that all of them read or make together.
         sole: registers of which this is the only reader on its queue.
     """

@@ -51,8 +51,8 @@ class Kernel:
         source: what `function` was compiled from.
         function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
             when it is `looped`. Results of ops over a step are complete in the last micro-batch.
-        draws: whether it calls `draw`.
-        looped: whether it does not do the same in each micro-batch.
+        draws: true where it calls `draw`.
+        looped: true where it does not do the same in each micro-batch.
     """
 
     inputs: tuple[str, ...]
@@ -95,7 +95,7 @@ def build_kernel(
         device: the rank's device; device constants of its type mean it.
         copied: outputs to return as copies.
         micro_batches: how often it runs in a step.
-        drains: whether the function takes its inputs as one list and empties it, so that what
+        drains: true where the function takes its inputs as one list and empties it, so that what
             nobody else holds is freed after its last use.
         cut: what is written in place of `calls`.
     """

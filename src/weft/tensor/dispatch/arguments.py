@@ -37,7 +37,7 @@ class Reader:
 
     Args:
         kind: the class of global tensors.
-        slots: whether floats may be slots.
+        slots: true where floats may be slots.
     """
 
     def __init__(self, kind: Any, slots: bool = False) -> None:

@@ -43,13 +43,13 @@ class Recipe:
         mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
         halos: what ranks then fetch of each operand from their neighbours, or ().
-        boxed: whether any operand is boxed.
+        boxed: true where any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
             floats.
         results: the specs of the results; what is no tensor stands there itself.
-        listed: whether the op returns a list.
-        viewed: whether the result should share its operand's memory, but may not.
+        listed: true where the op returns a list.
+        viewed: true where the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
         advice: layouts found and legal ones, for messages.
     """
