@@ -233,9 +233,9 @@ def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> 
         "MadeAll",
         "make_all(size)",
         "Kept.make",
-        "Made.gone",
-        "Kept.gone",
-        "weft.ir.gone",
+        "Made.never_there",
+        "Kept.never_there",
+        "weft.ir.never_there",
         "told_once",
     ],
 )
