@@ -25,7 +25,7 @@ import weft
 from benchmarks.measure import save
 from examples.gpt_model import GPT, Batch, loss_fn
 from weft.runtime.compiled import parts
-from weft.runtime.compiled.choice import Choice, Kernels, choose
+from weft.runtime.compiled.choice import KernelChoice, Kernels, choose
 
 STRATEGIES = {
     "data_parallel": weft.data_parallel(),
@@ -77,7 +77,7 @@ def kernel_seconds(layers: int, width: int, batch: Batch, prepared: str) -> floa
     """
     spent: list[float] = []
 
-    def timed(*args: Any) -> Choice:
+    def timed(*args: Any) -> KernelChoice:
         start = work_seconds()
         try:
             return choose(*args)

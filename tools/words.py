@@ -19,40 +19,8 @@ SOURCE = Path("src/weft")
 
 _ASKS = re.compile(r"\s*(Wh(at|ether|ere|ich|en|o|ose|om|y)|How)\b")
 
-# Names that several classes share still. The plan: who works on one of these modules for another reason names the class
-# by what it holds in its package (`Call` of runtime/failures: `PostedCall`; `Step` of boxing: `BoxingStep`) and takes
-# the name out of here. The set only shrinks: a test fails when a name in it is unique by now.
-SHARED = frozenset(
-    {
-        "Call",
-        "Choice",
-        "Compiled",
-        "Cut",
-        "Edge",
-        "Hold",
-        "Options",
-        "Part",
-        "Parts",
-        "Places",
-        "Recorder",
-        "Slot",
-        "Spec",
-        "Step",
-        "Variables",
-        "Work",
-        "_Clock",
-        "_Cutter",
-        "_Known",
-        "_Parts",
-        "_Rewriter",
-        "_Search",
-        "_Walk",
-        "_Writer",
-    }
-)
-
-# Names with a word that the glossary rules out; the plan is the same.
-AGAINST_THE_GLOSSARY = frozenset({"Task", "_Task", "worker"})
+# Names with a word that the glossary rules out. The set only shrinks: a test fails when a name has another by now.
+AGAINST_THE_GLOSSARY = frozenset({"worker"})
 
 
 def classes(source: Path) -> dict[str, list[Path]]:
@@ -134,9 +102,8 @@ def complaints(root: Path) -> Iterator[str]:
     source = root / SOURCE
     found = classes(source)
     for name, files in shared_names(found).items():
-        if name not in SHARED:
-            places = ", ".join(str(path.relative_to(root)) for path in files)
-            yield f"several classes are named {name}: {places}; name them apart"
+        places = ", ".join(str(path.relative_to(root)) for path in files)
+        yield f"several classes are named {name}: {places}; name them apart"
     for path, line, word in asking(source):
         yield (
             f'{path.relative_to(root)}:{line}: the docstring begins with "{word}"; let it say the thing: '

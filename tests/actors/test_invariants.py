@@ -143,15 +143,15 @@ def ignore_conditions(machine: Any) -> Any:
     return machine._by_id[heappop(machine._ready)[-1]] if machine._ready else None
 
 
-def be_ready_twice(machine: Any, task: Any) -> None:
+def be_ready_twice(machine: Any, actor: Any) -> None:
     for _ in range(2):
-        heappush(machine._ready, (*divmod(task.acted, task.acts), 0, task.id))
+        heappush(machine._ready, (*divmod(actor.acted, actor.acts), 0, actor.id))
 
 
-def meet_again(machine: Any, task: Any) -> None:
-    task.waits -= 2
-    if task.waits <= 0:
-        machine._may_act(task)
+def meet_again(machine: Any, actor: Any) -> None:
+    actor.waits -= 2
+    if actor.waits <= 0:
+        machine._may_act(actor)
 
 
 def keep_the_copy(machine: Any, port: Any, version: int) -> None:
@@ -209,9 +209,9 @@ def test_checks_cost_nothing_unless_they_are_asked_for(monkeypatch: pytest.Monke
 
 
 def start_all(machine: QueueMachine) -> None:
-    for task in machine._tasks[machine.started :]:
+    for actor in machine._actors[machine.started :]:
         machine.finish()
-        machine.start_act(task.id, 0)
+        machine.start_act(actor.id, 0)
 
 
 def test_a_long_queue_is_checked_after_every_few_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from weft.boxing import Step, gradient_layout, local_transfer, steps, transfer_ranks
+from weft.boxing import BoxingStep, gradient_layout, local_transfer, steps, transfer_ranks
 from weft.boxing.path import move_weight, moves
 from weft.boxing.transfer import missing_elements, regions_of
 from weft.errors import LayoutError
@@ -126,7 +126,7 @@ def test_table_2_is_the_upper_bound(p1: int, p2: int, shape: tuple[int, ...]) ->
                 assert moved == limit
 
 
-def whole_of(source: Layout, target: Layout, shape: tuple[int, ...]) -> Step:
+def whole_of(source: Layout, target: Layout, shape: tuple[int, ...]) -> BoxingStep:
     (step,) = steps(source, target, shape, 4)
     return step
 
@@ -151,7 +151,7 @@ def test_peers_agree_on_every_piece(shape: tuple[int, ...], before: tuple[SBP, .
         before = (B, B)
     source = Layout(placement("cpu", [[0, 1], [2, 3]]), before)
     target = Layout(placement("cpu", [5, 3, 1]), (S0 if shape else B,))
-    step = Step("transfer", -1, source, target, steps(source, target, shape, 4)[0].bytes)
+    step = BoxingStep("transfer", -1, source, target, steps(source, target, shape, 4)[0].bytes)
     ranks = transfer_ranks(step)
     parts = [local_transfer(step, shape, rank) for rank in ranks]
     sent = Counter(

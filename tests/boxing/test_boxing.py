@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from boxing_values import Array, Locals, counted, gather, recorded_cases, reduce, scatter
 from weft.boxing import (
     COLLECTIVES,
+    BoxingStep,
     LocalStep,
-    Step,
     axis_bytes,
     local_step,
     local_transfer,
@@ -42,7 +42,7 @@ B, S0, S1, P, PMAX = (
 )
 
 
-def execute(chain: tuple[Step, ...], held: Locals, shape: tuple[int, ...]) -> Locals:
+def execute(chain: tuple[BoxingStep, ...], held: Locals, shape: tuple[int, ...]) -> Locals:
     for step in chain:
         if step.kind == "transfer":
             held = transfer(step, held, shape)
@@ -52,7 +52,7 @@ def execute(chain: tuple[Step, ...], held: Locals, shape: tuple[int, ...]) -> Lo
     return held
 
 
-def transfer(step: Step, held: Locals, shape: tuple[int, ...]) -> Locals:
+def transfer(step: BoxingStep, held: Locals, shape: tuple[int, ...]) -> Locals:
     """What all ranks hold after a transfer, each filling its output from the pieces that the peers send it."""
     parts = {rank: local_transfer(step, shape, rank) for rank in transfer_ranks(step)}
     found: Locals = {}

@@ -9,7 +9,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
 from weft.compiler import pipeline
-from weft.compiler.local.overlap_worth import Cut
+from weft.compiler.local.overlap_worth import BatchCut
 from weft.ir.plan import Collective, Communicate
 
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")
@@ -37,7 +37,7 @@ def parts_exchanged(program: weft.Program) -> int:
 def test_equal_to_a_single_device(
     strategy: weft.Strategy, grid: list[int], parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "best_cut", lambda *_: Cut(parts))
+    monkeypatch.setattr(pipeline, "best_cut", lambda *_: BatchCut(parts))
     torch.manual_seed(0)
     model, batches = GPT(), [token_batch(8, seed=seed) for seed in range(2)]
     expected = plain_training(model, token_loss, batches)

@@ -77,7 +77,7 @@ def _cycle_above(
     Args:
         edges: of the graph.
         arcs: the numbers of their sources and targets, their seconds and tokens.
-        nodes: how many there are.
+        nodes: their number.
         ratio: seconds per token.
     """
     weighted = [

@@ -23,7 +23,7 @@ class Dependency(NamedTuple):
     Attributes:
         register: through which the two are tied.
         act: the other one.
-        copy: whether it gives a copy of the register back; otherwise it makes a version of it.
+        copy: true where it gives a copy of the register back; otherwise it makes a version of it.
     """
 
     register: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import final
 
 from weft.actors.messages import Act
-from weft.actors.wiring import Port, Task
+from weft.actors.wiring import Port, QueueActor
 from weft.errors import InternalError
 
 VARIABLE = "WEFT_DEBUG"
@@ -29,20 +29,20 @@ class QueueState:
 
     Attributes:
         queue: its name.
-        tasks, ports: as wired (`wiring.py` says what holds of each).
+        actors, ports: as wired (`wiring.py` says what holds of each).
         turns: in order, whose turn each act of a step is; empty otherwise.
-        in_order: whether the queue keeps that order.
+        in_order: true where the queue keeps that order.
         begun: steps begun.
         started: acts started.
         running: the act that runs.
         ready: (step, priority, micro-batch, id) of those that may act.
-        left: for each step begun and not ended, how many tasks have yet to finish it.
+        left: for each step begun and not ended, how many actors have yet to finish it.
     """
 
     queue: str
-    tasks: Sequence[Task]
+    actors: Sequence[QueueActor]
     ports: Mapping[str, Port]
-    turns: Sequence[Task]
+    turns: Sequence[QueueActor]
     in_order: bool
     begun: int
     started: int
@@ -50,9 +50,9 @@ class QueueState:
     ready: Sequence[tuple[int, int, int, int]]
     left: Mapping[int, int]
 
-    def finished(self, task: Task) -> int:
-        """The number of acts of a task that have ended."""
-        return task.acted - (self.running is not None and self.running.actor == task.id)
+    def finished(self, actor: QueueActor) -> int:
+        """The number of acts of an actor that have ended."""
+        return actor.acted - (self.running is not None and self.running.actor == actor.id)
 
 
 # What a state breaks, in words.
@@ -68,7 +68,7 @@ def events_between_checks(state: QueueState) -> int:
     """After how many events a queue is checked; 0 for never."""
     if not is_debugging():
         return 0
-    size = len(state.tasks) + len(state.ports)
+    size = len(state.actors) + len(state.ports)
     return 1 if os.environ[VARIABLE] == "every" else 1 + size // _CHEAP
 
 
@@ -85,14 +85,14 @@ def check(state: QueueState) -> None:
 
 def acts_follow_each_other(state: QueueState) -> Iterator[str]:
     """An actor acts once for each micro-batch of each step, in order, and never for a step that has not begun."""
-    for task in state.tasks:
-        if not 0 <= task.acted <= state.begun * task.acts:
-            yield f"actor {task.id} has acted {task.acted} times in {state.begun} steps"
-        if state.running is not None and state.running.actor == task.id:
-            last = Act(task.id, *divmod(task.acted - 1, task.acts))
+    for actor in state.actors:
+        if not 0 <= actor.acted <= state.begun * actor.acts:
+            yield f"actor {actor.id} has acted {actor.acted} times in {state.begun} steps"
+        if state.running is not None and state.running.actor == actor.id:
+            last = Act(actor.id, *divmod(actor.acted - 1, actor.acts))
             if state.running != last:
                 yield f"{state.running} runs, the last that was started is {last}"
-    if sum(task.acted for task in state.tasks) != state.started:
+    if sum(actor.acted for actor in state.actors) != state.started:
         yield f"{state.started} acts were started, which are not those of the actors"
 
 
@@ -101,34 +101,34 @@ def the_order_is_kept(state: QueueState) -> Iterator[str]:
     if not state.turns:
         return
     steps, place = divmod(state.started, len(state.turns))
-    whole = Counter(task.id for task in state.turns)
-    more = Counter(task.id for task in state.turns[:place])
-    for task in state.tasks:
-        if task.acted != steps * whole[task.id] + more[task.id]:
-            yield f"actor {task.id} has acted {task.acted} times, out of turn"
+    whole = Counter(actor.id for actor in state.turns)
+    more = Counter(actor.id for actor in state.turns[:place])
+    for actor in state.actors:
+        if actor.acted != steps * whole[actor.id] + more[actor.id]:
+            yield f"actor {actor.id} has acted {actor.acted} times, out of turn"
 
 
 def conditions_are_counted(state: QueueState) -> Iterator[str]:
-    """A task waits for as many conditions as its next act lacks."""
-    for task in state.tasks:
-        step, micro = divmod(task.acted, task.acts)
-        lacks = sum(port.arrived <= task.acted for port in task.consumes)
-        lacks += sum(port.taken >= port.credits for port in task.produces)
+    """An actor waits for as many conditions as its next act lacks."""
+    for actor in state.actors:
+        step, micro = divmod(actor.acted, actor.acts)
+        lacks = sum(port.arrived <= actor.acted for port in actor.consumes)
+        lacks += sum(port.taken >= port.credits for port in actor.produces)
         if not micro:
             lacks += step >= state.begun
-            lacks += sum(port.arrived <= step for port in task.holds)
-            lacks += sum(port.taken >= port.credits for port in task.fills)
-        if task.waits != lacks:
-            yield f"actor {task.id} waits for {task.waits} conditions, but lacks {lacks}"
+            lacks += sum(port.arrived <= step for port in actor.holds)
+            lacks += sum(port.taken >= port.credits for port in actor.fills)
+        if actor.waits != lacks:
+            yield f"actor {actor.id} waits for {actor.waits} conditions, but lacks {lacks}"
 
 
 def who_may_act_is_ready(state: QueueState) -> Iterator[str]:
-    """Out of order, the heap holds each task that waits for nothing, once; in order, it is not used."""
+    """Out of order, the heap holds each actor that waits for nothing, once; in order, it is not used."""
     may: list[tuple[int, int, int, int]] = []
-    for task in state.tasks:
-        if not task.waits and not state.in_order:
-            step, micro = divmod(task.acted, task.acts)
-            may.append((step, task.priority, micro, task.id))
+    for actor in state.actors:
+        if not actor.waits and not state.in_order:
+            step, micro = divmod(actor.acted, actor.acts)
+            may.append((step, actor.priority, micro, actor.id))
     if sorted(state.ready) != sorted(may):
         yield f"ready are {sorted(state.ready)}, may act {sorted(may)}"
     if any(state.ready[(n - 1) // 2] > state.ready[n] for n in range(1, len(state.ready))):
@@ -153,15 +153,15 @@ def copies_are_within_credits(state: QueueState) -> Iterator[str]:
 def versions_are_read_by_all(state: QueueState) -> Iterator[str]:
     """A version is kept until every reader is done with it, no longer, and read only when it is there."""
     for port in state.ports.values():
-        ends = [state.finished(task) for task in port.readers]
-        ends += [state.finished(task) // task.acts for task in port.holders]
+        ends = [state.finished(actor) for actor in port.readers]
+        ends += [state.finished(actor) // actor.acts for actor in port.holders]
         unread: dict[int, int] = {}
         for version in range(min(ends, default=port.arrived), port.arrived):
             unread[version] = sum(end <= version for end in ends)
         if port.local != unread:
             yield f"{port.register} has readers left {port.local}, expected {unread}"
-        begun = [task.acted for task in port.readers]
-        begun += [-(-task.acted // task.acts) for task in port.holders]
+        begun = [actor.acted for actor in port.readers]
+        begun += [-(-actor.acted // actor.acts) for actor in port.holders]
         if max(begun, default=0) > port.arrived:
             yield f"{port.register} is read before version {max(begun) - 1} is there"
 
@@ -177,12 +177,12 @@ def other_queues_answer_once(state: QueueState) -> Iterator[str]:
 
 
 def steps_end_when_all_have_acted(state: QueueState) -> Iterator[str]:
-    """A step is open while a task has not finished all its acts of it."""
-    ended = [state.finished(task) // task.acts for task in state.tasks]
+    """A step is open while an actor has not finished all its acts of it."""
+    ended = [state.finished(actor) // actor.acts for actor in state.actors]
     open_steps = range(min(ended, default=state.begun), state.begun)
     expected = {step: sum(end <= step for end in ended) for step in open_steps}
     if dict(state.left) != expected:
-        yield f"tasks left by step are {dict(state.left)}, expected {expected}"
+        yield f"actors left by step are {dict(state.left)}, expected {expected}"
 
 
 RULES: tuple[Rule, ...] = (

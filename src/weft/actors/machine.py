@@ -31,7 +31,7 @@ from weft.actors.messages import (
     Send,
 )
 from weft.actors.statistics import QueueStatistics, Waiting
-from weft.actors.wiring import Port, Task, turns, wire
+from weft.actors.wiring import Port, QueueActor, turns, wire
 from weft.errors import InternalError
 from weft.ir.plan import RankPlan
 
@@ -43,7 +43,7 @@ class QueueMachine:
     Args:
         plan: the plan of the rank.
         queue: the queue's name.
-        in_order: whether the actors act strictly in the order that the plan gives (communicators);
+        in_order: true where the actors act strictly in the order that the plan gives (communicators);
             otherwise, of those that may act, the first by step, priority, micro-batch and id does.
         alike: what `weft.actors.wiring.equal_registers` found, where one of equal registers is to
             stand for all.
@@ -60,20 +60,20 @@ class QueueMachine:
         self.in_order = in_order
         # Actors of this queue in plan order, and the registers they touch. Fixed after
         # construction.
-        self._tasks, self._ports = wire(plan, queue, alike)
-        self._by_id = {task.id: task for task in self._tasks}
+        self._actors, self._ports = wire(plan, queue, alike)
+        self._by_id = {actor.id: actor for actor in self._actors}
         # In order: whose turn each act of a step is.
-        self._turns = turns(plan, queue, self._tasks) if in_order else ()
-        # Steps begun so far; no task has acted for step >= begun.
+        self._turns = turns(plan, queue, self._actors) if in_order else ()
+        # Steps begun so far; no actor has acted for step >= begun.
         self._begun = 0
         # What runs now; at most one act at a time, and nothing acts while it is set.
         self._running: Act | None = None
-        # (step, priority, micro-batch, id) of every task that may act, each task at most once;
+        # (step, priority, micro-batch, id) of every actor that may act, each actor at most once;
         # unused when `in_order`.
         self._ready: list[tuple[int, int, int, int]] = []
         # Acts started so far. In order, the next one is that of `turns[started % len(turns)]`.
         self.started = 0
-        # For every step begun and not ended: how many tasks have not finished all their acts of it.
+        # For every step begun and not ended: how many actors have not finished all their acts of it.
         # Never zero or negative.
         self._left: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
@@ -103,8 +103,8 @@ class QueueMachine:
         """Start the next act; None while one runs, or when none may start."""
         if self._running is not None:
             return None
-        task = self._next()
-        return None if task is None else self._start(task)
+        actor = self._next()
+        return None if actor is None else self._start(actor)
 
     def start_act(self, id: int, micro: int) -> Act:
         """Start the act of an actor for a micro-batch, out of turn where the queue keeps no order.
@@ -112,16 +112,16 @@ class QueueMachine:
         Raises:
             InternalError: when it may not act now, or not for this micro-batch.
         """
-        task = self._by_id.get(id)
-        if task is None or self._running or task.waits or task.acted % task.acts != micro:
+        actor = self._by_id.get(id)
+        if actor is None or self._running or actor.waits or actor.acted % actor.acts != micro:
             raise InternalError(f"{self.queue}: actor {id} may not act now for micro-batch {micro}")
         if self.in_order:
-            if self._next() is not task:
+            if self._next() is not actor:
                 raise InternalError(f"{self.queue}: it is not the turn of actor {id}")
         else:
             self._ready = [entry for entry in self._ready if entry[-1] != id]
             heapify(self._ready)
-        return self._start(task)
+        return self._start(actor)
 
     def finish(self) -> list[Action]:
         """The actions that `handle` gives when the act that runs has been done: the short way for whoever ran it."""
@@ -153,10 +153,10 @@ class QueueMachine:
     def statistics(self) -> QueueStatistics:
         """A snapshot: what runs, and what every actor that has steps left waits for."""
         waiting = tuple(
-            _waiting(task)
-            for task in self._tasks
-            if task.acted < self._begun * task.acts
-            and (self._running is None or task.id != self._running.actor)
+            _waiting(actor)
+            for actor in self._actors
+            if actor.acted < self._begun * actor.acts
+            and (self._running is None or actor.id != self._running.actor)
         )
         return QueueStatistics(
             self.queue, self._begun, self.started, self._running, waiting, self._turn()
@@ -166,7 +166,7 @@ class QueueMachine:
         """All of the machine's state, for those that check it."""
         return QueueState(
             self.queue,
-            self._tasks,
+            self._actors,
             self._ports,
             self._turns,
             self.in_order,
@@ -201,13 +201,13 @@ class QueueMachine:
         if event.step != self._begun:
             raise InternalError(f"{self.queue}: step {event.step} begins after {self._begun} steps")
         self._begun += 1
-        if not self._tasks:
+        if not self._actors:
             actions.append(EndStep(event.step))
             return
-        self._left[event.step] = len(self._tasks)
-        for task in self._tasks:
-            if task.acted == event.step * task.acts:
-                self._met(task)
+        self._left[event.step] = len(self._actors)
+        for actor in self._actors:
+            if actor.acted == event.step * actor.acts:
+                self._met(actor)
 
     def _arrive(self, event: Ready, actions: list[Action]) -> None:
         port = self._ports.get(event.register)
@@ -229,52 +229,52 @@ class QueueMachine:
         self._running = None
         self._finished(*event, actions)
 
-    def _finished(self, actor: int, step: int, micro: int, actions: list[Action]) -> None:
-        task = self._by_id[actor]
-        act = task.acted - 1
-        for port in task.produces:
+    def _finished(self, id: int, step: int, micro: int, actions: list[Action]) -> None:
+        actor = self._by_id[id]
+        act = actor.acted - 1
+        for port in actor.produces:
             self._publish(port, act + port.full, actions)
-        self._read(task.consumes, act, actions)
-        if task.acts > 1:
-            if micro + 1 < task.acts:
+        self._read(actor.consumes, act, actions)
+        if actor.acts > 1:
+            if micro + 1 < actor.acts:
                 return
-            for port in task.fills:
+            for port in actor.fills:
                 self._publish(port, step + port.full, actions)
-            self._read(task.holds, step, actions)
+            self._read(actor.holds, step, actions)
         self._left[step] -= 1
         if not self._left[step]:
             del self._left[step]
             actions.append(EndStep(step))
 
-    def _start(self, task: Task) -> Act:
-        """Take the inputs and copies of an act, and count what the task's next one lacks."""
+    def _start(self, actor: QueueActor) -> Act:
+        """Take the inputs and copies of an act, and count what the actor's next one lacks."""
         self.started += 1
-        step, micro = task.acted, 0
-        following = task.acted = step + 1
-        if task.acts == 1:
+        step, micro = actor.acted, 0
+        following = actor.acted = step + 1
+        if actor.acts == 1:
             waits = int(following == self._begun)
         else:
-            step, micro = divmod(step, task.acts)
-            waits = self._start_part(task, step, micro)
-        for port in task.consumes:
+            step, micro = divmod(step, actor.acts)
+            waits = self._start_part(actor, step, micro)
+        for port in actor.consumes:
             waits += port.arrived == following
-        waits += self._take(task.produces)
-        task.waits = waits
+        waits += self._take(actor.produces)
+        actor.waits = waits
         if not waits:
-            self._may_act(task)
-        self._running = act = Act(task.id, step, micro)
+            self._may_act(actor)
+        self._running = act = Act(actor.id, step, micro)
         if self._between:
             self._check()
         return act
 
-    def _start_part(self, task: Task, step: int, micro: int) -> int:
+    def _start_part(self, actor: QueueActor, step: int, micro: int) -> int:
         """Take a step's copies before its first act; after its last, count what the next lacks."""
         if not micro:
-            self._take(task.fills)
-        if micro + 1 < task.acts:
+            self._take(actor.fills)
+        if micro + 1 < actor.acts:
             return 0
-        late = sum(port.arrived == step + 1 for port in task.holds)
-        full = sum(port.taken == port.credits for port in task.fills)
+        late = sum(port.arrived == step + 1 for port in actor.holds)
+        full = sum(port.taken == port.credits for port in actor.fills)
         return late + full + (step + 1 == self._begun)
 
     def _take(self, ports: tuple[Port, ...]) -> int:
@@ -288,27 +288,27 @@ class QueueMachine:
                     raise InternalError(f"{self.queue}: no copy of {port.register} is free")
         return exhausted
 
-    def _next(self) -> Task | None:
+    def _next(self) -> QueueActor | None:
         if not self.in_order:
             return self._by_id[heappop(self._ready)[-1]] if self._ready else None
         if not self._turns:
             return None
-        task = self._turns[self.started % len(self._turns)]
-        return None if task.waits else task
+        actor = self._turns[self.started % len(self._turns)]
+        return None if actor.waits else actor
 
-    def _met(self, task: Task) -> None:
-        """One of the conditions that `task` waited for holds now."""
-        task.waits -= 1
-        if not task.waits:
-            self._may_act(task)
+    def _met(self, actor: QueueActor) -> None:
+        """One of the conditions that `actor` waited for holds now."""
+        actor.waits -= 1
+        if not actor.waits:
+            self._may_act(actor)
 
-    def _may_act(self, task: Task) -> None:
+    def _may_act(self, actor: QueueActor) -> None:
         if self.in_order:
             return
-        step, micro = task.acted, 0
-        if task.acts > 1:
-            step, micro = divmod(step, task.acts)
-        heappush(self._ready, (step, task.priority, micro, task.id))
+        step, micro = actor.acted, 0
+        if actor.acts > 1:
+            step, micro = divmod(step, actor.acts)
+        heappush(self._ready, (step, actor.priority, micro, actor.id))
 
     def _put(self, port: Port) -> None:
         """A version is there: readers that waited for just this one wait no more for it."""
@@ -316,12 +316,12 @@ class QueueMachine:
         port.arrived = version + 1
         if port.count:
             port.local[version] = port.count
-        for task in port.readers:
-            if task.acted == version:
-                self._met(task)
-        for task in port.holders:
-            if task.acted == version * task.acts:
-                self._met(task)
+        for actor in port.readers:
+            if actor.acted == version:
+                self._met(actor)
+        for actor in port.holders:
+            if actor.acted == version * actor.acts:
+                self._met(actor)
 
     def _publish(self, port: Port, version: int, actions: list[Action]) -> None:
         """A version made on this queue goes to its readers, here and on other queues."""
@@ -362,19 +362,19 @@ class QueueMachine:
         if port.queues:
             port.remote.pop(version, None)
         port.taken -= 1
-        task = port.producer
-        if port.taken < 0 or task is None:
+        actor = port.producer
+        if port.taken < 0 or actor is None:
             raise InternalError(f"{self.queue}: {port.register} released more often than made")
         # In the middle of a version the producer does not wait for a copy of the next one.
-        if port.taken == port.credits - 1 and not task.acted % port.span:
-            self._met(task)
+        if port.taken == port.credits - 1 and not actor.acted % port.span:
+            self._met(actor)
 
 
-def _waiting(task: Task) -> Waiting:
-    """The inputs and credits that the next act of a task lacks."""
-    step, micro = divmod(task.acted, task.acts)
-    versions = [port.register for port in task.consumes if port.arrived <= task.acted]
-    versions += [port.register for port in task.holds if port.arrived <= step]
-    produces = task.produces if micro else (*task.produces, *task.fills)
+def _waiting(actor: QueueActor) -> Waiting:
+    """The inputs and credits that the next act of an actor lacks."""
+    step, micro = divmod(actor.acted, actor.acts)
+    versions = [port.register for port in actor.consumes if port.arrived <= actor.acted]
+    versions += [port.register for port in actor.holds if port.arrived <= step]
+    produces = actor.produces if micro else (*actor.produces, *actor.fills)
     copies = tuple(port.register for port in produces if port.taken >= port.credits)
-    return Waiting(task.id, step, tuple(versions), copies, micro)
+    return Waiting(actor.id, step, tuple(versions), copies, micro)

@@ -109,7 +109,7 @@ def simulate(
     Args:
         plans: of all ranks that share a communicator.
         seconds: for each rank, how long an act of each of its actors takes.
-        fixed: whether communicators keep the orders of the plans.
+        fixed: true where communicators keep the orders of the plans.
 
     Raises:
         InternalError: when the step gets stuck; the message names the acts that wait for each

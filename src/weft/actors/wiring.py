@@ -1,4 +1,4 @@
-"""The wiring of one queue of a plan: its actors as tasks, the registers they touch as ports."""
+"""The wiring of one queue of a plan: its actors, and the registers they touch as ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.ir.plan import Actor, Hold, RankPlan, Register
 
 @final
 @dataclass(slots=True, eq=False)
-class Task:
+class QueueActor:
     """An actor of this queue.
 
     Attributes:
@@ -21,7 +21,7 @@ class Task:
         priority: lower numbers go first within a step.
         acted: acts started so far; the next one belongs to step `acted // acts`.
         waits: conditions that the next act still lacks: its step begun, an unread version of every
-            consumed register, a free copy of every produced one. The task may act iff it is 0.
+            consumed register, a free copy of every produced one. The actor may act iff it is 0.
         consumes, produces: ports of which every act reads or makes a version, without those of
             constants.
         holds, fills: ports of which all acts of a step together read or make one version; it is
@@ -51,8 +51,8 @@ class Port:
         source: the producer's queue.
         producer: the producer, when it is on this queue.
         span: how many acts of the producer make one version.
-        readers: tasks of this queue of which every act reads a version.
-        holders: tasks of this queue that read one version in all acts of a step.
+        readers: actors of this queue of which every act reads a version.
+        holders: actors of this queue that read one version in all acts of a step.
         count: how many readers and holders there are.
         queues: other queues with readers; empty unless the producer is here.
         arrived: versions that have been there so far; version `v` may be read iff `arrived > v`.
@@ -67,10 +67,10 @@ class Port:
     full: int
     credits: int
     source: str
-    producer: Task | None = None
+    producer: QueueActor | None = None
     span: int = 1
-    readers: list[Task] = field(default_factory=list)
-    holders: list[Task] = field(default_factory=list)
+    readers: list[QueueActor] = field(default_factory=list)
+    holders: list[QueueActor] = field(default_factory=list)
     count: int = 0
     queues: tuple[str, ...] = ()
     arrived: int = 0
@@ -81,7 +81,7 @@ class Port:
 
 def wire(
     plan: RankPlan, queue: str, alike: Mapping[str, str] | None = None
-) -> tuple[tuple[Task, ...], dict[str, Port]]:
+) -> tuple[tuple[QueueActor, ...], dict[str, Port]]:
     """Tasks (in plan order) and ports (by register) of one queue, as before the first step.
 
     Args:
@@ -90,14 +90,13 @@ def wire(
         alike: what `equal_registers` found, when one of equal registers is to stand for all.
     """
     ports: dict[str, Port] = {}
-    actors = plan.on_queue.get(queue, ())
-    tasks = [_task(actor, plan, ports, alike) for actor in actors]
+    actors = [_wired(each, plan, ports, alike) for each in plan.on_queue.get(queue, ())]
     for port in ports.values():
         _fill(port)
-    for task in tasks:
-        task.waits += sum(not port.arrived for port in (*task.consumes, *task.holds))
-        task.waits += sum(port.taken == port.credits for port in (*task.produces, *task.fills))
-    return tuple(tasks), ports
+    for actor in actors:
+        actor.waits += sum(not port.arrived for port in (*actor.consumes, *actor.holds))
+        actor.waits += sum(port.taken == port.credits for port in (*actor.produces, *actor.fills))
+    return tuple(actors), ports
 
 
 def equal_registers(plan: RankPlan) -> dict[str, str]:
@@ -113,21 +112,21 @@ def equal_registers(plan: RankPlan) -> dict[str, str]:
     return found
 
 
-def turns(plan: RankPlan, queue: str, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The tasks of one step's acts on an in-order queue, one after the other."""
+def turns(plan: RankPlan, queue: str, actors: tuple[QueueActor, ...]) -> tuple[QueueActor, ...]:
+    """The actors of one step's acts on an in-order queue, one after the other."""
     for order in plan.orders:
         if order.queue == queue:
-            by_id = {task.id: task for task in tasks}
+            by_id = {actor.id: actor for actor in actors}
             return tuple(by_id[actor] for actor, _ in order.acts)
-    if any(task.acts > 1 for task in tasks):
+    if any(actor.acts > 1 for actor in actors):
         raise InternalError(f"rank {plan.rank}: no order is given for the micro-batches of {queue}")
-    return tasks
+    return actors
 
 
-def _task(
+def _wired(
     actor: Actor, plan: RankPlan, ports: dict[str, Port], alike: Mapping[str, str] | None
-) -> Task:
-    task = Task(actor.id, actor.acts, actor.priority)
+) -> QueueActor:
+    wired = QueueActor(actor.id, actor.acts, actor.priority)
     registers, made, read = plan.register_of, actor.produces, actor.consumes
     if alike is not None:
         made, read = (
@@ -137,21 +136,21 @@ def _task(
     produced = [name for name in made if registers[name].consumers or not registers[name].full]
     for name in produced:
         port = _port(registers[name], plan, ports)
-        port.producer = task
+        port.producer = wired
         port.span = actor.acts // registers[name].rate
         queues = (plan.actors[id].queue for id in registers[name].consumers)
         port.queues = tuple(dict.fromkeys(other for other in queues if other != actor.queue))
     consumed = [name for name in read if not _is_constant(registers[name], plan)]
     for name in consumed:
         port = _port(registers[name], plan, ports)
-        (port.readers if actor.acts == registers[name].rate else port.holders).append(task)
+        (port.readers if actor.acts == registers[name].rate else port.holders).append(wired)
         port.count += 1
     each = {name for name in (*consumed, *produced) if registers[name].rate == actor.acts}
-    task.consumes = tuple(ports[name] for name in consumed if name in each)
-    task.produces = tuple(ports[name] for name in produced if name in each)
-    task.holds = tuple(ports[name] for name in consumed if name not in each)
-    task.fills = tuple(ports[name] for name in produced if name not in each)
-    return task
+    wired.consumes = tuple(ports[name] for name in consumed if name in each)
+    wired.produces = tuple(ports[name] for name in produced if name in each)
+    wired.holds = tuple(ports[name] for name in consumed if name not in each)
+    wired.fills = tuple(ports[name] for name in produced if name not in each)
+    return wired
 
 
 def _is_constant(register: Register, plan: RankPlan) -> bool:

@@ -6,7 +6,7 @@ from weft.boxing.local import local_step as local_step
 from weft.boxing.path import COLLECTIVE_BYTES as COLLECTIVE_BYTES
 from weft.boxing.path import steps as steps
 from weft.boxing.step import COLLECTIVES as COLLECTIVES
-from weft.boxing.step import Step as Step
+from weft.boxing.step import BoxingStep as BoxingStep
 from weft.boxing.step import StepKind as StepKind
 from weft.boxing.step import axis_bytes as axis_bytes
 from weft.boxing.transfer import LocalTransfer as LocalTransfer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from weft.boxing.local import LocalStep, local_step
-from weft.boxing.step import COLLECTIVES, Step
+from weft.boxing.step import COLLECTIVES, BoxingStep
 from weft.boxing.transfer import local_transfer, transfer_ranks
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
@@ -24,7 +24,7 @@ from weft.units import ITEM_SIZE
 CommunicatorOf = Callable[[tuple[int, ...]], int]
 
 
-def step_groups(step: Step) -> Sequence[tuple[int, ...]]:
+def step_groups(step: BoxingStep) -> Sequence[tuple[int, ...]]:
     """The groups of ranks that talk to each other in a step, each in its order."""
     if step.kind == "transfer":
         return (transfer_ranks(step),)
@@ -32,7 +32,7 @@ def step_groups(step: Step) -> Sequence[tuple[int, ...]]:
 
 
 def step_node(
-    step: Step,
+    step: BoxingStep,
     source: str,
     output: str,
     shape: tuple[int, ...],
@@ -96,7 +96,7 @@ def _call(local: LocalStep, dtype: str) -> tuple[Arg, ...]:
 
 
 def _transfer(
-    step: Step,
+    step: BoxingStep,
     source: str,
     output: str,
     shape: tuple[int, ...],

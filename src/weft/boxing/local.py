@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from weft.boxing.step import Step, StepKind, step_bytes
+from weft.boxing.step import BoxingStep, StepKind, step_bytes
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, shard_sizes
 
 
@@ -48,7 +48,7 @@ class LocalStep:
     bytes: int = 0
 
 
-def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
+def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
     """The work of `rank` in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
 
     All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
@@ -84,7 +84,7 @@ def _reduction(before: SBP, after: SBP) -> Reduction:
     return next(ends, "sum")
 
 
-def _group_bytes(step: Step, parts: int, held: tuple[int, ...], itemsize: int) -> int:
+def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> int:
     """Bytes that cross between the ranks of a group that holds a tensor of shape `held`."""
     before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
     if step.kind != "all_to_all" or not isinstance(before, Split) or not isinstance(after, Split):

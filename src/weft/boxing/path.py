@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TypeAlias, final
 
-from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
+from weft.boxing.step import COLLECTIVES, BoxingStep, StepKind, step_bytes, step_kind
 from weft.boxing.transfer import crossing, missing_elements
 from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
@@ -27,7 +27,7 @@ Move: TypeAlias = tuple[StepKind, int, State, Bytes]
 @lru_cache(maxsize=65536)
 def steps(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int
-) -> tuple[Step, ...]:
+) -> tuple[BoxingStep, ...]:
     """The cheapest chain of steps that takes a tensor from `source` to `target`.
 
     Between two placements (the same ranks on another grid, or other ranks) it is steps on the
@@ -56,7 +56,7 @@ def steps(
         )
     source.check(shape)
     target.check(shape)
-    return _Search(source, target, shape, itemsize).shortest()
+    return _PathSearch(source, target, shape, itemsize).shortest()
 
 
 def moves(
@@ -86,7 +86,7 @@ def move_weight(kind: StepKind, moved: int) -> int:
 
 @final
 @dataclass(frozen=True)
-class _Search:
+class _PathSearch:
     """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast and earlier splits."""
 
     source: Layout
@@ -94,11 +94,13 @@ class _Search:
     shape: tuple[int, ...]
     itemsize: int
 
-    def shortest(self) -> tuple[Step, ...]:
+    def shortest(self) -> tuple[BoxingStep, ...]:
         order = {sbp: number for number, sbp in enumerate(self._options())}
-        reached: dict[Layout, Step | None] = {}
+        reached: dict[Layout, BoxingStep | None] = {}
         # The count makes the key unique: the heap never compares steps.
-        queue: list[tuple[int, int, tuple[int, ...], int, Step | None]] = [(0, 0, (), 0, None)]
+        queue: list[tuple[int, int, tuple[int, ...], int, BoxingStep | None]] = [
+            (0, 0, (), 0, None)
+        ]
         count = 1
         # The least weight of a chain that is known to reach the target.
         limit = math.inf
@@ -127,7 +129,7 @@ class _Search:
         found = {Broadcast(), Partial("sum"), *splits, *self.source.sbp, *self.target.sbp}
         return tuple(sorted(found, key=_order))
 
-    def _steps_from(self, here: Layout, room: float) -> Iterator[Step]:
+    def _steps_from(self, here: Layout, room: float) -> Iterator[BoxingStep]:
         """The steps that may follow, of those that weigh at most `room`."""
         placement = here.placement
         options = self._options()
@@ -135,11 +137,11 @@ class _Search:
             here.sbp, placement.shape, self.shape, self.itemsize, options
         ):
             if move_weight(kind, moved) <= room:
-                yield Step(kind, axis, here, Layout(placement, after), moved)
+                yield BoxingStep(kind, axis, here, Layout(placement, after), moved)
         if not any(isinstance(sbp, Partial) for sbp in here.sbp):
             yield from self._transfers_from(here, room)
 
-    def _transfers_from(self, here: Layout, room: float) -> Iterator[Step]:
+    def _transfers_from(self, here: Layout, room: float) -> Iterator[BoxingStep]:
         """Transfers to every layout without a Partial on the target's placement."""
         other = self.target.placement
         states = whole_states(self._options(), other.axes)
@@ -149,11 +151,11 @@ class _Search:
                 continue
             there = Layout(other, state)
             if there != here:
-                yield Step("transfer", -1, here, there, moved)
+                yield BoxingStep("transfer", -1, here, there, moved)
 
 
-def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]:
-    chain: list[Step] = []
+def _unwind(reached: dict[Layout, BoxingStep | None], end: Layout) -> tuple[BoxingStep, ...]:
+    chain: list[BoxingStep] = []
     while (step := reached[end]) is not None:
         chain.append(step)
         end = step.source

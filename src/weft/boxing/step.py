@@ -27,7 +27,7 @@ COLLECTIVES: frozenset[StepKind] = frozenset(
 
 @final
 @dataclass(frozen=True, slots=True)
-class Step:
+class BoxingStep:
     """One step of boxing.
 
     A "transfer" goes from one placement to another; its `axis` is -1, and no SBP before or after it

@@ -15,7 +15,7 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from weft.boxing.step import Step
+from weft.boxing.step import BoxingStep
 from weft.layout import SBP, Layout, Placement, Region, Split, overlap, region_size, within
 
 # (place of a peer in the group, region of the local tensor)
@@ -49,12 +49,12 @@ class LocalTransfer:
     bytes: int
 
 
-def transfer_ranks(step: Step) -> tuple[int, ...]:
+def transfer_ranks(step: BoxingStep) -> tuple[int, ...]:
     """The ranks that a transfer brings together, in the order of its communicator."""
     return tuple(dict.fromkeys(step.source.placement.ranks + step.target.placement.ranks))
 
 
-def local_transfer(step: Step, shape: tuple[int, ...], rank: int) -> LocalTransfer:
+def local_transfer(step: BoxingStep, shape: tuple[int, ...], rank: int) -> LocalTransfer:
     """The work of `rank`, of one of the placements or both, in `step` on a tensor of whole `shape`."""
     ranks = transfer_ranks(step)
     before, after = step.source, step.target

@@ -20,9 +20,9 @@ from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.trace import (
     LossFunction,
+    ModelTensors,
     Skeletons,
     Traced,
-    Variables,
     read_variables,
     trace_step,
 )
@@ -103,7 +103,7 @@ def capture(
         apart: names of parameters whose recurrent layers are taken apart, because their weights lie
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
-        masters: whether optimizers update float32 copies of narrower parameters.
+        masters: true where optimizers update float32 copies of narrower parameters.
         like: the same step for a batch of other shapes, which makes it quicker, and has decided which
             states there are.
         changing: where numbers of Python stand that change between steps.
@@ -156,7 +156,7 @@ def capture(
 
 
 def _boundary(
-    variables: Variables, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
+    variables: ModelTensors, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
 ) -> Boundary:
     inputs: list[tuple[Role, str]] = [
         *(("parameter", name) for name in variables.parameters),

@@ -37,7 +37,7 @@ class Note:
         nanoseconds: when, on the clock of its node.
         title: the last line of the traceback: type and message.
         text: the whole traceback, without the frames of the launcher.
-        echo: whether it says itself that another rank failed before.
+        echo: true where it says itself that another rank failed before.
     """
 
     rank: int

@@ -25,7 +25,7 @@ from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
-from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
+from weft.compiler.local.overlap_worth import BatchCut, best_cut, may_cut
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
@@ -80,7 +80,7 @@ class Compiled:
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     peaks: tuple[Peak, ...] = ()
-    cut: Cut | None = None
+    cut: BatchCut | None = None
 
 
 @final
@@ -118,7 +118,7 @@ class Lowered:
     communicators: tuple[Communicator, ...]
     programs: tuple[LocalProgram, ...]
     schedule: Scheduled
-    cut: Cut
+    cut: BatchCut
 
 
 def compile_graph(
@@ -214,7 +214,7 @@ def lower(
     placement: Placement,
     ranks: Sequence[int],
     options: Options,
-    before: Cut | None = None,
+    before: BatchCut | None = None,
 ) -> Lowered:
     """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all.
 
@@ -230,7 +230,7 @@ def lower(
     for each in local.values():
         verify_local(each)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
-    cut = Cut() if whole else _cut(graph, local, groups, placement, stages, options)
+    cut = BatchCut() if whole else _cut(graph, local, groups, placement, stages, options)
     programs = _after(lambda program: overlap(program, cut.parts), local.values())
     if not is_launched(placement.device_type):  # else a few rows at a time are too many launches
         programs = _after(join_losses, programs)
@@ -284,10 +284,10 @@ def _cut(
     placement: Placement,
     stages: Stages,
     options: Options,
-) -> Cut:
+) -> BatchCut:
     """Into how many parts the batch is cut: what the first rank finds best, all take."""
     if not may_cut(boxed, options):
-        return Cut()
+        return BatchCut()
     first = min(placement.ranks)
     program = local.get(first) or localize(boxed, first, groups, stages.homes)
     return best_cut(program, groups, device_of(stages, options))

@@ -36,7 +36,7 @@ class CostModel:
             gradient in pieces weighs: in units of the bytes that then lie idle, (p-1)·T. Above 2,
             the price of reducing the gradient, splitting never wins by saving that alone, only by
             what it saves on activations. 0 counts bytes only.
-        hints_hold: whether a parameter whose layout the user fixed is used in it wherever an op
+        hints_hold: true where a parameter whose layout the user fixed is used in it wherever an op
             can, whatever that costs; otherwise it is boxed for use where that is cheaper.
         early_reduction: what reducing a partial value weighs when a call reads the result rather
             than an update or the caller, in bytes. Breaks ties between equal reductions along a

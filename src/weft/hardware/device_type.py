@@ -19,7 +19,7 @@ class DeviceType:
 
     Attributes:
         usual: what such a device does in a second, of the order of its usual members.
-        launched: whether calls are only launched by the host and go on by themselves; then a few
+        launched: true where calls are only launched by the host and go on by themselves; then a few
             large ones are better than many small ones.
     """
 

@@ -56,7 +56,7 @@ class Location:
         line: line number in it.
         module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the
             model.
-        backward: whether the node belongs to the backward pass of that line.
+        backward: true where the node belongs to the backward pass of that line.
         stage: what `with weft.stage(i)` around the line says; None outside of one.
         checkpoint: number of the `torch.utils.checkpoint` around the line, which the backward makes
             again; None outside of one.

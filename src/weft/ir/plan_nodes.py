@@ -236,8 +236,8 @@ class Register:
         kind: for the memory table.
         producer: id of the actor that writes it.
         consumers: ids of the actors that read it (never the producer).
-        credits: how many versions may exist at a time.
-        full: whether a version is there before the first step (variables and constants).
+        credits: the number of versions that may exist at a time.
+        full: true where a version is there before the first step (variables and constants).
         rate: versions per step: 1, or one for each micro-batch. An actor that acts more often
             writes its version over all its acts of the step, and reads the same one in all of them.
     """
@@ -295,7 +295,7 @@ class Compute:
             of variables that are overwritten.
         parts: the places of the nodes at which parts begin that may be compiled each as one kernel;
             equal layers make equal parts.
-        replayed: whether the calls of an act are put on the device as one, captured in a step.
+        replayed: true where the calls of an act are put on the device as one, captured in a step.
     """
 
     id: int

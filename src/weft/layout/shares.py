@@ -21,7 +21,7 @@ class Shares:
     Attributes:
         dim: the dimension.
         parts: lengths of the parts; `blocks` divides each.
-        blocks: how many there are.
+        blocks: their number.
     """
 
     dim: int

@@ -36,7 +36,7 @@ def rows_of(
     Args:
         call: the call.
         here: for some operands, the dimension of their rows.
-        rows: how many there are.
+        rows: their number.
         made: for some results, the dimension of their rows.
     """
     if not has_rule(call.op):

@@ -108,7 +108,7 @@ def rule(
                 passes when all operands of a group are Partial and all others Broadcast; a number
                 other than 0 in the group forbids it, and so does a result of a dtype that does not
                 hold the operands' numbers: summands would be rounded before they are summed.
-            lossy: whether Partial(sum) passes all the same.
+            lossy: true where Partial(sum) passes all the same.
             added: positions of arguments that are added to the rest, as the bias of addmm is: when
                 a factor that they lack is contracted, they must be Partial too, or every rank would
                 add them.
@@ -122,8 +122,8 @@ def rule(
             anyhow: positions of arguments that are not looked at: they may lie in any way.
             kept: numbers of results that only the ops of `readers` understand: they are never boxed.
             readers: the ops that understand them, as the op's backward.
-            view: whether the op moves no data.
-            shares: whether the result may be the first operand, or a view of it; by default as `view`.
+            view: true where the op moves no data.
+            shares: true where the result may be the first operand, or a view of it; by default as `view`.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 
     Raises:

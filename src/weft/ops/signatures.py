@@ -25,7 +25,7 @@ def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature
     Args:
         call: on tensors that are whole along the axis.
         parts: number of ranks.
-        empty: whether a factor may also be split that has fewer elements than there are ranks, so
+        empty: true where a factor may also be split that has fewer elements than there are ranks, so
             that some ranks run the op on empty tensors.
 
     Raises:

@@ -16,13 +16,13 @@ class WeftOp:
     """One of weft's own ops.
 
     Attributes:
-        shares: whether its result may be the first operand, or a view of it.
-        over_step: whether it makes one value of all micro-batches of a step.
+        shares: true where its result may be the first operand, or a view of it.
+        over_step: true where it makes one value of all micro-batches of a step.
         launches: kernels that the host launches for a call on a device.
         host: why no CUDA graph can hold it, as what the host does; "" when one can.
-        plain: whether it is a function of ATen ops that Inductor may compile.
+        plain: true where it is a function of ATen ops that Inductor may compile.
         like: the ATen op that it takes the place of on some device, with the same arguments.
-        urgent: whether the very next calls want its result reduced: it does not wait for the
+        urgent: true where the very next calls want its result reduced: it does not wait for the
             gradients of weights.
     """
 

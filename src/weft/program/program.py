@@ -29,7 +29,7 @@ from weft.program.explain.kernels import kernel_text, replay_text
 from weft.program.explain.memory import ProgramMemory, program_memory
 from weft.program.explain.words import title
 from weft.program.live.holds import hold, let_go, reads
-from weft.program.live.places import Places
+from weft.program.live.places import LivePlaces
 from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.planning.build import build, evaluation, gathering
 from weft.program.planning.recovery import Failed
@@ -66,7 +66,7 @@ class Program:
         self._close = weakref.finalize(self, _close_all, variants, training)
         hold(self._setting.model, self)
         reads(self, lambda: _constants_of(variants, training))
-        self._places = Places(self._setting.model, self._setting.variables)
+        self._places = LivePlaces(self._setting.model, self._setting.variables)
 
     def __repr__(self) -> str:
         leaves = (
@@ -367,7 +367,7 @@ class Program:
         options = self._setting.options
         if not details:
             return explain(self._compiled, options, self.memory())
-        parts = (part for executor in self._executors.values() for part in executor.parts)
+        parts = (part for executor in self._executors.values() for part in executor.distinct_parts)
         text = tables(self._compiled, self.memory()) + kernel_text(parts)
         if options.device is not None:
             text += f"links as measured: {links_text(options.device)}\n"

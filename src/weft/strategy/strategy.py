@@ -189,7 +189,7 @@ def context_parallel(
 
     Args:
         sequence: the dimension of positions in the leaves of the batch.
-        data: whether the placement's first axis splits the batch; the sequence then is split along
+        data: true where the placement's first axis splits the batch; the sequence then is split along
             the second.
         columns: as in `tensor_parallel`, along one more axis, the last.
         rows: as in `tensor_parallel`.

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.boxing import Step, steps, transfer_ranks
+from weft.boxing import BoxingStep, steps, transfer_ranks
 from weft.boxing.box_steps import step_groups, step_node
 from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
 from weft.layout import Layout
@@ -41,7 +41,7 @@ class Chain:
     spec: Spec
     mesh: Mesh
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[BoxingStep, ...]
     nodes: tuple[tuple[LocalNode | None, ...], ...]
 
     @property
@@ -110,7 +110,7 @@ def _unshared(made: Tensor, given: Tensor) -> Tensor:
 
 
 def _among_own(
-    step: Step, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh
+    step: BoxingStep, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh
 ) -> Locals:
     """One step of which this process holds all ranks."""
     if isinstance(nodes[0], Transfer):

@@ -9,7 +9,7 @@ import pytest
 from weft.compiler import pipeline
 from weft.compiler.layouts.alike import match
 from weft.compiler.layouts.deduce import Hints
-from weft.compiler.local.overlap_worth import Cut
+from weft.compiler.local.overlap_worth import BatchCut
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages import join as stages_join
@@ -124,18 +124,18 @@ def test_other_hints_are_kept() -> None:
 
 def test_a_batch_that_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     like = compiled(step(16), TENSORS)
-    assert like.cut == Cut()
+    assert like.cut == BatchCut()
     assert like.cut
     assert like.cut.weighed
     monkeypatch.setattr(pipeline, "best_cut", None)
-    assert compiled(step(12), TENSORS, like).cut == Cut()
+    assert compiled(step(12), TENSORS, like).cut == BatchCut()
 
 
 def test_a_batch_that_could_not_be_cut_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not lie evenly say nothing about others that do."""
     like = compiled(step(15), DATA)
     weighed: list[object] = []
-    monkeypatch.setattr(pipeline, "best_cut", lambda *_: weighed.append(_) or Cut())
+    monkeypatch.setattr(pipeline, "best_cut", lambda *_: weighed.append(_) or BatchCut())
     found = compiled(step(16), DATA, like)
     assert taken(found)
     assert weighed

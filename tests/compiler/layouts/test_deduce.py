@@ -19,7 +19,7 @@ from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.layouts.intent import uses
 from weft.compiler.layouts.known import Known
 from weft.compiler.layouts.options import WorkOptions
-from weft.compiler.layouts.problem import Work
+from weft.compiler.layouts.problem import OpChoice
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph
@@ -348,7 +348,7 @@ def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
     )
     rows, whole = Signature((S0,), (S0,)), Signature((B,), (B,))
     options = WorkOptions((2, 2), PLAIN)
-    work = Work(view, Call(view.op, (), (), ()))
+    work = OpChoice(view, Call(view.op, (), (), ()))
     assert options.of(work, 0, (whole, whole)).signatures[:2] == (whole, rows)
     assert rows not in options.of(work, 0, (whole, rows)).signatures
     assert rows not in options.of(work, 1, (rows, whole)).signatures

@@ -11,7 +11,7 @@ from weft.compiler.layouts.deduce import Hints, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.local.overlap import batch_leaves, overlap
-from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
+from weft.compiler.local.overlap_worth import BatchCut, best_cut, may_cut
 from weft.compiler.options import Options
 from weft.hardware import Device, usual_device
 from weft.ir import LogicalGraph, parse_graph
@@ -89,7 +89,7 @@ def slow(link: float) -> Device:
     return replace(usual_device("cpu"), link=link, latency=1e-6, start=1e-7)
 
 
-def cut_for(graph: LogicalGraph, device: Device) -> Cut:
+def cut_for(graph: LogicalGraph, device: Device) -> BatchCut:
     return best_cut(local(graph, 0), communicators(graph), device)
 
 
@@ -108,7 +108,7 @@ def test_slow_links_are_worth_it() -> None:
 )
 def test_nothing_is_cut_for_nothing(layouts: dict[str, tuple[SBP, ...]], device: Device) -> None:
     """Fast links, gradients that travel beside the backward anyway, or links so slow that products hide nothing."""
-    assert cut_for(boxed(layouts, batch=512, wide=512), device) == Cut()
+    assert cut_for(boxed(layouts, batch=512, wide=512), device) == BatchCut()
 
 
 def test_uneven_shards_forbid_it() -> None:

@@ -12,7 +12,7 @@ from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.events import trace_events
 from weft.program.trace.gather import ahead
 from weft.program.trace.parts import parts
-from weft.program.trace.rows import Arrow, Kind, Level, RankTrace, Slice, Step
+from weft.program.trace.rows import Arrow, Kind, Level, RankTrace, Slice, StepSpan
 from weft.program.trace.waits import with_late_ranks
 
 MS = 1_000_000
@@ -27,7 +27,7 @@ def each(queue: str, kind: Kind, begin: int, end: int, meeting: str = "") -> Sli
 def rank(number: int, *slices: Slice) -> RankTrace:
     peers = {0: (1,), 1: (0,)}[number]
     rows = tuple(s._replace(peers=peers) if s.meeting else s for s in slices)
-    return RankTrace(number, QUEUES, (Step(0, 0, 20 * MS),), rows)
+    return RankTrace(number, QUEUES, (StepSpan(0, 0, 20 * MS),), rows)
 
 
 FIRST = rank(
@@ -58,7 +58,9 @@ def test_what_is_not_beside_compute_is_exposed() -> None:
 
 
 def test_parts_are_means_over_steps() -> None:
-    twice = dataclasses.replace(FIRST, steps=(Step(0, 0, 10 * MS), Step(1, 10 * MS, 20 * MS)))
+    twice = dataclasses.replace(
+        FIRST, steps=(StepSpan(0, 0, 10 * MS), StepSpan(1, 10 * MS, 20 * MS))
+    )
     assert parts(twice).step == pytest.approx(0.010)
     assert parts(twice).compute == pytest.approx(0.0045)
 

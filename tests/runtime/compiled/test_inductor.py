@@ -21,9 +21,9 @@ from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalInput, LocalValue, RankPlan
 from weft.runtime.compiled import choice as kernel_choice
 from weft.runtime.compiled import inductor, parts
-from weft.runtime.compiled.choice import Choice, Code, Spec, choose
+from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, choose
 from weft.runtime.compiled.measure import Measured
-from weft.runtime.compiled.parts import Parts
+from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
@@ -62,16 +62,16 @@ def cutter(monkeypatch, seen, calls=CALLS, acts=1, x=None):
             return code.function(*tensors)
 
         seen.append(code)
-        return Choice(boxed)
+        return KernelChoice(boxed)
 
     monkeypatch.setattr(parts, "choose", chosen)
     x = torch.zeros(6, 4).t() if x is None else x
     inputs = (LocalInput(LocalValue("x", tuple(x.shape), "float32"), "parameter", "x"),)
     plan = RankPlan(0, inputs, (Compute(0, calls, ("x",), ("b",), acts=acts),), ())
-    return Parts(plan, CPU, {"x": x}, "inductor")
+    return PartCutter(plan, CPU, {"x": x}, "inductor")
 
 
-def cut_of(parts: Parts, outputs):
+def cut_of(parts: PartCutter, outputs):
     """The cut of the only segment."""
     (segment,) = parts.plan.actors
     return parts.cut(segment, outputs)
@@ -119,7 +119,7 @@ def test_products_that_are_summed_over_a_step_stay_so(monkeypatch):
 
 
 def code(source, function=lambda x: (x + 1,), size=8):
-    spec = Spec((size, size), (size, 1), torch.float32, CPU)
+    spec = KernelInput((size, size), (size, 1), torch.float32, CPU)
     return Code(source, function, (spec,))
 
 
@@ -133,13 +133,13 @@ def test_the_faster_is_chosen_and_remembered(monkeypatch):
     monkeypatch.setattr(kernel_choice, "_compiled", lambda code: "compiled")
     monkeypatch.setattr(kernel_choice, "compare", compare)
     seconds = 2.0
-    assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
-    assert choose(code("fast"), "auto") == Choice("compiled", 3.0, 2.0)
+    assert choose(code("fast"), "auto") == KernelChoice("compiled", 3.0, 2.0)
+    assert choose(code("fast"), "auto") == KernelChoice("compiled", 3.0, 2.0)
     assert len(measured) == 1
     seconds = 2.8  # noise is larger than that
     assert choose(code("slow"), "auto").compiled is None
     monkeypatch.setattr(kernel_choice, "_compiled", None)  # would raise: nothing is compiled again
-    assert choose(code("slow"), "auto") == Choice(None, 3.0, 2.8)
+    assert choose(code("slow"), "auto") == KernelChoice(None, 3.0, 2.8)
 
 
 def test_parts_that_cannot_pay_are_not_compiled(monkeypatch):
@@ -187,7 +187,7 @@ def test_what_inductor_cannot_lower_is_aten_code_and_told(monkeypatch):
         raise RuntimeError("no lowering\nmore")
 
     monkeypatch.setattr(kernel_choice, "compile_boxed", fails)
-    told = Choice(None, problem="RuntimeError: no lowering")
+    told = KernelChoice(None, problem="RuntimeError: no lowering")
     assert choose(code("odd"), "inductor") == told
     assert choose(code("odd"), "auto") == told
     monkeypatch.setattr(kernel_choice, "compile_boxed", None)  # would say something else

@@ -23,7 +23,7 @@ class _Scaling:
     """The additions of a gradient scaler: gradients are divided by `scale`; nothing is written where `found` is 1."""
 
     scale: Tensor | None
-    found: Tensor | None
+    found_inf: Tensor | None
 
     def gradient(self, gradient: Tensor, maximize: bool) -> Tensor:
         if self.scale is not None:
@@ -31,7 +31,7 @@ class _Scaling:
         return -gradient if maximize else gradient
 
     def write(self, old: Tensor, new: Tensor) -> None:
-        old.copy_(new if self.found is None else torch.where(self.found == 1, old, new))
+        old.copy_(new if self.found_inf is None else torch.where(self.found_inf == 1, old, new))
 
 
 def _adam(decoupled: bool) -> Callable[..., None]:

@@ -56,7 +56,7 @@ class Hooked:
         """The first parameter with other hooks, how many it had, and has; some microseconds.
 
         Args:
-            more: whether hooks were registered since, anywhere; otherwise they can only be gone.
+            more: true where hooks were registered since, anywhere; otherwise they can only be gone.
         """
         if not more and list(map(len, self._present)) == self._sizes:
             return None

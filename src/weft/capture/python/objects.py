@@ -59,7 +59,7 @@ class Notes(Protocol):
 
 @final
 @dataclass(frozen=True)
-class _Known:
+class _Seen:
     """An object that was there before the step, kept alive; its attributes then; whether it is the user's own."""
 
     owner: Any
@@ -78,7 +78,7 @@ class Objects:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Seen] = {}
         # By class, what its `__getattribute__` was.
         self._classes: dict[type, Callable[[Any, str], Any]] = {}
         self._own: dict[type, Any] = {}
@@ -116,7 +116,7 @@ class Objects:
             return False
         if not users and cls.__module__.partition(".")[0] in sys.stdlib_module_names:
             return False
-        self._known[id(value)] = _Known(value, dict(_held(value)), text, users)
+        self._known[id(value)] = _Seen(value, dict(_held(value)), text, users)
         if cls not in self._classes:
             self._classes[cls] = next(
                 self._classes.get(each) or vars(each)["__getattribute__"]
@@ -159,7 +159,7 @@ class Objects:
         if not users_module(cls.__module__):
             return
         for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
-            self.found(cls, name)
+            self.looked_up(cls, name)
             self._notes.of_class(cls, name)
         made = not issubclass(cls, nn.Module)
         self._functions(cls, lambda name: name in _CALLED or (made and name.startswith("__")))
@@ -172,7 +172,7 @@ class Objects:
                     if wanted(name):
                         self.descriptor(value)
 
-    def found(self, cls: type, name: str) -> None:
+    def looked_up(self, cls: type, name: str) -> None:
         """An attribute is to be read of a class: what that may run comes before what it reads."""
         value = next((vars(each)[name] for each in cls.__mro__ if name in vars(each)), None)
         self.descriptor(value)
@@ -217,7 +217,7 @@ class Objects:
             if known is None or (name.startswith("__") and name != "__dict__"):
                 return original(owner, name)
             if name not in known.before and known.users:
-                self.found(cls, name)
+                self.looked_up(cls, name)
             try:
                 value = original(owner, name)
             except AttributeError:
@@ -229,7 +229,7 @@ class Objects:
         self._own[cls] = vars(cls).get("__getattribute__")
         cls.__getattribute__ = reading  # type: ignore[method-assign, assignment]
 
-    def _read(self, known: _Known, name: str, value: Any) -> None:
+    def _read(self, known: _Seen, name: str, value: Any) -> None:
         """An attribute was read of an object."""
         owner, text = known.owner, f"{known.text}.{name}"
         own = dict(_held(owner)) if name == "__dict__" else {}

@@ -66,7 +66,7 @@ class Counted(CaptureError):
 
 
 @final
-class Recorder:
+class PythonRecorder:
     """Collects what the trace of one step reads."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
@@ -222,7 +222,7 @@ class Recorder:
             self._unread.discard(id(module))
             self._parts(module, self._paths[id(module)])
         if name not in before:
-            self._objects.found(type(module), name)
+            self._objects.looked_up(type(module), name)
 
     def _attribute(self, module: nn.Module, name: str, value: Any, text: str) -> None:
         """An attribute that was read."""

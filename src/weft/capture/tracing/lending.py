@@ -82,7 +82,7 @@ def _holds_fakes(container: _Container) -> bool:
 
 @final
 @dataclass(frozen=True)
-class Slot:
+class LentPlace:
     """A place of the model: the module, its path, the name in it, and the stand-in there."""
 
     module: nn.Module
@@ -97,7 +97,9 @@ class Slot:
 
 
 @contextmanager
-def lent(model: nn.Module, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[tuple[Slot, ...]]:
+def lent(
+    model: nn.Module, stand_ins: Mapping[int, torch.Tensor]
+) -> Iterator[tuple[LentPlace, ...]]:
     """While this lasts, stand-ins are in place of the tensors of `model`, under all their names.
 
     Where the user's code holds a tensor of the model by itself, torch computes with its stand-in
@@ -111,13 +113,13 @@ def lent(model: nn.Module, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[tu
     for path, module in model.named_modules():
         for own in (module._parameters, module._buffers):
             held = {name: tensor for name, tensor in own.items() if tensor is not None}
-            slots += [Slot(module, path, name, stand_ins[id(x)]) for name, x in held.items()]
+            slots += [LentPlace(module, path, name, stand_ins[id(x)]) for name, x in held.items()]
             own.update({name: stand_ins[id(tensor)] for name, tensor in held.items()})
     with _Replacing(stand_ins):
         yield tuple(slots)
 
 
-def write_replaced(slots: Sequence[Slot]) -> None:
+def write_replaced(slots: Sequence[LentPlace]) -> None:
     """Write what the step put in the place of buffers into the stand-ins that were there.
 
     Raises:
@@ -150,7 +152,7 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _not_replaced(slot: Slot, reason: str) -> CaptureError:
+def _not_replaced(slot: LentPlace, reason: str) -> CaptureError:
     return CaptureError(f"the step puts another value in the place of {slot.full_name}: {reason}")
 
 

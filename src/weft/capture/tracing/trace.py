@@ -30,7 +30,7 @@ from weft.capture.python.caches import take_caches
 from weft.capture.python.changes import depends_on
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
-from weft.capture.python.recorder import Counted, Recorder
+from weft.capture.python.recorder import Counted, PythonRecorder
 from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
@@ -64,7 +64,7 @@ LossFunction = Callable[[Any, Any], Any]
 
 @final
 @dataclass(frozen=True)
-class Variables:
+class ModelTensors:
     """The model's own tensors by name; a tensor with two names stands under the first."""
 
     parameters: Mapping[str, torch.Tensor]
@@ -109,15 +109,15 @@ class Traced:
     numbers: Mapping[int, ChangingNumber]
 
 
-def read_variables(model: torch.nn.Module) -> Variables:
+def read_variables(model: torch.nn.Module) -> ModelTensors:
     """The parameters and buffers of `model`."""
-    return Variables(dict(model.named_parameters()), dict(model.named_buffers()))
+    return ModelTensors(dict(model.named_parameters()), dict(model.named_buffers()))
 
 
 def trace_step(
     model: torch.nn.Module,
     loss_fn: LossFunction,
-    variables: Variables,
+    variables: ModelTensors,
     batch: BatchSpec,
     example: Mapping[str, torch.Tensor],
     device: str,
@@ -304,7 +304,7 @@ def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> t
 
 
 def _fakes(
-    variables: Variables,
+    variables: ModelTensors,
     example: Mapping[str, torch.Tensor],
     mode: FakeMode,
     device: str,
@@ -328,7 +328,7 @@ class _Step:
         self,
         model: torch.nn.Module,
         loss_fn: LossFunction,
-        variables: Variables,
+        variables: ModelTensors,
         batch: BatchSpec,
         training: bool,
         casts: Casts,
@@ -342,7 +342,7 @@ class _Step:
         self.batch = batch
         self.training = training
         self.hooks = gradient_hooks(variables.parameters)
-        self.recorder = Recorder(model, loss_fn)
+        self.recorder = PythonRecorder(model, loss_fn)
         self.watch = Watch()
         self.made: list[Entry] = []
         self.caches: tuple[str, ...] = ()

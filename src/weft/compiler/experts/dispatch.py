@@ -60,7 +60,7 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     """The graph with the rows of one mixture sent to its experts."""
     graph, products = as_products(graph, mixture.biases)
     mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
-    writer = _Writer(graph, mixture, calls_in_buffers(graph, mixture))
+    writer = _DispatchWriter(graph, mixture, calls_in_buffers(graph, mixture))
     for node in graph.nodes:
         writer.write(node)
     return needed(replace(graph, nodes=tuple(writer.nodes)))
@@ -68,7 +68,7 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
 
 @final
 @dataclass
-class _Writer:
+class _DispatchWriter:
     """Writes the nodes of the new graph.
 
     Attributes:

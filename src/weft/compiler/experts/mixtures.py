@@ -28,11 +28,11 @@ class Mixture:
         ids: the value with the expert of each row.
         calls: the products.
         biases: calls that read tables of as many experts, split alike.
-        experts: how many there are.
+        experts: their number.
         blocks: into how many blocks they are cut.
         groups: of rows; those of one rank.
         capacity: rows of a group that a block takes.
-        bounded: whether the user says how many, not the routing.
+        bounded: true where the user says how many, not the routing.
     """
 
     ids: Value

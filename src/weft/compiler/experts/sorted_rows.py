@@ -2,7 +2,7 @@
 
 A sort of s numbers gives its values and a permutation of their positions. Without it both would stand
 in the old order: `value[i] = old[permutation[i]]`. The proof follows what is computed from them. A
-value is then a `Row` along a dimension (its rows are those of the old order, permuted), or `Places`
+value is then a `Row` along a dimension (its rows are those of the old order, permuted), or `SortedPlaces`
 (its numbers are places in the permuted order, such as the inverse permutation), or it is as before.
 An op whose rule may split a dimension looks at each index of it alone, so it permutes its result as
 its operands are; what it contracts does not depend on the order. Rows at places are as before.
@@ -56,11 +56,11 @@ class Row:
 
 @final
 @dataclass(frozen=True)
-class Places:
+class SortedPlaces:
     """Numbers of rows in the order of the sort."""
 
 
-Kind: TypeAlias = Row | Places
+Kind: TypeAlias = Row | SortedPlaces
 
 
 def moved_by(graph: LogicalGraph, sort: Call) -> Mapping[str, Kind] | None:
@@ -104,7 +104,7 @@ class _Proof:
         if not _is_ref(node.args[0], self.permutation) or not is_plain_sort(self.graph, node):
             return self._by_rule(node)
         if node.outputs[1]:
-            self.kinds[node.outputs[1].name] = Places()
+            self.kinds[node.outputs[1].name] = SortedPlaces()
         return True
 
     def _at_places(self, node: Call) -> bool:
@@ -114,7 +114,7 @@ class _Proof:
         if len(at) != 1 or not isinstance(x, Ref):
             return False
         (dim, index), kind = at[0], self.kinds.get(x.name)
-        return kind == Row(dim) and self.kinds.get(index) == Places()
+        return kind == Row(dim) and self.kinds.get(index) == SortedPlaces()
 
     def _put(self, node: Call) -> bool:
         x, indices, values, *more = node.args
@@ -125,7 +125,7 @@ class _Proof:
         if at == [self.permutation] and not any(more) and whole:
             return self._put_at_permutation(node, values.name, kind)
         if (
-            self.kinds.get(at[0]) == Places()
+            self.kinds.get(at[0]) == SortedPlaces()
             and kind is None
             and self._is_alike(x.name, 0)
             and whole
@@ -139,7 +139,7 @@ class _Proof:
         if kind == Row(0):
             return True
         if kind is None and is_range(self.graph, values):
-            self.kinds[_made(node)] = Places()
+            self.kinds[_made(node)] = SortedPlaces()
             return True
         return False
 

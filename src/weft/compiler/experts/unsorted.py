@@ -24,7 +24,7 @@ from weft.compiler.experts.sorted_rows import (
     ALIKE,
     INDEX,
     PUT,
-    Places,
+    SortedPlaces,
     is_plain_sort,
     moved_by,
 )
@@ -63,8 +63,8 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     values, permutation = sort.outputs
     if kinds is None or values is None or permutation is None:
         return None
-    places = {name for name, kind in kinds.items() if isinstance(kind, Places)}
-    writer = _Writer(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
+    places = {name for name, kind in kinds.items() if isinstance(kind, SortedPlaces)}
+    writer = _UnsortedWriter(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
     writer.renamed[values.name] = _name(sort.args[0])
     for node in graph.nodes:
         writer.write(node)
@@ -76,7 +76,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
 
 @final
 @dataclass(frozen=True)
-class _Writer:
+class _UnsortedWriter:
     """Writes the nodes of the new graph.
 
     Attributes:

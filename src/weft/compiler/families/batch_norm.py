@@ -82,7 +82,7 @@ def _over(sbp: SBP) -> bool:
 def _expand(site: Site) -> Iterator[Placed]:
     """One small reduction in between, where what is normalized is split otherwise than by channels."""
     if _in_training(site.call) and any(map(_over, site.reads[0].sbp)):
-        yield from _Parts(site.graph, site.call, site.reads, site.values).calls()
+        yield from _BatchNormParts(site.graph, site.call, site.reads, site.values).calls()
 
 
 def _size(call: OpCall) -> int:
@@ -92,7 +92,7 @@ def _size(call: OpCall) -> int:
 
 @final
 @dataclass(frozen=True)
-class _Parts:
+class _BatchNormParts:
     """One BatchNorm taken apart; notes the layouts of what it makes in `values`."""
 
     graph: LogicalGraph

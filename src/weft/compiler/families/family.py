@@ -49,10 +49,10 @@ class SampleStatistics:
 
     Attributes:
         name: of the module that users know, such as "BatchNorm".
-        applies: whether a call takes such statistics, or is the backward of one that does.
-        takes: whether it is a forward that takes them.
-        adds: whether results that are no samples are summed over micro-batches, as gradients are.
-        over: whether statistics are taken over a dimension.
+        applies: true where a call takes such statistics, or is the backward of one that does.
+        takes: true where it is a forward that takes them.
+        adds: true where results that are no samples are summed over micro-batches, as gradients are.
+        over: true where statistics are taken over a dimension.
         signature: of a call whose samples are split along a dimension.
         size: numbers that make one statistic.
         made_by: the op that makes them where the call is taken apart.
@@ -84,7 +84,7 @@ class Family:
         statistics: where it takes statistics over samples.
         counts: results of a call that depend on the batch alone, each with the calls that make it
             of the batch, so that micro-batches need not wait for one another.
-        ignores_counts: whether a call takes such a number without looking at it.
+        ignores_counts: true where a call takes such a number without looking at it.
     """
 
     ops: frozenset[str]

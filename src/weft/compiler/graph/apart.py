@@ -103,7 +103,7 @@ _RANK = 3  # of a batched product's operands; tokens that are flattened for a li
 
 def keep_apart(graph: LogicalGraph) -> LogicalGraph:
     """The graph with dimensions apart between the views that merge them and those that part them."""
-    writer = _Writer(graph)
+    writer = _ApartWriter(graph)
     for node in graph.nodes:
         writer.write(node)
     if not writer.changed:
@@ -122,14 +122,14 @@ def _by_name(graph: LogicalGraph) -> list[tuple[str, Node]]:
 
 @final
 @dataclass
-class _Writer:
+class _ApartWriter:
     """Writes each call as it was, and before it the same apart; what nobody needs goes later.
 
     Attributes:
         apart: of what is there apart, that value, and what is merged.
         lifted: what is made both merged and apart by calls.
         equal: what parts something merged, and is just what is there apart.
-        changed: whether anything is read apart that was merged before.
+        changed: true where anything is read apart that was merged before.
     """
 
     graph: LogicalGraph

@@ -49,7 +49,7 @@ class JoinedDim:
 def joined_dim(graph: LogicalGraph, name: str, dim: int) -> JoinedDim | None:
     """The dimension `dim` of a value, as far as it goes; None where something needs its order."""
     size = graph.values[name].shape[dim]
-    walk = _Walk(graph, size)
+    walk = _DimWalk(graph, size)
     walk.add((name, dim))
     while walk.todo:
         if not walk.step(walk.todo.pop()):
@@ -58,7 +58,7 @@ def joined_dim(graph: LogicalGraph, name: str, dim: int) -> JoinedDim | None:
 
 
 @dataclass
-class _Walk:
+class _DimWalk:
     """Goes along the graph in both directions.
 
     Attributes:
@@ -147,7 +147,7 @@ class _Walk:
             return ()
         name = node.operands[0] if joins else node.makes[0].name
         count = self.graph.values[name].shape[parts]
-        walk = _Parts(self.graph, count, view=node)
+        walk = _PartsWalk(self.graph, count, view=node)
         walk.add((name, parts))
         while walk.todo:
             if not walk.step(walk.todo.pop()):
@@ -157,12 +157,12 @@ class _Walk:
 
 @final
 @dataclass
-class _Parts(_Walk):
+class _PartsWalk(_DimWalk):
     """Goes along a dimension of parts, up to where they are taken, or made, one by one.
 
     Attributes:
         view: which makes the dimension, or merges it.
-        taken: whether parts are taken anywhere.
+        taken: true where parts are taken anywhere.
     """
 
     view: Call | None = None

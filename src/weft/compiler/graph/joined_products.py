@@ -51,7 +51,7 @@ def join_products(graph: LogicalGraph) -> LogicalGraph:
     gone = {id(add) for each in sums.values() for add in each.adds}
     terms = [term for each in sums.values() for group in each.joined for term in group]
     gone |= {id(call) for term in terms for call in term.calls}
-    writer = _Writer(graph)
+    writer = _StackWriter(graph)
     for node in graph.nodes:
         if id(node) in sums:
             writer.write(node, sums[id(node)])
@@ -171,7 +171,7 @@ def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
 
 @final
 @dataclass(frozen=True)
-class _Writer:
+class _StackWriter:
     """Writes the nodes of the new graph."""
 
     graph: LogicalGraph

@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from weft.compiler.graph.known_moves import (
+    KnownCall,
     Rule,
-    Step,
     concatenated,
     expanded,
     indexed,
@@ -43,7 +43,7 @@ def known_values(graph: LogicalGraph) -> dict[str, Known]:
     found: dict[str, Known] = {}
     for node in graph.nodes:
         if isinstance(node, Call) and node.op in _RULES and len(node.outputs) == 1:
-            step = Step(node, graph.values, found)
+            step = KnownCall(node, graph.values, found)
             made = _RULES[node.op](step) if prod(step.made.shape) else None
             if made is not None:
                 found[step.made.name] = made
@@ -53,21 +53,21 @@ def known_values(graph: LogicalGraph) -> dict[str, Known]:
 def _filled(position: int | None, value: Scalar = 0) -> Rule:
     """A factory of one value: that at a position of the arguments, or always the same."""
 
-    def rule(step: Step) -> Known | None:
+    def rule(step: KnownCall) -> Known | None:
         fill = value if position is None else step.arg(position)
         return constant(fill, step.made.dtype) if isinstance(fill, int | float) else None
 
     return rule
 
 
-def _arange(step: Step) -> Known | None:
+def _arange(step: KnownCall) -> Known | None:
     numbers = tuple(arg for arg in step.call.args if type(arg) is int)
     if step.made.dtype != "int64" or len(numbers) != len(step.call.args):
         return None
     return along(np.arange(*numbers, dtype=np.int64), -1)
 
 
-def _exact_pair(step: Step) -> tuple[Known, Known] | None:
+def _exact_pair(step: KnownCall) -> tuple[Known, Known] | None:
     a, b = step.operand(0), step.operand(1)
     if a is None or b is None or step.call.kwargs or len(step.call.args) != 2:
         return None
@@ -75,7 +75,7 @@ def _exact_pair(step: Step) -> tuple[Known, Known] | None:
 
 
 def _arithmetic(function: Function) -> Rule:
-    def rule(step: Step) -> Known | None:
+    def rule(step: KnownCall) -> Known | None:
         pair = _exact_pair(step)
         if pair is None or step.made.dtype != "int64":
             return None
@@ -85,7 +85,7 @@ def _arithmetic(function: Function) -> Rule:
 
 
 def _comparison(op: str, function: Function) -> Rule:
-    def rule(step: Step) -> Known | None:
+    def rule(step: KnownCall) -> Known | None:
         pair = _exact_pair(step)
         if pair is None:
             return None
@@ -96,30 +96,32 @@ def _comparison(op: str, function: Function) -> Rule:
     return rule
 
 
-def _and(step: Step) -> Known | None:
+def _and(step: KnownCall) -> Known | None:
     pair = _exact_pair(step)
     return both(*pair) if pair is not None and _of_bools(step) else None
 
 
-def _not(step: Step) -> Known | None:
+def _not(step: KnownCall) -> Known | None:
     x = step.operand()
     return applied(np.not_equal, x, Along(np.array([True]))) if x and _of_bools(step) else None
 
 
-def _of_bools(step: Step) -> bool:
+def _of_bools(step: KnownCall) -> bool:
     tensors = (step.values[arg.name] for arg in step.call.args if isinstance(arg, Ref))
     return all(value.dtype == "bool" for value in (step.made, *tensors))
 
 
-def _where(step: Step) -> Known | None:
+def _where(step: KnownCall) -> Known | None:
     return _chosen(step, step.operand(0), step.operand(1), step.operand(2))
 
 
-def _masked_fill(step: Step) -> Known | None:
+def _masked_fill(step: KnownCall) -> Known | None:
     return _chosen(step, step.operand(1), step.operand(2), step.operand(0))
 
 
-def _chosen(step: Step, mask: Known | None, yes: Known | None, no: Known | None) -> Known | None:
+def _chosen(
+    step: KnownCall, mask: Known | None, yes: Known | None, no: Known | None
+) -> Known | None:
     """One constant where a mask is true, another elsewhere."""
     first, second = step.as_made(value_of(yes)), step.as_made(value_of(no))
     if first is None or second is None:
@@ -132,7 +134,7 @@ def _chosen(step: Step, mask: Known | None, yes: Known | None, no: Known | None)
 
 
 def _triangle(upper: bool) -> Rule:
-    def rule(step: Step) -> Known | None:
+    def rule(step: KnownCall) -> Known | None:
         value, diagonal = value_of(step.operand()), step.number(1, 0)
         zero = step.as_made(0)
         if value is None or diagonal is None or zero is None:
@@ -145,7 +147,7 @@ def _triangle(upper: bool) -> Rule:
     return rule
 
 
-def _copied(step: Step) -> Known | None:
+def _copied(step: KnownCall) -> Known | None:
     """The same elements, perhaps in another dtype."""
     x, dtype = step.operand(), step.made.dtype
     if isinstance(x, Band):

@@ -24,7 +24,7 @@ from weft.ir.logical import Arg, Call, Ref, Value
 
 @final
 @dataclass(frozen=True)
-class Step:
+class KnownCall:
     """One call, and what is known before it."""
 
     call: Call
@@ -77,10 +77,10 @@ class Step:
         return None if value is None else value_of(constant(value, self.made.dtype))
 
 
-Rule: TypeAlias = Callable[[Step], "Known | None"]
+Rule: TypeAlias = Callable[[KnownCall], "Known | None"]
 
 
-def viewed(step: Step) -> Known | None:
+def viewed(step: KnownCall) -> Known | None:
     """The same elements in the same order in another shape."""
     x, shape, made = step.operand(), step.shape(), step.made.shape
     if isinstance(x, Band):
@@ -99,13 +99,13 @@ def _after(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[len(shape) + axis + 1 :]
 
 
-def expanded(step: Step) -> Known | None:
+def expanded(step: KnownCall) -> Known | None:
     """The same elements, repeated along dimensions of size 1 and new ones."""
     x, shape, made = step.operand(), step.shape(), step.made.shape
     return x if not isinstance(x, Band) or made[-2:] == shape[-2:] else None
 
 
-def sliced(step: Step) -> Known | None:
+def sliced(step: KnownCall) -> Known | None:
     """A range of a dimension; of the queries and keys of a band only the whole."""
     x, shape = step.operand(), step.shape()
     dim = step.dim(1, shape, 0)
@@ -121,7 +121,7 @@ def sliced(step: Step) -> Known | None:
     return along(x.data[slice(start, end, stride)], x.axis)
 
 
-def selected(step: Step) -> Known | None:
+def selected(step: KnownCall) -> Known | None:
     """One position of a dimension, which goes."""
     x, index = step.operand(), step.number(2)
     dim = step.dim(1, step.shape())
@@ -134,7 +134,7 @@ def selected(step: Step) -> Known | None:
     return Along(x.data, x.axis + 1 if x.axis < dim else x.axis)
 
 
-def concatenated(step: Step) -> Known | None:
+def concatenated(step: KnownCall) -> Known | None:
     """Tensors one after the other, along the dimension in which they vary."""
     refs, dim = step.arg(0), step.dim(1, step.made.shape, 0)
     parts = []
@@ -150,7 +150,7 @@ def concatenated(step: Step) -> Known | None:
     return along(np.concatenate(parts), dim)
 
 
-def summed(step: Step) -> Known | None:
+def summed(step: KnownCall) -> Known | None:
     """Sums of the elements so far."""
     x, dim = step.operand(), step.dim(1, step.shape())
     if not isinstance(x, Along) or dim is None or x.axis not in (0, dim) or not is_exact(x):
@@ -160,7 +160,7 @@ def summed(step: Step) -> Known | None:
     return along(np.cumsum(each), dim) if step.made.dtype == "int64" else None
 
 
-def indexed(step: Step) -> Known | None:
+def indexed(step: KnownCall) -> Known | None:
     """`x[i, j, …]` with an index for every dimension: that of the one along which `x` varies counts."""
     x, indices, shape = step.operand(), step.arg(1), step.shape()
     if not isinstance(x, Along) or not isinstance(indices, tuple) or len(indices) != len(shape):

@@ -154,7 +154,7 @@ def kept_keys(known: Band, kept: Callable[[Scalar], bool | None]) -> tuple[Data,
     """The intervals [first, last) of the keys of each query that are kept.
 
     Args:
-        kept: whether an element keeps its key; None where it neither keeps nor drops it.
+        kept: true where an element keeps its key; None where it neither keeps nor drops it.
 
     Returns:
         Two int64 arrays of [queries]; None where what is kept is no interval.

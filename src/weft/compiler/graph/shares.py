@@ -58,8 +58,8 @@ def store_in_shares(
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}
         return _as_given(graph, given, stages)
-    found = _Search(graph, hints, stages).found()
-    return _Writer(graph, found).written() if found else graph
+    found = _UnfitSearch(graph, hints, stages).shared_dims()
+    return _SharesWriter(graph, found).written() if found else graph
 
 
 # The shares of a dimension, and where it goes.
@@ -68,7 +68,7 @@ _Found = list[tuple[Shares, JoinedDim]]
 
 @final
 @dataclass(frozen=True)
-class _Search:
+class _UnfitSearch:
     """Looks for parameters whose split is none of the parts.
 
     Attributes:
@@ -80,7 +80,7 @@ class _Search:
     stages: Stages
     seen: set[tuple[str, int]] = field(default_factory=set)
 
-    def found(self) -> _Found:
+    def shared_dims(self) -> _Found:
         """Each dimension once."""
         return [each for node in self.graph.of_kind(Input) for each in self._of(node)]
 
@@ -134,7 +134,7 @@ def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) 
         if joined is not None and _agree(graph, joined, shares, given):
             found.append((shares, joined))
             known.update(joined.dims)
-    graph = _Writer(graph, found).written() if found else graph
+    graph = _SharesWriter(graph, found).written() if found else graph
     rest = {name: given[node.key] for name, node in inputs.items() if name not in known}
     return _in_order(graph, rest, stages) if rest else graph
 
@@ -152,21 +152,21 @@ def _agree(
 
 @final
 @dataclass(frozen=True)
-class _Writer:
+class _SharesWriter:
     """Writes the graph with some dimensions in shares."""
 
     graph: LogicalGraph
-    found: _Found
+    shared_dims: _Found
     nodes: list[Node] = field(default_factory=list)
 
     def written(self) -> LogicalGraph:
         """The new graph."""
         order = {
             name: replace(shares, dim=dim)
-            for shares, joined in self.found
+            for shares, joined in self.shared_dims
             for name, dim in joined.dims.items()
         }
-        ends = {name for _, joined in self.found for name in joined.ends}
+        ends = {name for _, joined in self.shared_dims for name in joined.ends}
         for node in self.graph.nodes:
             made = node_outputs(node)
             if isinstance(node, Input) and node.value.name in order:

@@ -15,7 +15,7 @@ from weft.compiler.hints import Hints as Hints
 from weft.compiler.hints import check_hints
 from weft.compiler.layouts.descent import descend, settle
 from weft.compiler.layouts.intent import as_whole, storage
-from weft.compiler.layouts.known import Choice, Known
+from weft.compiler.layouts.known import Known, LayoutChoice
 from weft.compiler.layouts.problem import Problem, build
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Update, node_uses
@@ -61,7 +61,7 @@ def deduce(
 
 
 def _assignment(
-    graph: LogicalGraph, placement: Placement, problem: Problem, choice: Choice
+    graph: LogicalGraph, placement: Placement, problem: Problem, choice: LayoutChoice
 ) -> Assignment:
     def result(variable: int, slot: int) -> Layout:
         every = choice.signatures[variable]
@@ -77,7 +77,7 @@ def _assignment(
             return tuple(_wanted(node, name, values) for name in dict.fromkeys(node_uses(node)))
         return operands(problem.variable_of[number])
 
-    values = {name: result(*made) for name, made in problem.made.items()}
+    values = {name: result(*made) for name, made in problem.maker_of.items()}
     readers = {
         number: wanted(number, node)
         for number, node in enumerate(graph.nodes)

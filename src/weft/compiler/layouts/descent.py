@@ -11,9 +11,9 @@ import numpy as np
 from weft.cached import cached_property
 from weft.compiler.layouts.boxing_costs import Table, idle_bytes, reductions
 from weft.compiler.layouts.intent import Intent, charges, forbidden
-from weft.compiler.layouts.known import Choice, Costs, Known
-from weft.compiler.layouts.options import Options, PerAxis, start
-from weft.compiler.layouts.problem import Edge, Problem, Share, Work
+from weft.compiler.layouts.known import Costs, Known, LayoutChoice
+from weft.compiler.layouts.options import PerAxis, SignatureOptions, start
+from weft.compiler.layouts.problem import OpChoice, Problem, ReadEdge, Share
 from weft.compiler.layouts.solver import minimize
 from weft.errors import RuleError
 from weft.layout import SBP, Broadcast
@@ -22,7 +22,7 @@ from weft.layout import SBP, Broadcast
 ROUNDS = 4
 
 
-def descend(problem: Problem, known: Known) -> Choice:
+def descend(problem: Problem, known: Known) -> LayoutChoice:
     """Choose a signature on each axis of the grid for every variable of `problem`.
 
     Starts with Broadcast everywhere. What an axis has is always among its options.
@@ -37,10 +37,10 @@ def descend(problem: Problem, known: Known) -> Choice:
     return found
 
 
-def _descend(problem: Problem, known: Known) -> Choice:
+def _descend(problem: Problem, known: Known) -> LayoutChoice:
     """Axis after axis, until nothing changes."""
     descent, grid = _Descent(problem, known), known.grid
-    choice = Choice(tuple(start(variable, len(grid)) for variable in problem.variables))
+    choice = LayoutChoice(tuple(start(variable, len(grid)) for variable in problem.variables))
     proven = [False] * len(grid)
     solved = 0  # axes that have been solved since something last changed
     for turn in range(ROUNDS * len(grid)):
@@ -56,9 +56,9 @@ def _descend(problem: Problem, known: Known) -> Choice:
 def settle(
     problem: Problem,
     known: Known,
-    choice: Choice,
+    choice: LayoutChoice,
     free: Mapping[int, Collection[int]],
-) -> Choice:
+) -> LayoutChoice:
     """Choose some variables anew while the others keep what they have.
 
     Cost and bound stay those of `choice`: what is stored otherwise is no part of them.
@@ -78,8 +78,8 @@ def settle(
 
 
 def _settle(
-    problem: Problem, known: Known, choice: Choice, free: Mapping[int, Collection[int]]
-) -> Choice:
+    problem: Problem, known: Known, choice: LayoutChoice, free: Mapping[int, Collection[int]]
+) -> LayoutChoice:
     """The axes of `free` in turn."""
     descent, settled, exact = _Descent(problem, known), choice, choice.exact
     for axis, variables in free.items():
@@ -93,8 +93,8 @@ def _form(problem: Problem) -> tuple[object, ...]:
     variables: list[object] = []
     for variable in problem.variables:
         match variable:
-            case Work(call=call, thin=thin, times=times):
-                variables.append((Work, call, thin, times))
+            case OpChoice(call=call, thin=thin, times=times):
+                variables.append((OpChoice, call, thin, times))
             case Share(spec=spec, thin=thin):
                 variables.append((Share, spec, thin))
             case _:
@@ -115,7 +115,9 @@ class _Descent:
         """The numbers of the edges' tensors."""
         return [self.known.number(edge.spec) for edge in self.problem.edges]
 
-    def solve(self, axis: int, choice: Choice, free: Collection[int] | None = None) -> Choice:
+    def solve(
+        self, axis: int, choice: LayoutChoice, free: Collection[int] | None = None
+    ) -> LayoutChoice:
         """Choose all signatures along `axis` anew, or only those of some variables.
 
         Boxing between others is no choice then, and not counted.
@@ -126,7 +128,7 @@ class _Descent:
         standing = [tuple([every[other] for other in others]) for every in chosen]
         numbers = list(map(self.known.number, standing))
         unary = [
-            self.known.times(one, variable.times) if isinstance(variable, Work) else one.costs
+            self.known.times(one, variable.times) if isinstance(variable, OpChoice) else one.costs
             for variable, one in zip(self.problem.variables, options, strict=True)
         ]
         edges = [
@@ -151,21 +153,21 @@ class _Descent:
             for every, one, number in zip(chosen, options, found.choices, strict=True)
         )
         cost, bound = found.cost - broken * never, found.bound - broken * never
-        return Choice(signatures, cost, bound, found.exact, broken)
+        return LayoutChoice(signatures, cost, bound, found.exact, broken)
 
     def _options(
         self, axis: int, chosen: Sequence[PerAxis], free: Collection[int] | None
-    ) -> list[Options]:
+    ) -> list[SignatureOptions]:
         """The options of all variables; those of a Share follow from what it connects."""
         variables = self.problem.variables
-        found: list[Options] = []
+        found: list[SignatureOptions] = []
         for number, (variable, signatures) in enumerate(zip(variables, chosen, strict=True)):
             if free is not None and number not in free:
                 found.append(self.known.as_it_is(signatures[axis]))
-            elif isinstance(variable, Work):
+            elif isinstance(variable, OpChoice):
                 found.append(self._work(variable, axis, signatures))
             elif isinstance(variable, Share):
-                found.append(Options((), np.zeros(0)))
+                found.append(SignatureOptions((), np.zeros(0)))
             else:
                 found.append(self.known.given.of(variable, axis, signatures))
         seen = self._seen(found)
@@ -175,14 +177,14 @@ class _Descent:
                 found[number] = self.known.given.shared(variable, sbps, axis, chosen[number])
         return found
 
-    def _work(self, work: Work, axis: int, signatures: PerAxis) -> Options:
+    def _work(self, work: OpChoice, axis: int, signatures: PerAxis) -> SignatureOptions:
         try:
             return self.known.work.of(work, axis, signatures)
         except RuleError as error:
             place = f"{work.node.location}: " if work.node.location else ""
             raise RuleError(f"{place}{error}") from error
 
-    def _seen(self, options: Sequence[Options]) -> dict[int, set[SBP]]:
+    def _seen(self, options: Sequence[SignatureOptions]) -> dict[int, set[SBP]]:
         """For each Share: the SBPs that its value may be made in or wanted in.
 
         Never a Partial that only a reader wants: it comes from Broadcast at no cost, and the other
@@ -203,11 +205,11 @@ class _Descent:
 
     def _costs(
         self,
-        edge: Edge,
+        edge: ReadEdge,
         numbers: tuple[int, int, int],
         axis: int,
         standing: Sequence[PerAxis],
-        options: Sequence[Options],
+        options: Sequence[SignatureOptions],
     ) -> Costs:
         """Cost of boxing on an edge for each option of its source and each of its target.
 
@@ -217,7 +219,7 @@ class _Descent:
         source, target = options[edge.source], options[edge.target]
         ports = id(source), edge.result, id(target), edge.operand
         intent: Intent = edge.intents[axis] if edge.intents else ""
-        early = isinstance(self.problem.variables[edge.target], Work)
+        early = isinstance(self.problem.variables[edge.target], OpChoice)
         key = (*numbers, axis, *ports, intent, early, edge.times)
         found = self.known.tables.get(key)
         if found is None:
@@ -238,7 +240,7 @@ class _Descent:
 
 
 def _joined(
-    unary: list[Table], edges: Sequence[tuple[Edge, Costs]]
+    unary: list[Table], edges: Sequence[tuple[ReadEdge, Costs]]
 ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
     """The tables of variables and of pairs, and what is charged for what is forbidden: more than all else together.
 
@@ -261,7 +263,7 @@ def _joined(
     return unary, pairwise, never
 
 
-def _breaks(edge: Edge, costs: Costs, choices: Sequence[int]) -> int:
+def _breaks(edge: ReadEdge, costs: Costs, choices: Sequence[int]) -> int:
     """1 where an edge does what is forbidden."""
     if costs.forbidden is None:
         return 0
@@ -269,7 +271,7 @@ def _breaks(edge: Edge, costs: Costs, choices: Sequence[int]) -> int:
 
 
 def _present(
-    options: Sequence[Options], axis: int, chosen: Sequence[PerAxis]
+    options: Sequence[SignatureOptions], axis: int, chosen: Sequence[PerAxis]
 ) -> Iterator[list[int]]:
     """The choices as they stand, where they are still among the options; found when asked for."""
     pairs = list(zip(options, chosen, strict=True))

@@ -9,14 +9,14 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.compiler.layouts.boxing_costs import BoxingCosts, Table
-from weft.compiler.layouts.options import GivenOptions, Options, PerAxis, WorkOptions
+from weft.compiler.layouts.options import GivenOptions, PerAxis, SignatureOptions, WorkOptions
 from weft.hardware import CostModel
 from weft.ops import Signature
 
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class LayoutChoice:
     """The choice of a deduction: for each variable, its signature on each axis.
 
     Attributes:
@@ -24,7 +24,7 @@ class Choice:
         cost: of all work and boxing, in bytes, with the charges along the axis solved last.
         bound: the least that any choices along the axis solved last could cost, with the others as
             they are.
-        exact: whether the cost is proven least, along each axis with the others as they are.
+        exact: true where the cost is proven least, along each axis with the others as they are.
         broken: how often something that is forbidden could not be avoided, along the axis solved
             last; neither `cost` nor `bound` count it.
     """
@@ -62,10 +62,10 @@ class Known:
     grid: tuple[int, ...]
     cost_model: CostModel
     tables: dict[tuple[object, ...], Costs] = field(default_factory=dict)
-    kept: dict[Signature, Options] = field(default_factory=dict)
-    repeated: dict[tuple[Options, int], Table] = field(default_factory=dict)
+    kept: dict[Signature, SignatureOptions] = field(default_factory=dict)
+    repeated: dict[tuple[SignatureOptions, int], Table] = field(default_factory=dict)
     numbers: dict[object, int] = field(default_factory=dict)
-    solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
+    solved: dict[tuple[object, ...], LayoutChoice] = field(default_factory=dict)
 
     @cached_property
     def work(self) -> WorkOptions:
@@ -86,16 +86,16 @@ class Known:
         """A number for what is looked up again and again: a tensor, or signatures."""
         return self.numbers.setdefault(of, len(self.numbers))
 
-    def times(self, options: Options, times: int) -> Table:
+    def times(self, options: SignatureOptions, times: int) -> Table:
         """The costs of options that run several times a step; one table for equal ones."""
         key = options, times
         if times > 1 and key not in self.repeated:
             self.repeated[key] = options.costs * times
         return self.repeated[key] if times > 1 else options.costs
 
-    def as_it_is(self, signature: Signature) -> Options:
+    def as_it_is(self, signature: Signature) -> SignatureOptions:
         """The one option of a variable that keeps its signature."""
         found = self.kept.get(signature)
         if found is None:
-            found = self.kept[signature] = Options((signature,), np.zeros(1))
+            found = self.kept[signature] = SignatureOptions((signature,), np.zeros(1))
         return found

@@ -11,7 +11,7 @@ import numpy as np
 from weft.compiler.families.table import legal_signatures, reduction_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table, idle_bytes, sbp_numbers
-from weft.compiler.layouts.problem import Given, Share, Variable, Work
+from weft.compiler.layouts.problem import Given, OpChoice, Share, Variable
 from weft.compiler.local.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Partial, Split
@@ -24,7 +24,7 @@ PerAxis: TypeAlias = tuple[Signature, ...]
 
 @final
 @dataclass(frozen=True, eq=False)
-class Options:
+class SignatureOptions:
     """The signatures to choose from, and what each costs by itself; compared by identity."""
 
     signatures: tuple[Signature, ...]
@@ -54,9 +54,9 @@ class WorkOptions:
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    _known: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], SignatureOptions] = field(default_factory=dict)
 
-    def of(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+    def of(self, work: OpChoice, axis: int, chosen: PerAxis) -> SignatureOptions:
         """The options of a call along `axis` while the other axes keep their `chosen` signatures.
 
         Only signatures under which those of the later axes stay legal, and that leave no rank
@@ -71,7 +71,7 @@ class WorkOptions:
             found = self._known[key] = self._options(work, axis, chosen)
         return found
 
-    def _options(self, work: Work, axis: int, chosen: PerAxis) -> Options:
+    def _options(self, work: OpChoice, axis: int, chosen: PerAxis) -> SignatureOptions:
         outer, empty = work.call, bool(work.thin)
         for before in range(axis):
             outer = localize(outer, chosen[before], self.grid[before], 0)
@@ -85,7 +85,7 @@ class WorkOptions:
                     inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
                     halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
                     found[signature] = self._cost(local) + inside + halo
-        return Options(tuple(found), np.array(list(found.values())))
+        return SignatureOptions(tuple(found), np.array(list(found.values())))
 
     def _candidates(self, call: OpCall, axis: int, empty: bool) -> Sequence[Signature]:
         every = legal_signatures(call, self.grid[axis], empty)
@@ -113,9 +113,9 @@ class GivenOptions:
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    _known: dict[object, Options] = field(default_factory=dict)
+    _known: dict[object, SignatureOptions] = field(default_factory=dict)
 
-    def of(self, given: Given, axis: int, chosen: PerAxis) -> Options:
+    def of(self, given: Given, axis: int, chosen: PerAxis) -> SignatureOptions:
         """The options of an input, a hint or an output along `axis` while the other axes keep theirs."""
         key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
         if key not in self._known:
@@ -124,7 +124,7 @@ class GivenOptions:
             weight = max(float(given.sent), self.cost_model.bytes_per_held * given.fed)
             copied = weight * self._idle(given, axis, chosen) if weight else 0.0
             costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
-            self._known[key] = Options(fit, np.array(costs))
+            self._known[key] = SignatureOptions(fit, np.array(costs))
         return self._known[key]
 
     def _split_charge(self, given: Given, axis: int, chosen: PerAxis) -> float:
@@ -140,7 +140,9 @@ class GivenOptions:
         others = tuple(one.operands[0] for one in chosen)
         return idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
 
-    def shared(self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis) -> Options:
+    def shared(
+        self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis
+    ) -> SignatureOptions:
         """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""
         key = (share.spec, share.thin, seen, axis, chosen)
         if key not in self._known:
@@ -148,7 +150,7 @@ class GivenOptions:
             sbps = sorted(seen | set(chosen[axis].results), key=lambda sbp: numbers[sbp])
             every = tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
             fit = self._fitting(share, every, axis, chosen)
-            self._known[key] = Options(fit, np.zeros(len(fit)))
+            self._known[key] = SignatureOptions(fit, np.zeros(len(fit)))
         return self._known[key]
 
     def _fitting(
@@ -171,7 +173,7 @@ class GivenOptions:
 def start(variable: Variable, axes: int) -> PerAxis:
     """The start of the search: everything Broadcast, which is always legal."""
     match variable:
-        case Work(call=call):
+        case OpChoice(call=call):
             operands, results = len(call.operands), len(call.results)
         case Given(choices=choices):
             operands, results = 1, len(choices[0][0].results)

@@ -19,7 +19,7 @@ from weft.ops.call import tensor_spec
 
 @final
 @dataclass(frozen=True)
-class Work:
+class OpChoice:
     """A call of an op: chooses among the signatures of its rule.
 
     `thin` says of each operand, then of each result, where its splits may leave ranks empty;
@@ -44,10 +44,10 @@ class Given:
         spec: the tensor.
         choices: for each axis, the signatures to choose from; those that leave ranks empty are
             passed over, except where `thin` allows them.
-        prefer_broadcast: whether a Split needs a better reason than a tie.
+        prefer_broadcast: true where a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
-        sent: whether it comes from another stage: every copy of it is sent.
-        fed: whether it is a leaf of the batch: every copy of it is held.
+        sent: true where it comes from another stage: every copy of it is sent.
+        fed: true where it is a leaf of the batch: every copy of it is held.
     """
 
     spec: TensorSpec
@@ -68,12 +68,12 @@ class Share:
     thin: Thin = frozenset()
 
 
-Variable: TypeAlias = Work | Given | Share
+Variable: TypeAlias = OpChoice | Given | Share
 
 
 @final
 @dataclass(frozen=True)
-class Edge:
+class ReadEdge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
     `intents` says for each axis what the edge is charged for beside its boxing; empty where for
@@ -95,7 +95,7 @@ class Problem:
     """Variables and edges of a graph.
 
     Attributes:
-        made: for each value, the variable and result that decide its layout.
+        maker_of: for each value, the variable and result that decide its layout.
         variable_of: for each node number, its variable; updates have none.
         share_of: for each value with several readers, its Share.
         intents: for each value that carries a parameter or a gradient, what its edges are charged
@@ -105,8 +105,8 @@ class Problem:
     """
 
     variables: list[Variable] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
-    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    edges: list[ReadEdge] = field(default_factory=list)
+    maker_of: dict[str, tuple[int, int]] = field(default_factory=dict)
     variable_of: dict[int, int] = field(default_factory=dict)
     share_of: dict[str, int] = field(default_factory=dict)
     intents: dict[str, Intents] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Problem:
 
     def of(self, free: Storage) -> frozenset[int]:
         """The variables that decide how some values are made, or boxed for their readers."""
-        made = {self.made[name][0] for name in free.made}
+        made = {self.maker_of[name][0] for name in free.made}
         return frozenset(made | {self.share_of[name] for name in free.read & self.share_of.keys()})
 
     def add(self, variable: Variable) -> int:
@@ -129,11 +129,13 @@ class Problem:
 
     def read(self, name: str, target: int, operand: int, spec: TensorSpec) -> None:
         """Let operand `operand` of `target` read the value `name`, from its Share if it has one."""
-        source, result = self.made[name]
+        source, result = self.maker_of[name]
         if name in self.share_of:
             source, result = self.share_of[name], 0
         intents = self.intents.get(name, ())
-        self.edges.append(Edge(source, result, target, operand, spec, intents, self.times(name)))
+        self.edges.append(
+            ReadEdge(source, result, target, operand, spec, intents, self.times(name))
+        )
 
 
 def build(
@@ -159,7 +161,7 @@ def build(
         if isinstance(node, Input):
             owner = owners.get(node.value.name)
             if owner is not None:
-                problem.made[node.value.name] = problem.made[owner]
+                problem.maker_of[node.value.name] = problem.maker_of[owner]
                 continue
             given = _input(node, hints, placement, whole, thin, _free(node))
             variable: Variable = replace(given, sent=node.sent is not None)
@@ -186,7 +188,7 @@ def _connect(
         problem.read(name, here, operand, _spec(graph.values[name]))
     for result, value in enumerate(_results(node)):
         if value is not None:
-            problem.made[value.name] = (here, result)
+            problem.maker_of[value.name] = (here, result)
             if readers[value.name] > 1:
                 share = problem.add(_share(value, problem.thin))
                 problem.read(value.name, share, 0, _spec(value))
@@ -196,7 +198,7 @@ def _connect(
 def _update(problem: Problem, graph: LogicalGraph, node: Node) -> None:
     """The source of an update goes to the layout of its target."""
     if isinstance(node, Update):
-        target, _ = problem.made[node.target.name]
+        target, _ = problem.maker_of[node.target.name]
         problem.read(node.source.name, target, 0, _spec(graph.values[node.source.name]))
 
 
@@ -250,7 +252,7 @@ def _call(graph: LogicalGraph, node: Call, placement: Placement, problem: Proble
     ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
     if not is_hint(node):
         times = max(map(problem.times, made))
-        return Work(call, node, ports if any(ports) else (), times)
+        return OpChoice(call, node, ports if any(ports) else (), times)
     choices = (
         _anything(call.operands[0]) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)

@@ -100,21 +100,21 @@ def minimize(
 
 @final
 @dataclass(frozen=True)
-class _Known:
+class _MadeTables:
     """Tables that were made of others, by the identity of these.
 
     Layers of a model share their tables, so what is made of those of one layer serves all.
     """
 
-    made: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    tables: dict[tuple[object, ...], Any] = field(default_factory=dict)
     sources: list[object] = field(default_factory=list)
 
     def get(self, key: tuple[object, ...], sources: object, make: Callable[[], _T]) -> _T:
         """The result of `make`, called once for a key; `sources` are kept, so that their identities stay theirs."""
-        if key not in self.made:
+        if key not in self.tables:
             self.sources.append(sources)
-            self.made[key] = make()
-        found: _T = self.made[key]
+            self.tables[key] = make()
+        found: _T = self.tables[key]
         return found
 
     def narrowed(
@@ -179,7 +179,7 @@ class _Elimination:
     pairwise: Mapping[tuple[int, int], Table]
     left: Sequence[Choices]
     limit: int
-    known: _Known = field(default_factory=_Known)
+    known: _MadeTables = field(default_factory=_MadeTables)
     bound: float = 0.0
     added: int = 0
     factors: dict[int, _Factor] = field(default_factory=dict)

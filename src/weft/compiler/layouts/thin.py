@@ -28,7 +28,7 @@ def thin_splits(graph: LogicalGraph, hints: Hints, placement: Placement) -> Thin
         spread.add(name, _thin(graph.values[name].shape, sbps, placement.shape))
     while spread.changed:
         spread.step()
-    return {name: frozenset(found) for name, found in spread.found.items()}
+    return {name: frozenset(found) for name, found in spread.thin.items()}
 
 
 def _fixed(
@@ -62,12 +62,12 @@ class _Spread:
 
     graph: LogicalGraph
     grid: tuple[int, ...]
-    found: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    thin: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     changed: bool = False
 
     def add(self, name: str, splits: Iterable[tuple[int, int]]) -> None:
         for split in splits:
-            known = self.found.setdefault(name, set())
+            known = self.thin.setdefault(name, set())
             self.changed = self.changed or split not in known
             known.add(split)
 
@@ -83,7 +83,7 @@ class _Spread:
     def _call(self, node: Call) -> None:
         made = [value.name if value else "" for value in node.outputs]
         names = (*operand_names(node), *made)
-        if not any(name in self.found for name in names):
+        if not any(name in self.thin for name in names):
             return
         if is_hint(node):
             self._same(names[0], names[1])
@@ -97,10 +97,10 @@ class _Spread:
 
     def _split(self, axis: int, dims: Mapping[str, int]) -> None:
         """One split of an op: thin for all of its tensors where it may be so for one."""
-        if any((axis, dim) in self.found.get(name, ()) for name, dim in dims.items()):
+        if any((axis, dim) in self.thin.get(name, ()) for name, dim in dims.items()):
             for name, dim in dims.items():
                 self.add(name, ((axis, dim),))
 
     def _same(self, one: str, other: str) -> None:
-        self.add(one, tuple(self.found.get(other, ())))
-        self.add(other, tuple(self.found.get(one, ())))
+        self.add(one, tuple(self.thin.get(other, ())))
+        self.add(other, tuple(self.thin.get(one, ())))

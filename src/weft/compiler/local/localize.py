@@ -110,7 +110,7 @@ class _Shared:
         places: of each node, where it runs; None of one that no placement alone can tell of.
         calls: what runs of a call at each position, by all else that it depends on: layers repeat
             themselves.
-        made: what some rank runs of a node, by the node, what it is made of (with it) and its
+        local_calls: what some rank runs of a node, by the node, what it is made of (with it) and its
             operands: other ranks run the same.
     """
 
@@ -120,7 +120,7 @@ class _Shared:
     phases: Sequence[Phase]
     places: Sequence[Placement | None]
     calls: dict[tuple[object, ...], dict[tuple[int, ...], OpCall]] = field(default_factory=dict)
-    made: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
+    local_calls: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
 
     def call(self, node: Call, rank: int) -> OpCall:
         """The local form of a call for `rank`.
@@ -234,9 +234,9 @@ class _View:
             for name in operand_names(node)
         ]
         key = id(node), id(call), *names
-        if key not in self.shared.made:
-            self.shared.made[key] = call, _local_call(node, call, names, phase)
-        return self.shared.made[key][1]
+        if key not in self.shared.local_calls:
+            self.shared.local_calls[key] = call, _local_call(node, call, names, phase)
+        return self.shared.local_calls[key][1]
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]

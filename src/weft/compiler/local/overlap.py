@@ -45,7 +45,7 @@ def overlap(program: LocalProgram, parts: int) -> LocalProgram:
     """
     if parts == 1:
         return program
-    cutter = _Cutter(program.values, parts)
+    cutter = _PartsCutter(program.values, parts)
     for item in batch_leaves(program, parts):
         cutter.cut_whole(item.value.name, 0)
     for node in program.nodes:
@@ -69,7 +69,7 @@ def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
 
 @final
 @dataclass
-class _Cutter:
+class _PartsCutter:
     """Cuts one node after another.
 
     Attributes:

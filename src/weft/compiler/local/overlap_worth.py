@@ -26,7 +26,7 @@ NONE = Seconds(0.0)
 
 @final
 @dataclass(frozen=True)
-class Cut:
+class BatchCut:
     """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these.
 
     `weighed` says whether that was estimated, and is not because the batch may not be cut.
@@ -58,7 +58,9 @@ def may_cut(graph: LogicalGraph, options: Options) -> bool:
     return all(lies_evenly(value) for value in graph.values.values())
 
 
-def best_cut(program: LocalProgram, communicators: Sequence[Communicator], device: Device) -> Cut:
+def best_cut(
+    program: LocalProgram, communicators: Sequence[Communicator], device: Device
+) -> BatchCut:
     """Into how many parts the batch is best cut: one or two.
 
     Args:
@@ -66,17 +68,17 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
         communicators: between the ranks.
         device: what computes, and what connects it.
     """
-    clock = _Clock(program, Durations(device, communicators), device)
+    clock = _RankEstimates(program, Durations(device, communicators), device)
     exchanged = clock.exchanged()
     whole = clock.step(program) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
-        return Cut(weighed=exchanged <= (1 - WORTH) * whole)
+        return BatchCut(weighed=exchanged <= (1 - WORTH) * whole)
     cut = clock.step(overlap(program, PARTS))
-    return Cut(PARTS, whole, cut, True) if cut < WORTH * whole else Cut(weighed=True)
+    return BatchCut(PARTS, whole, cut, True) if cut < WORTH * whole else BatchCut(weighed=True)
 
 
 @final
-class _Clock:
+class _RankEstimates:
     """Estimates of one rank; its peers keep pace with it."""
 
     def __init__(self, program: LocalProgram, durations: Durations, device: Device) -> None:

@@ -35,7 +35,7 @@ class KernelVariant:
     Attributes:
         op: what stands in the plan.
         runs: what has the kernel.
-        pays: whether that is faster for a call.
+        pays: true where that is faster for a call.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Target:
 
     Attributes:
         device_type: "cpu" or "cuda".
-        onednn: whether float32 products are faster in oneDNN than in BLAS.
+        onednn: true where float32 products are faster in oneDNN than in BLAS.
     """
 
     device_type: str

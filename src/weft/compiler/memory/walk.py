@@ -56,7 +56,7 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
         plan: what the rank runs.
         order: when its acts begin and end, in the order of time; by default the order of the plan.
     """
-    walk = _Walk(plan)
+    walk = _MemoryWalk(plan)
     for moment in moments(plan) if order is None else order:
         walk.take(moment)
     return walk.peak()
@@ -64,7 +64,7 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
 
 def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
     """The bytes that a rank holds after each moment of a step: `memory` is about the highest of them."""
-    walk = _Walk(plan)
+    walk = _MemoryWalk(plan)
     for moment in order:
         walk.take(moment)
         yield Bytes(walk.total())
@@ -96,8 +96,9 @@ class _Most:
 _Version: TypeAlias = tuple[str, int]
 
 
+@final
 @dataclass
-class _Walk:
+class _MemoryWalk:
     """The memory held now, and that held when it was most.
 
     Attributes:

@@ -55,9 +55,9 @@ class Source:
     Attributes:
         spec: of the whole tensor.
         form: as it is made; None for one that is made from nothing, in any form that is asked for.
-        whole: whether it can be made whole, once a step, before any micro-batch.
+        whole: true where it can be made whole, once a step, before any micro-batch.
         pieces: the dimensions along which a value made from nothing can be made in pieces.
-        ready: whether it has been made whole of all micro-batches already.
+        ready: true where it has been made whole of all micro-batches already.
     """
 
     spec: TensorSpec

@@ -83,7 +83,7 @@ def _input(values: Values, node: Input) -> Input:
     name, shape = node.value.name, node.value.shape
     if name in values.facts.leaves:
         values.forms[name] = Split(0)
-        parts = (values.parts, shape[0] // values.parts)
+        parts = (values.micro_batches, shape[0] // values.micro_batches)
         return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])), cut=True)
     if name in values.facts.own:
         values.forms[name] = Own()
@@ -111,8 +111,8 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         return
     found = chosen.get((call, sources))
     if found is None:
-        way = cheapest(ways(call, sources, values.parts), sources, values.facts.batch)
-        found = way, of_parts(node, call, way.signature, values.parts)
+        way = cheapest(ways(call, sources, values.micro_batches), sources, values.facts.batch)
+        found = way, of_parts(node, call, way.signature, values.micro_batches)
         chosen[call, sources] = found
     way, each = found
     wanted = zip(operands, way.operands, strict=True)
@@ -126,10 +126,12 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
     """Add a view of a value that is split, where its parts can be viewed alike; whether they can."""
     (old,) = node.outputs
     assert old is not None  # a view is a tensor
-    found = reshaped(form, call.operands[0].shape, old.shape, values.parts) if form else None
+    found = (
+        reshaped(form, call.operands[0].shape, old.shape, values.micro_batches) if form else None
+    )
     if form is None or found is None:
         return False
-    length = old.shape[found.dim] // values.parts
+    length = old.shape[found.dim] // values.micro_batches
     shape = (*old.shape[: found.dim], length, *old.shape[found.dim + 1 :])
     read = values.read(operand_names(node)[0], form, node.phase)
     made = replace(old, shape=shape)
@@ -149,16 +151,16 @@ def _of_samples(values: Values, node: Call, call: OpCall, statistics: SampleStat
     names = operand_names(node)
     form = values.forms[names[0]]
     assert isinstance(form, Split | Strided)
-    own = statistics.size(call) // values.parts
+    own = statistics.size(call) // values.micro_batches
     if own < 2:
         raise StrategyError(
-            f"micro_batches={values.parts} leaves the {statistics.name} at {node.location} {own} value for "
+            f"micro_batches={values.micro_batches} leaves the {statistics.name} at {node.location} {own} value for "
             "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
         )
     way = Way(statistics.signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
     wanted = zip(names, way.operands, strict=True)
     reads = [values.operand(name, each, node.phase) for name, each in wanted]
-    micro = micro_call(node, call, way.signature, reads, values.parts)
+    micro = micro_call(node, call, way.signature, reads, values.micro_batches)
     once: Form = Partial("sum") if statistics.adds(node) else Own()
     _add(values, micro, [once if each == Broadcast() else each for each in way.results])
 

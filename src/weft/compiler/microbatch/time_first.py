@@ -79,7 +79,7 @@ def time_first(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) 
     )
     for tokens in dict.fromkeys(known):
         if any(_merges(graph, node, tokens) for node in graph.nodes):
-            graph = _Writer(graph, tokens).written()
+            graph = _TimeFirstWriter(graph, tokens).written()
     return graph
 
 
@@ -127,7 +127,7 @@ def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
 
 @final
 @dataclass(frozen=True)
-class _Writer:
+class _TimeFirstWriter:
     """Writes the nodes of the new graph.
 
     Attributes:

@@ -32,7 +32,7 @@ class Values:
 
     Attributes:
         graph: the whole-batch graph.
-        parts: number of micro-batches.
+        micro_batches: their number.
         forms: how each value of `graph` is made; one made from nothing has no entry.
         made: the new values by the old one's name, their form, and the stage that they are for
             (None for all).
@@ -40,7 +40,7 @@ class Values:
     """
 
     graph: LogicalGraph
-    parts: int
+    micro_batches: int
     facts: Facts
     forms: dict[str, Form] = field(default_factory=dict)
     made: dict[tuple[str, Form, int | None], Value] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Values:
                 return self._converted(name, "use", "weft.use", every, form, phase)
 
     def _varying(self, step: int) -> Varying:
-        return Varying(tuple(step * m for m in range(self.parts)))
+        return Varying(tuple(step * m for m in range(self.micro_batches)))
 
     def _piece(self, name: str, form: Split, phase: Phase) -> Value:
         """A part for each micro-batch: of a leaf, made as a part, or cut from the whole."""
@@ -105,7 +105,7 @@ class Values:
         if name in self.facts.nothing and self._can_make(name, form):
             return self._again(name, form, phase)
         whole = self.operand(name, Broadcast(), phase)
-        length = whole.shape[form.dim] // self.parts
+        length = whole.shape[form.dim] // self.micro_batches
         args = (Ref(whole.name), form.dim, self._varying(length), length)
         return self._converted(name, "micro", "weft.slice", args, form, phase)
 
@@ -115,7 +115,7 @@ class Values:
         shape, outer = whole.shape, form.outer
         blocks = (*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :])
         viewed = self._viewed(whole, blocks, name, phase)
-        length = blocks[dim + 1] // self.parts
+        length = blocks[dim + 1] // self.micro_batches
         cut = (*blocks[: dim + 1], length, *shape[dim + 1 :])
         args = (Ref(viewed.name), dim + 1, self._varying(length), length)
         part = self._new(name, "micro", "weft.slice", args, cut, phase)
@@ -129,7 +129,7 @@ class Values:
         blocks = (*old.shape[:dim], form.outer, read.shape[dim] // form.outer)
         rest = old.shape[dim + 1 :]
         viewed = self._viewed(read, (*blocks, *rest), name, home)
-        whole = (*blocks[:-1], blocks[-1] * self.parts, *rest)
+        whole = (*blocks[:-1], blocks[-1] * self.micro_batches, *rest)
         packed = self._new(name, "all", "weft.pack", (Ref(viewed.name), dim + 1), whole, home)
         made = self._viewed(packed, old.shape, name, home)
         self.note(name, Broadcast(), made)
@@ -161,7 +161,7 @@ class Values:
             return None
         leaf, calls = found
         old = self.graph.values[leaf]
-        shape = (self.parts, old.shape[0] // self.parts, *old.shape[1:])
+        shape = (self.micro_batches, old.shape[0] // self.micro_batches, *old.shape[1:])
         args = (Ref(leaf), shape)
         made = self._new(leaf, "parts", "aten.reshape.default", args, shape, phase)
         for call in calls:
@@ -188,7 +188,7 @@ class Values:
                 "wants one; only of floating-point values the mean is taken. Leave micro_batches "
                 "out, or do not return it"
             )
-        args = (Ref(value.name), 1 / self.parts)
+        args = (Ref(value.name), 1 / self.micro_batches)
         return self._converted(name, "mean", "aten.mul.Tensor", args, form, self._home(name), None)
 
     def _converted(
@@ -248,7 +248,7 @@ class Values:
             self.read(operand, sbp, phase)
             for operand, sbp in zip(operand_names(node), signature.operands, strict=True)
         ]
-        call = micro_call(node, op_call(self.graph, node), signature, reads, self.parts)
+        call = micro_call(node, op_call(self.graph, node), signature, reads, self.micro_batches)
         outputs = tuple(
             value and replace(value, name=self._copy_name(value.name)) for value in call.outputs
         )
@@ -271,7 +271,7 @@ class Values:
     def _makers(self, node: Call, name: str, form: SBP) -> Iterator[Signature]:
         """The signatures under which `node` makes `name` in a form, of operands that can be made so."""
         index = next(i for i, value in enumerate(node.outputs) if value and value.name == name)
-        for signature in even_signatures(op_call(self.graph, node), self.parts):
+        for signature in even_signatures(op_call(self.graph, node), self.micro_batches):
             wanted = zip(operand_names(node), signature.operands, strict=True)
             if signature.results[index] == form and (
                 form == Broadcast() or all(self._can_make(*pair) for pair in wanted)
@@ -291,7 +291,7 @@ class Values:
     def _shape(self, old: Value, form: Form) -> tuple[int, ...]:
         if not isinstance(form, Split | Strided):
             return old.shape
-        length = old.shape[form.dim] // self.parts
+        length = old.shape[form.dim] // self.micro_batches
         return (*old.shape[: form.dim], length, *old.shape[form.dim + 1 :])
 
     def _copy_name(self, name: str) -> str:

@@ -85,7 +85,7 @@ def rank_classes(
         graph: with layouts on all values.
         communicators: of all its boxings.
         ranks: of all its placements.
-        by_memory: whether ranks of one class must also hold as much; without a limit, plans do not depend on it.
+        by_memory: true where ranks of one class must also hold as much; without a limit, plans do not depend on it.
     """
     colours = _Colours(dict.fromkeys(sorted(ranks), 0))
     for feature in (*_shapes(graph), *_calls(graph), *_windows(graph)):

@@ -21,34 +21,34 @@ from weft.ir.plan import LocalProgram, LocalUpdate, Transfer
 
 
 @final
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of the step: whether it runs for each micro-batch, and its phase."""
 
     looped: bool
     phase: Phase
 
 
-_WHOLE = Part(False, FORWARD)
+_WHOLE = StepPart(False, FORWARD)
 
 
 @final
-class Parts:
+class StepParts:
     """Knows the part of every item of a rank's schedule.
 
     Args:
         program: of the rank.
         schedule: its items.
-        staged: whether phases make parts; otherwise all phases are one.
+        staged: true where phases make parts; otherwise all phases are one.
     """
 
     def __init__(self, program: LocalProgram, schedule: Schedule, staged: bool) -> None:
         self._loop = program.loop
         self.staged = staged
-        self._known: dict[int, Part] = {}  # by id: the schedule keeps its items
+        self._known: dict[int, StepPart] = {}  # by id: the schedule keeps its items
         self._schedule = schedule
         self._phases = {value.name: item.phase for item in schedule for value in item.makes}
 
-    def of(self, item: ScheduleItem) -> Part:
+    def of(self, item: ScheduleItem) -> StepPart:
         """The part of an item. An update in the loop belongs to what makes its source."""
         if not self._loop and not self.staged:
             return _WHOLE
@@ -57,21 +57,21 @@ class Parts:
             found = self._known[id(item)] = self._part(item)
         return found
 
-    def _part(self, item: ScheduleItem) -> Part:
+    def _part(self, item: ScheduleItem) -> StepPart:
         looped = not self._loop.isdisjoint(item.reads) or any(
             value.name in self._loop for value in item.makes
         )
         phase = item.phase
         if isinstance(item, LocalUpdate) and looped:
             phase = self._phases.get(item.source, phase)
-        return Part(looped, phase if self.staged else FORWARD)
+        return StepPart(looped, phase if self.staged else FORWARD)
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
         """True where a value is made anew for each act of its reader."""
         return name in self._loop or not self.of(reader).looped
 
 
-def gather(program: LocalProgram, schedule: Schedule, parts: Parts) -> Schedule:
+def gather(program: LocalProgram, schedule: Schedule, parts: StepParts) -> Schedule:
     """The items in an order in which as many of one part as possible stand together.
 
     Communications come as soon as they may, in their old order on each communicator, so that all
@@ -95,11 +95,11 @@ class _Line:
         exchanges: heaps of communications, of the loop and of once a step.
     """
 
-    parts: Parts
+    step_parts: StepParts
     items: list[ScheduleItem]
     missing: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
-    ready: dict[Part, list[int]] = field(default_factory=dict)
+    ready: dict[StepPart, list[int]] = field(default_factory=dict)
     exchanges: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
     def wire(self, program: LocalProgram) -> None:
@@ -116,12 +116,12 @@ class _Line:
 
     def numbers(self) -> Iterator[int]:
         """The items, one after the other."""
-        now: Part | None = None
+        now: StepPart | None = None
         while True:
             looped = now is not None and now.looped
             if self.exchanges[looped]:
                 number = heappop(self.exchanges[looped])
-            elif self.exchanges[False] and not self.parts.staged:
+            elif self.exchanges[False] and not self.step_parts.staged:
                 number = heappop(self.exchanges[False])
             elif now is not None and self.ready.get(now):
                 number = heappop(self.ready[now])
@@ -134,7 +134,7 @@ class _Line:
             yield number
             self._came(number)
 
-    def _choice(self) -> Part | None:
+    def _choice(self) -> StepPart | None:
         """The part to go on with: that of the first item which may come, unless it is only a weight's gradient."""
         heads = [
             (part.phase.kind == "weight", heap[0], part)
@@ -142,11 +142,11 @@ class _Line:
             if heap
         ]
         for looped, heap in enumerate(self.exchanges):
-            heads += [(False, heap[0], Part(bool(looped), FORWARD))] if heap else []
+            heads += [(False, heap[0], StepPart(bool(looped), FORWARD))] if heap else []
         return min(heads)[2] if heads else None
 
     def _may_come(self, number: int) -> None:
-        part = self.parts.of(self.items[number])
+        part = self.step_parts.of(self.items[number])
         if isinstance(self.items[number], Bucket):
             heappush(self.exchanges[part.looped], number)
         else:

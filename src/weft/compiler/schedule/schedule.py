@@ -148,7 +148,7 @@ class Draft:
 
     Attributes:
         web: the plans as they were before.
-        split: whether weights' gradients are split from the backward.
+        split: true where weights' gradients are split from the backward.
         rule: the priorities.
         plans, simulation: with copies.
     """
@@ -171,7 +171,7 @@ class _Kind:
     """Plans to be given copies.
 
     Attributes:
-        split: whether weights' gradients are split from the backward.
+        split: true where weights' gradients are split from the backward.
     """
 
     web: Web

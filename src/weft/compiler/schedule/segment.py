@@ -13,7 +13,7 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
-from weft.compiler.schedule.phases import Parts, gather
+from weft.compiler.schedule.phases import StepParts, gather
 from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
@@ -68,10 +68,10 @@ def segment(
     several stages (`staged`) it keeps to one phase.
     """
     schedule = _updates_when_ready(schedule)
-    parts = Parts(program, schedule, staged)
+    parts = StepParts(program, schedule, staged)
     if staged or program.loop:
         schedule = gather(program, schedule, parts)
-    cutter = _Cutter({item.value.name for item in program.inputs}, parts)
+    cutter = _RunCutter({item.value.name for item in program.inputs}, parts)
     for item in schedule:
         cutter.add(item)
     cutter.cut()
@@ -99,13 +99,13 @@ def _updates_when_ready(schedule: Schedule) -> Schedule:
 
 @final
 @dataclass
-class _Cutter:
+class _RunCutter:
     """Collects nodes into runs.
 
     Attributes:
         outside: values that are there without waiting: inputs, and everything that earlier runs
             made.
-        parts: which part of the step an item belongs to; a run keeps to one.
+        step_parts: which part of the step an item belongs to; a run keeps to one.
         work: finished runs and buckets.
         run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts; all of a bucket come
@@ -116,7 +116,7 @@ class _Cutter:
     """
 
     outside: set[str]
-    parts: Parts
+    step_parts: StepParts
     work: list[Run | Bucket] = field(default_factory=list)
     run: list[LocalCall | LocalUpdate] = field(default_factory=list)
     waited: set[str] = field(default_factory=set)
@@ -132,14 +132,14 @@ class _Cutter:
             makes = frozenset(value.name for value in item.makes)
             self.together.update(dict.fromkeys(makes, makes))
             return
-        if self.run and self.parts.of(item) != self.parts.of(self.run[0]):
+        if self.run and self.step_parts.of(item) != self.step_parts.of(self.run[0]):
             self.cut()
         if not self.joined.isdisjoint(item.reads):
             self.cut()
         made, outside, waited = self.made, self.outside, self.waited
         late = [n for n in item.reads if n not in outside and n not in made and n not in waited]
         # What comes once a step is there for all micro-batches but the first: no reason to cut.
-        if self.run and any(self.parts.comes_again(name, item) for name in late):
+        if self.run and any(self.step_parts.comes_again(name, item) for name in late):
             self.cut()
         self.waited.update(*(self.together.get(name, (name,)) for name in late))
         self.run.append(item)
@@ -170,7 +170,7 @@ def _work(
     program: LocalProgram,
     work: Sequence[Run | Bucket],
     queues: Mapping[int, str],
-    parts: Parts,
+    parts: StepParts,
 ) -> list[Actor]:
     """Give every run and bucket its number, its queue, and the registers it reads and writes."""
     readers, bases = _readers(program, work), variable_views(program)

@@ -57,10 +57,10 @@ class Deduced:
         stage: its number.
         cost: what they cost.
         bound: the least that any could cost, along the axis solved last with the others as they are.
-        proven: whether they are the cheapest, along each axis with the others as they are.
+        proven: true where they are the cheapest, along each axis with the others as they are.
         broken: how often a parameter is used otherwise than the user laid it out, because its op
             admits nothing else.
-        taken: whether they are those of another shape of the batch, of which all this is said.
+        taken: true where they are those of another shape of the batch, of which all this is said.
         solved: the deduction, for further shapes.
     """
 

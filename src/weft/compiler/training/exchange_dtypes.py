@@ -51,7 +51,7 @@ def lay_exchanges(graph: LogicalGraph, precision: Precision | None) -> LogicalGr
     wanted = _wanted(graph, precision or Precision())
     if not wanted:
         return graph
-    rewriter = _Rewriter(graph, wanted)
+    rewriter = _DtypeRewriter(graph, wanted)
     for node in graph.nodes:
         rewriter.add(node)
     return replace(graph, nodes=_alive(rewriter.nodes))
@@ -82,7 +82,7 @@ def _adds_up(graph: LogicalGraph, node: Box) -> bool:
 
 @final
 @dataclass(frozen=True)
-class _Rewriter:
+class _DtypeRewriter:
     """The state of the walk.
 
     Attributes:

@@ -51,7 +51,7 @@ class Gather:
     Attributes:
         shard: how it is stored, for each stage.
         whole: how it is used, for each stage.
-        each_time: whether the readers in one block and phase gather it for themselves, in each
+        each_time: true where the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
             step for all readers of a stage. Where a block's backward follows its forward with no
             other block between, as that of the last one does, they share what is gathered.
@@ -85,7 +85,7 @@ def block_of(module: str) -> str:
 
 def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
     """Give the readers of some parameters, named by their values, chains as above."""
-    rewriter = _Rewriter(graph, gathers)
+    rewriter = _GatherRewriter(graph, gathers)
     for node in graph.nodes:
         rewriter.note(node)
     for node in graph.nodes:
@@ -95,7 +95,7 @@ def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> Log
 
 @final
 @dataclass
-class _Rewriter:
+class _GatherRewriter:
     """The state of the walk.
 
     Attributes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.layouts.box import renamed
@@ -109,14 +110,15 @@ def recompute(
     again = region_of.keys() - kept_values(graph, region_of)
     if not again:
         return graph
-    walk = _Walk(graph, {name: region_of[name] for name in again})
+    walk = _RecomputeWalk(graph, {name: region_of[name] for name in again})
     for number, node in enumerate(graph.nodes):
         walk.add(number, node)
     return replace(graph, nodes=tuple(walk.nodes))
 
 
+@final
 @dataclass(frozen=True)
-class _Walk:
+class _RecomputeWalk:
     """The nodes so far, and what stands for a value in the backward.
 
     Attributes:

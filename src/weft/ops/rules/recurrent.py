@@ -30,7 +30,7 @@ def saved_bytes(steps: int, inputs: int, hidden: int, dtype: str, fused: bool) -
         inputs: width of the input.
         hidden: width of the state.
         dtype: of the input, such as "float32".
-        fused: whether oneDNN makes it. Then the number is that of its workspace on processors with
+        fused: true where oneDNN makes it. Then the number is that of its workspace on processors with
             AVX-512, which on others, and by its rounding to pages, is a little different; else gates
             and cells are saved.
     """

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from rich.table import Table
 
-from weft.boxing import COLLECTIVES, Step, steps
+from weft.boxing import COLLECTIVES, BoxingStep, steps
 from weft.boxing.halo import Halo
 from weft.compiler.local.halo import graph_halos
 from weft.compiler.pipeline import Compiled
@@ -216,7 +216,7 @@ def _source_node(graph: LogicalGraph, name: str) -> Node:
     return _source_node(graph, node.input.name) if isinstance(node, Box) else node
 
 
-def _steps(source: Value, node: Box) -> tuple[Step, ...]:
+def _steps(source: Value, node: Box) -> tuple[BoxingStep, ...]:
     itemsize = ITEM_SIZE[source.dtype]
     return steps(_layout(source), _layout(node.output), source.shape, itemsize)
 

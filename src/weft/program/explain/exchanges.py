@@ -46,8 +46,8 @@ class Exchanged:
         kinds: what runs, one after another ("reduce_scatter", "all_gather"); "halo" for border
             rows.
         bytes: that cross between ranks in a step.
-        times: how often it runs in a step.
-        ranks: how many take part.
+        times: the number of its runs in a step.
+        ranks: the number that take part.
         text: what of, and for whom, with the user's lines; alike for repeated blocks.
     """
 

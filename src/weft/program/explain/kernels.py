@@ -11,7 +11,7 @@ from weft.compiler.schedule.bucket import Bucket
 from weft.ir.memory import value_bytes
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.explain.tables import table, text_of
-from weft.runtime.compiled.choice import Choice
+from weft.runtime.compiled.choice import KernelChoice
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.cuda.replay import Replayer
 from weft.units import Bytes, bytes_text
@@ -63,7 +63,7 @@ def kernel_table(parts: Iterable[Distinct]) -> Table:
     return table("kernels", columns, rows)
 
 
-def _ran(choice: Choice) -> str:
+def _ran(choice: KernelChoice) -> str:
     if choice.compiled is not None:
         return "Inductor"
     return f"ATen ({choice.problem})" if choice.problem else "ATen"
@@ -79,7 +79,7 @@ def replay_text(replayers: Iterable[Replayer | None]) -> str:
 
 
 def _text(replayer: Replayer) -> str:
-    found = replayer.found
+    found = replayer.replays
     reasons = Counter({**found.reasons, **replayer.stopped}.values())
     graphs = len(replayer.plan.replayed - replayer.stopped.keys())
     title = f"CUDA graphs of rank {replayer.plan.rank}"

@@ -33,7 +33,7 @@ class Feeder:
         spec: what a batch looks like.
         graph: with the layouts of its leaves.
         devices: of the ranks of this process.
-        compared: whether other processes must be given the same batches, so that checksums are wanted.
+        compared: true where other processes must be given the same batches, so that checksums are wanted.
     """
 
     def __init__(

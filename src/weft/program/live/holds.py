@@ -20,7 +20,7 @@ _constants: WeakKeyDictionary[Any, Callable[[], Iterable[Tensor]]] = WeakKeyDict
 
 
 @final
-class Hold:
+class LiveHold:
     """The hold on a live global tensor, which is its `hold`.
 
     Attributes:
@@ -41,7 +41,7 @@ class Lying:
 
     Attributes:
         layouts: by key.
-        stored: by key, the axis of `Hold.stored`.
+        stored: by key, the axis of `LiveHold.stored`.
         shares: in which they are stored, by key, those that are.
     """
 

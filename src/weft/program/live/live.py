@@ -16,7 +16,7 @@ from weft.layout import Layout, Placement, Shares
 from weft.program.everyone import agreed, check_same_example, everyone, told
 from weft.program.feeding.shards import shares_of
 from weft.program.live.holds import (
-    Hold,
+    LiveHold,
     check_unread,
     global_variables,
     held_names,
@@ -145,7 +145,7 @@ def _parts(own: Tensor, placement: Placement, stored: int | None) -> dict[int, T
     if not isinstance(own, GlobalTensor):
         return {placement.ranks[0]: own.detach()}
     if own.hold is None or not own.hold.programs:
-        own.hold = Hold(stored)
+        own.hold = LiveHold(stored)
     return parts_of(own)
 
 

@@ -20,7 +20,7 @@ _END = object()
 
 
 @final
-class Places:
+class LivePlaces:
     """The places of a model's parameters and buffers.
 
     Args:

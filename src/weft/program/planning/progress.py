@@ -18,7 +18,7 @@ def progress(first: bool) -> Iterator[Callable[[str], None]]:
     """Gives what says that a phase begins; the line is gone at the end.
 
     Args:
-        first: whether this process has the first rank, so that its terminal shows the line.
+        first: true where this process has the first rank, so that its terminal shows the line.
     """
     console = Console(stderr=True)
     shown = first and console.is_terminal

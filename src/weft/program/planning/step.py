@@ -25,7 +25,7 @@ _Facts: TypeAlias = tuple[str, ...]
 
 @final
 @dataclass(frozen=True)
-class _Known:
+class _CaptureFor:
     """A capture, and what it was made for."""
 
     device_type: str
@@ -69,7 +69,7 @@ class Step:
         self._batch, _ = without_shards(example_batch)
         # How leaves of the example lie that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
-        self._known: list[_Known] = []
+        self._known: list[_CaptureFor] = []
         # The same step for other shapes, whose captures make those of this one quicker.
         self._like: Step | None = None
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
@@ -109,7 +109,7 @@ class Step:
         if found is None:
             captured = self._capture(*wanted)
             guards = Guards(captured.watch, self.model, self.optimizers)
-            found = _Known(*wanted, captured, guards)
+            found = _CaptureFor(*wanted, captured, guards)
             self._known.append(found)
         return found.captured
 

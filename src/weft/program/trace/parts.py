@@ -16,7 +16,7 @@ Intervals: TypeAlias = "list[tuple[int, int]]"
 
 @final
 @dataclass(frozen=True)
-class Parts:
+class TimeParts:
     """The shares of one rank's time, in seconds a step: the mean over the steps of a trace.
 
     Attributes:
@@ -43,7 +43,7 @@ class Parts:
         return Seconds(self.communication - self.exposed)
 
 
-def parts(trace: RankTrace) -> Parts:
+def parts(trace: RankTrace) -> TimeParts:
     """The shares of a rank's time; slices that wait for other ranks must be marked (`late`)."""
     steps = [(begin, end) for _, begin, end in trace.steps]
 
@@ -54,7 +54,7 @@ def parts(trace: RankTrace) -> Parts:
     communicate = _union(_times(s for s in trace.slices if s.kind == "communication"))
     late = _union(_times(s for s in trace.slices if s.kind == "wait" and s.peers))
     exposed = _without(communicate, compute)
-    return Parts(
+    return TimeParts(
         trace.rank,
         seconds(steps),
         seconds(compute),

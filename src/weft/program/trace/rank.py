@@ -11,7 +11,7 @@ from weft.compiler.memory.walk import levels
 from weft.ir.plan import Collective, Communicate, Communicator, RankPlan, Transfer
 from weft.program.trace.names import Lines, actor_details, actor_kind, actor_name, places
 from weft.program.trace.ran import Ran
-from weft.program.trace.rows import Level, RankTrace, Slice, Step
+from weft.program.trace.rows import Level, RankTrace, Slice, StepSpan
 from weft.program.trace.waits import Names, arrows, last_waits, wait
 from weft.runtime.executor.trace import Record, Span
 
@@ -33,7 +33,7 @@ def rank_trace(
     return RankTrace(
         plan.rank,
         tuple((queue, ranks.get(queue, ())) for queue in ran.queues),
-        tuple(Step(*interval) for interval in record.steps),
+        tuple(StepSpan(*interval) for interval in record.steps),
         tuple(sorted(slices, key=lambda each: (ran.queues.index(each.queue), each.begin))),
         tuple(arrows(ran)),
         tuple(_levels(ran)),

@@ -60,7 +60,7 @@ class Level(NamedTuple):
 
 
 @final
-class Step(NamedTuple):
+class StepSpan(NamedTuple):
     """A step: its number, when it began and ended, in nanoseconds."""
 
     number: int
@@ -85,7 +85,7 @@ class RankTrace:
 
     rank: int
     queues: tuple[tuple[str, tuple[int, ...]], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StepSpan, ...]
     slices: tuple[Slice, ...]
     arrows: tuple[Arrow, ...] = ()
     levels: tuple[Level, ...] = ()
@@ -101,7 +101,7 @@ class RankTrace:
         return RankTrace(
             found["rank"],
             tuple((name, tuple(ranks)) for name, ranks in found["queues"]),
-            tuple(Step(*row) for row in found["steps"]),
+            tuple(StepSpan(*row) for row in found["steps"]),
             tuple(Slice(*row)._replace(peers=tuple(row[-1])) for row in found["slices"]),
             tuple(Arrow(*row) for row in found["arrows"]),
             tuple(Level(*row) for row in found["levels"]),
@@ -112,7 +112,7 @@ class RankTrace:
         return RankTrace(
             self.rank,
             self.queues,
-            tuple(Step(n, begin - offset, end - offset) for n, begin, end in self.steps),
+            tuple(StepSpan(n, begin - offset, end - offset) for n, begin, end in self.steps),
             tuple(s._replace(begin=s.begin - offset, end=s.end - offset) for s in self.slices),
             tuple(a._replace(made=a.made - offset, read=a.read - offset) for a in self.arrows),
             tuple(Level(time - offset, size) for time, size in self.levels),

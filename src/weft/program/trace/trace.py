@@ -11,7 +11,7 @@ from typing import final
 
 from weft.program.explain.tables import table, text_of
 from weft.program.trace.events import trace_events
-from weft.program.trace.parts import Parts, parts
+from weft.program.trace.parts import TimeParts, parts
 from weft.program.trace.rows import RankTrace
 from weft.units import Seconds
 
@@ -35,7 +35,7 @@ class Trace:
         return iter(self.ranks)
 
     @cached_property
-    def parts(self) -> tuple[Parts, ...]:
+    def parts(self) -> tuple[TimeParts, ...]:
         """The shares of each rank's time, in seconds a step."""
         return tuple(map(parts, self.ranks))
 

@@ -41,7 +41,7 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
 
     Args:
         graph: of a step.
-        update: whether it is to update, by its gradients and those that stand in `parameter.grad`.
+        update: true where it is to update, by its gradients and those that stand in `parameter.grad`.
     """
     where = "step(…, update=False)"
     updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]

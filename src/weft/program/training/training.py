@@ -39,7 +39,7 @@ class Training:
         states: of each optimizer.
         gradients: that stay after a step without an update.
         masters: of parameters.
-        check: whether what the optimizers hold fits a graph; raises otherwise.
+        check: true where what the optimizers hold fits a graph; raises otherwise.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class PlainStep:
     Attributes:
         step: the user's.
         casts: the precision of the strategy.
-        parts: micro-batches, of which each BatchNorm takes statistics of its own.
+        micro_batches: their number; each BatchNorm takes statistics of its own of each.
         draws: of the captured step.
         seed, number: of the program, and of its step.
         scale: of the loss, with float16.
@@ -56,7 +56,7 @@ class PlainStep:
 
     step: Step
     casts: Casts
-    parts: int = 1
+    micro_batches: int = 1
     draws: tuple[Any, ...] = ()
     seed: int = 0
     number: int = 0
@@ -77,7 +77,7 @@ class PlainStep:
             plainly(tensors, values),
             torch.random.fork_rng(devices=_devices(values)),
             _as_written(),
-            _statistics_apart(self.parts),
+            _statistics_apart(self.micro_batches),
             torch.set_grad_enabled(training),
         ):
             if not training:

@@ -85,7 +85,7 @@ class Planned:
         gradients: before they are clipped; None where a step cannot leave them.
         tensors: parameters and buffers.
         states: of the optimizer, as `parameter.name`.
-        skipped: whether there was no update, as a gradient was not finite.
+        skipped: true where there was no update, as a gradient was not finite.
     """
 
     outputs: dict[str, Any]

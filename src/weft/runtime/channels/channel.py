@@ -29,9 +29,9 @@ class Channel(ABC):
         running: what runs now: the kind of a collective, or one of the primitives below.
         while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
             GPUs. What it raises ends the wait.
-        spins: whether a wait may look again and again for a moment before it sleeps: no other
+        spins: true where a wait may look again and again for a moment before it sleeps: no other
             thread of this process has work meanwhile.
-        interruptible: whether a wait ends at once when a rank fails or the user interrupts, in the
+        interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
         stamp: of the step that runs (`weft.runtime.failures.stamps`); goes with messages, where the transport
             has room for it, and is compared with the receiver's.

@@ -66,15 +66,15 @@ class SharedLink:
     Attributes:
         socket: stream to the peer; a byte means that the counts have changed.
         memory, numbers: the mapped memory, as a tensor of bytes and as a buffer.
-        lower: whether this is the end of the lower rank, which writes into the first half.
+        lower: true where this is the end of the lower rank, which writes into the first half.
         outgoing: chunks still to be sent in this exchange, at most `SLOT_BYTES` each.
         incoming: places of chunks still to be received.
         take: what is done with them.
-        in_place: whether places may be sent from, too: none is taken before it was sent.
+        in_place: true where places may be sent from, too: none is taken before it was sent.
         sent, received: chunks since the beginning.
         peer_sent, peer_received: the same of the peer, as last looked up.
         stamp: goes with every chunk; `check(stamp, came)` is called with that of every chunk that came.
-        closed: whether the peer has gone; what it sent before can still be received.
+        closed: true where the peer has gone; what it sent before can still be received.
     """
 
     socket: socket.socket

@@ -51,7 +51,7 @@ _PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
 
 
 @final
-class Spec(NamedTuple):
+class KernelInput(NamedTuple):
     """The input that a kernel is compiled for: its shape, strides, dtype and device."""
 
     shape: tuple[int, ...]
@@ -60,8 +60,8 @@ class Spec(NamedTuple):
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> Spec:
-        return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+    def of(tensor: Tensor) -> KernelInput:
+        return KernelInput(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def fits(self, tensor: Tensor) -> bool:
         """True where a tensor of this shape has these strides, where they mean anything."""
@@ -91,7 +91,7 @@ class Code:
 
     source: str
     function: Callable[..., Sequence[Tensor]]
-    inputs: tuple[Spec, ...]
+    inputs: tuple[KernelInput, ...]
 
     def key(self) -> str:
         """The key of compiled code: all that it holds for."""
@@ -115,7 +115,7 @@ class Code:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """The choice for a part.
 
     Attributes:
@@ -151,7 +151,7 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
     return "aten"
 
 
-def choose(code: Code, kernels: Kernels, least: float = 0.0) -> Choice:
+def choose(code: Code, kernels: Kernels, least: float = 0.0) -> KernelChoice:
     """Compile a part if that pays, or if it is asked for.
 
     Args:
@@ -163,23 +163,23 @@ def choose(code: Code, kernels: Kernels, least: float = 0.0) -> Choice:
         return _asked_for(code) if kernels == "inductor" else _faster(code, least)
 
 
-def _asked_for(code: Code) -> Choice:
+def _asked_for(code: Code) -> KernelChoice:
     try:
-        return Choice(_compiled(code))
+        return KernelChoice(_compiled(code))
     except UserError:
         raise
     except Exception as error:  # whatever Inductor cannot lower runs as ATen code
-        return Choice(None, problem=_line(error))
+        return KernelChoice(None, problem=_line(error))
 
 
-def _faster(code: Code, least: float) -> Choice:
+def _faster(code: Code, least: float) -> KernelChoice:
     """The faster choice, as was measured once on this kind of processor."""
     file = cache_folder("kernels") / f"{code.kind()}.json"
     stored = read_cached(file)
     known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)
     if known is not None and not known.pays:
         _remember(file, known)
-        return Choice(None, *known)
+        return KernelChoice(None, *known)
     try:
         compiled = _compiled(code)
     except UserError:
@@ -187,11 +187,11 @@ def _faster(code: Code, least: float) -> Choice:
     except Exception as error:  # as above
         known = Measured(None, None, _line(error))
         _remember(file, known)
-        return Choice(None, *known)
+        return KernelChoice(None, *known)
     if known is None:
         known = compare(code.function, compiled, code.examples())
         _remember(file, known)
-    return Choice(compiled if known.pays else None, *known)
+    return KernelChoice(compiled if known.pays else None, *known)
 
 
 def _remember(file: Path, known: Measured) -> None:

@@ -23,7 +23,7 @@ Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 @final
-class Compiled(NamedTuple):
+class CompiledFunction(NamedTuple):
     """A function that Inductor has compiled.
 
     Attributes:
@@ -51,7 +51,7 @@ def missing_compiler(device_type: str) -> str | None:
 
 def compile_boxed(
     function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
-) -> Compiled:
+) -> CompiledFunction:
     """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
 
     Results have the strides that `function` gives them, and share memory with inputs where its
@@ -79,9 +79,9 @@ def compile_boxed(
     # aligned before.
     whole = getattr(compiled, "source_code", None) and not compiled.constants
     if not whole or compiled.inputs_to_check or examples[0].device.type != "cpu":
-        return Compiled(compiled, None)
+        return CompiledFunction(compiled, None)
     # Without what Inductor puts around its own code for CUDA graphs and caches, 5 µs a call.
-    return Compiled(compiled.current_callable, compiled.source_code)
+    return CompiledFunction(compiled.current_callable, compiled.source_code)
 
 
 def load(source: str) -> Boxed:

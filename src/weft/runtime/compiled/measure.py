@@ -95,14 +95,14 @@ def foreseen(
 
 def _kept_seconds(function: Callable[[], object]) -> float:
     """Seconds of the calls in a function that Inductor leaves as they are."""
-    clock = _Clock()
+    clock = _OpClock()
     with clock:
         function()
     return clock.seconds
 
 
 @final
-class _Clock(TorchDispatchMode):
+class _OpClock(TorchDispatchMode):
     """Adds up the seconds of ops that Inductor calls as they are."""
 
     def __init__(self) -> None:

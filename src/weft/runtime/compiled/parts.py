@@ -23,12 +23,12 @@ from weft.hardware.durations import Durations
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
 from weft.ops.weft_ops import ops_that
-from weft.runtime.compiled.choice import Choice, Code, Kernels, Spec, choose
+from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, Kernels, choose
 from weft.runtime.compiled.forms import Form, Part, part_of
 from weft.runtime.compiled.inductor import Boxed
 from weft.runtime.executor.memory import note_made
 from weft.runtime.kernels.generated import (
-    Cut,
+    CutCalls,
     build_kernel,
     call_refs,
     differs,
@@ -86,15 +86,15 @@ class Distinct:
     """One of the distinct parts of a rank: what is known of it, and how often it stands there."""
 
     calls: int
-    outputs: tuple[Spec, ...]
-    choice: Choice
+    outputs: tuple[KernelInput, ...]
+    choice: KernelChoice
     code: Code
     times: int = 0
 
 
 @final
 @dataclass(eq=False)
-class Parts:
+class PartCutter:
     """Cuts the segments of one rank; asked for each, in the order of the plan.
 
     Args:
@@ -108,11 +108,11 @@ class Parts:
     device: torch.device
     lasting: Mapping[str, Tensor]
     kernels: Kernels
-    distinct: dict[tuple[str, tuple[Spec, ...]], Distinct] = field(default_factory=dict)
+    distinct: dict[tuple[str, tuple[KernelInput, ...]], Distinct] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         segments = [actor for actor in self.plan.actors if isinstance(actor, Compute)]
-        self._specs = {name: Spec.of(tensor) for name, tensor in self.lasting.items()}
+        self._specs = {name: KernelInput.of(tensor) for name, tensor in self.lasting.items()}
         self._values = {one.value.name: one.value for one in self.plan.inputs}
         self._values.update((one.value.name, one.value) for one in self.plan.registers)
         self._least = LEAST * self._act_seconds(segments)
@@ -124,7 +124,7 @@ class Parts:
         values = {**self._values, **made}
         return sum(durations.node(node, values) for one in segments for node in one.nodes)
 
-    def cut(self, segment: Compute, outputs: Collection[str]) -> Cut:
+    def cut(self, segment: Compute, outputs: Collection[str]) -> CutCalls:
         """The calls of one segment with its parts in place of what they hold.
 
         Args:
@@ -150,7 +150,7 @@ class Parts:
             op = f"part.{len(functions)}"
             functions[op] = kernel
             nodes.append(_call(op, part, run))
-        return Cut(tuple(nodes), functions)
+        return CutCalls(tuple(nodes), functions)
 
     def _kernel(self, part: Part) -> PartKernel | None:
         """A part's kernel, or None where it runs as its calls."""
@@ -168,7 +168,7 @@ class Parts:
     def _distinct(
         self,
         form: Form,
-        inputs: tuple[Spec, ...],
+        inputs: tuple[KernelInput, ...],
         source: str,
         function: Callable[..., Sequence[Tensor]],
     ) -> Distinct:
@@ -177,9 +177,9 @@ class Parts:
 
         code = Code(source, bare, inputs)
         with FakeTensorMode(), torch.no_grad():
-            outputs = tuple(map(Spec.of, bare(*[spec.empty() for spec in inputs])))
+            outputs = tuple(map(KernelInput.of, bare(*[spec.empty() for spec in inputs])))
         small = len(form.calls) < FEWEST_CALLS or not inputs or not outputs
-        choice = Choice(None) if small else choose(code, self.kernels, self._least)
+        choice = KernelChoice(None) if small else choose(code, self.kernels, self._least)
         return Distinct(len(form.calls), outputs, choice, code)
 
     def _skip(self, run: Sequence[LocalCall]) -> None:
@@ -191,12 +191,14 @@ class Parts:
                 if of is not None and may_alias(call.op) and self._spec(of).shape == value.shape:
                     self._specs[value.name] = self._spec(of)
 
-    def _spec(self, name: str) -> Spec:
+    def _spec(self, name: str) -> KernelInput:
         """The spec of a value; contiguous when nothing else is known, as of values that are fed or communicated."""
         if name not in self._specs:
             value = self._values[name]
             dtype = getattr(torch, value.dtype)
-            self._specs[name] = Spec(value.shape, _contiguous(value.shape), dtype, self.device)
+            self._specs[name] = KernelInput(
+                value.shape, _contiguous(value.shape), dtype, self.device
+            )
         return self._specs[name]
 
 

@@ -54,7 +54,7 @@ def check_private(folder: Path, instead: str, *, above: bool = False) -> None:
     Args:
         folder: not a symbolic link.
         instead: as for `make_private`.
-        above: whether it only stands above the folder that matters.
+        above: true where it only stands above the folder that matters.
 
     Raises:
         UserError: as `make_private`.

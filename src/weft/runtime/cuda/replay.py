@@ -89,7 +89,7 @@ class Replayer:
 
     Args:
         plan: of the rank.
-        found: why those of its segments are captured that are marked so.
+        replays: why those of its segments are captured that are marked so.
         tape: what captures.
         device: the rank's.
         seed: of the random ops.
@@ -99,7 +99,7 @@ class Replayer:
     """
 
     plan: RankPlan
-    found: Replays
+    replays: Replays
     tape: Tape
     device: torch.device
     seed: int

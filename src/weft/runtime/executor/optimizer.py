@@ -246,7 +246,7 @@ def group_updates(
         updates: of the actor.
         variables: the rank's shards.
         optimizer: the user's, one or several.
-        held: whether the running step only adds its gradients to the sums.
+        held: true where the running step only adds its gradients to the sums.
 
     Returns:
         For each join, the names of the sources and what runs them.

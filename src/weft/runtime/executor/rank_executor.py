@@ -56,9 +56,10 @@ class RankExecutor(ABC):
         self._measuring: MeasuredStep | None = MeasuredStep(plan, self._works)
 
     @property
-    def parts(self) -> tuple[Distinct, ...]:
+    def distinct_parts(self) -> tuple[Distinct, ...]:
         """The distinct parts of the segments that were to be compiled; none with ATen kernels."""
-        return () if self._rank.parts is None else tuple(self._rank.parts.distinct.values())
+        cutter = self._rank.part_cutter
+        return () if cutter is None else tuple(cutter.distinct.values())
 
     @property
     def replayer(self) -> Replayer | None:

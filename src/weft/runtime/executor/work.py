@@ -28,7 +28,7 @@ from weft.ir.plan import (
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.compiled.parts import Parts
+from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.cuda.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.executor.memory import note_gradients
 from weft.runtime.executor.optimizer import Updates, group_updates
@@ -65,13 +65,13 @@ class Rank:
     replayer: Replayer | None = None
 
     @cached_property
-    def parts(self) -> Parts | None:
+    def part_cutter(self) -> PartCutter | None:
         """The cutter of segments into parts for Inductor; None where all is ATen code."""
         if self.kernels == "aten":
             return None
         keys = self.plan.lasting.items()
         there = {name: self.variables[key] for name, key in keys if key in self.variables}
-        return Parts(self.plan, self.device, there, self.kernels)
+        return PartCutter(self.plan, self.device, there, self.kernels)
 
     @cached_property
     def readers(self) -> Counter[tuple[str, str]]:
@@ -93,7 +93,7 @@ class Work:
         reads: consumed registers that hold something new in every step.
         writes: produced registers that hold something new in every step.
         act: the work.
-        acts: how often it is done in a step.
+        acts: the number of its acts in a step.
         once: of several acts a step, the registers that all of them read or make together.
         sole: registers of which this is the only reader on its queue.
     """
@@ -192,7 +192,7 @@ def _bind_compute(
     joined = group_updates(updates, rank.variables, rank.optimizer, held)
     sources = [name for names, _ in joined for name in names]
     made = (*writes, *sources)
-    cut = None if rank.parts is None else rank.parts.cut(actor, made)
+    cut = None if rank.part_cutter is None else rank.part_cutter.cut(actor, made)
     kernel = build_kernel(calls, made, rank.device, actor.copies, actor.acts, drains=True, cut=cut)
     gather = _bind_operands(kernel.inputs, reads, rank)
     run = _bind_kernel(actor, kernel, rank)

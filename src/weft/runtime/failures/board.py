@@ -51,7 +51,7 @@ class FailureBoard:
         size: number of ranks.
 
     Attributes:
-        failed: whether this rank knows of a failure.
+        failed: true where this rank knows of a failure.
         lookout: looks around for those who wait long.
     """
 

@@ -30,7 +30,7 @@ CALLS = "calls"
 
 @final
 @dataclass(frozen=True)
-class Call:
+class PostedCall:
     """A call: how many were made by then, the checksum of all of them, which it is, and the user's line."""
 
     count: int
@@ -48,14 +48,14 @@ class Calls:
     """The calls of this process so far."""
 
     def __init__(self) -> None:
-        self._recent = deque([Call(0, 0, "the beginning", "", 0)], maxlen=_KEPT)
+        self._recent = deque([PostedCall(0, 0, "the beginning", "", 0)], maxlen=_KEPT)
         self._programs = 0
 
     def enter(self, text: str) -> int:
         """A call begins; gives the checksum of all calls so far."""
         last = self._recent[-1]
         chain = zlib.crc32(text.encode(), last.chain)
-        self._recent.append(Call(last.count + 1, chain, text, *_user_line()))
+        self._recent.append(PostedCall(last.count + 1, chain, text, *_user_line()))
         return chain
 
     def new_program(self) -> int:
@@ -64,7 +64,7 @@ class Calls:
         return self._programs
 
     @property
-    def last(self) -> Call:
+    def last(self) -> PostedCall:
         """The call that runs, or was the last one."""
         return self._recent[-1]
 
@@ -72,7 +72,7 @@ class Calls:
         """The last calls as text."""
         return json.dumps([astuple(call) for call in self._recent])
 
-    def parted(self, text: str) -> tuple[Call, Call] | None:
+    def parted(self, text: str) -> tuple[PostedCall, PostedCall] | None:
         """The first call that differs from those that another rank posted: this rank's call, and the other's."""
         theirs = {call.count: call for call in _read(text)}
         for own in self._recent:
@@ -82,8 +82,8 @@ class Calls:
         return None
 
 
-def _read(text: str) -> list[Call]:
-    return [Call(*each) for each in json.loads(text)]
+def _read(text: str) -> list[PostedCall]:
+    return [PostedCall(*each) for each in json.loads(text)]
 
 
 def _user_line() -> tuple[str, int]:

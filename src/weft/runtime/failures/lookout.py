@@ -68,7 +68,7 @@ class Lookout:
 
 @final
 @dataclass(eq=False)
-class _Task:
+class _HandedCall:
     """A call that the other thread makes, and how it ended."""
 
     call: Callable[[], None]
@@ -86,7 +86,7 @@ class OtherThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._handed: SimpleQueue[_HandedCall | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], None], look: Callable[[], None]) -> None:
@@ -101,21 +101,21 @@ class OtherThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
-        task = _Task(call)
-        self._tasks.put(task)
-        while not task.ended.wait(PATIENCE):
+        handed = _HandedCall(call)
+        self._handed.put(handed)
+        while not handed.ended.wait(PATIENCE):
             look()
-        if task.error is not None:
-            raise task.error
+        if handed.error is not None:
+            raise handed.error
 
     def close(self) -> None:
         """End the thread, after the call that it makes."""
-        self._tasks.put(None)
+        self._handed.put(None)
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (handed := self._handed.get()) is not None:
             try:
-                task.call()
+                handed.call()
             except BaseException as error:
-                task.error = error
-            task.ended.set()
+                handed.error = error
+            handed.ended.set()

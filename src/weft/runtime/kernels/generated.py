@@ -51,8 +51,8 @@ class Kernel:
         source: what `function` was compiled from.
         function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
             when it is `looped`. Results of ops over a step are complete in the last micro-batch.
-        draws: whether it calls `draw`.
-        looped: whether it does not do the same in each micro-batch.
+        draws: true where it calls `draw`.
+        looped: true where it does not do the same in each micro-batch.
     """
 
     inputs: tuple[str, ...]
@@ -65,7 +65,7 @@ class Kernel:
 
 @final
 @dataclass(frozen=True)
-class Cut:
+class CutCalls:
     """The code that stands in place of local calls where some of them are compiled together.
 
     Attributes:
@@ -85,7 +85,7 @@ def build_kernel(
     micro_batches: int = 1,
     *,
     drains: bool = False,
-    cut: Cut | None = None,
+    cut: CutCalls | None = None,
 ) -> Kernel:
     """Compile local calls into one function.
 
@@ -95,14 +95,14 @@ def build_kernel(
         device: the rank's device; device constants of its type mean it.
         copied: outputs to return as copies.
         micro_batches: how often it runs in a step.
-        drains: whether the function takes its inputs as one list and empties it, so that what
+        drains: true where the function takes its inputs as one list and empties it, so that what
             nobody else holds is freed after its last use.
         cut: what is written in place of `calls`.
     """
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
     looped = micro_batches > 1 and any(map(differs, calls))
-    body = _Body(calls, outputs, device, micro_batches, cut or Cut(tuple(calls), {}))
+    body = _Body(calls, outputs, device, micro_batches, cut or CutCalls(tuple(calls), {}))
     lines = body.lines(names)
     returned = [f"{names[name]}.clone()" if name in copied else names[name] for name in outputs]
     first = ["draw", "micro"] if looped else ["draw"]
@@ -161,7 +161,7 @@ class _Body:
         outputs: Sequence[str],
         device: torch.device,
         micro_batches: int,
-        cut: Cut,
+        cut: CutCalls,
     ) -> None:
         self.bound: dict[str, Any] = {}
         self._calls = calls

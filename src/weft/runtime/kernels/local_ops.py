@@ -56,7 +56,7 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
         x: a result of the factorization.
         info: its error codes, int32, one for each matrix; 0 is success.
         name: of the function that the user called, such as "torch.linalg.inv".
-        matrix: whether `x` belongs to one matrix; else elements of the batch count from the first
+        matrix: true where `x` belongs to one matrix; else elements of the batch count from the first
             that this rank holds.
 
     Raises:
@@ -150,7 +150,7 @@ def embedding_dense_backward_shard(
         rows: rows of the shard.
         offset: number of the shard's first row.
         padding_idx: whole number of the row that gets no gradient, or a negative number.
-        scale: whether gradients are divided by how often their index occurs.
+        scale: true where gradients are divided by how often their index occurs.
 
     Returns:
         Shape `[rows, width]`.

@@ -70,7 +70,7 @@ class SumOfProducts:
     """`weft.accumulate_mm(a, b)`: the sum of `a @ b` over the micro-batches.
 
     Args:
-        micro_batches: how many a step has.
+        micro_batches: their number in a step.
         owned: as of every op over a step; the sum is always this one's own.
     """
 

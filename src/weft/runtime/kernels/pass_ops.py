@@ -110,8 +110,8 @@ class Accumulate:
     """`weft.accumulate(x, reduction)`: the reduction of `x` over the micro-batches, in place.
 
     Args:
-        micro_batches: how many a step has.
-        owned: whether nobody else reads or keeps the memory of `x`, so that the first one may take
+        micro_batches: their number in a step.
+        owned: true where nobody else reads or keeps the memory of `x`, so that the first one may take
             the others in.
     """
 

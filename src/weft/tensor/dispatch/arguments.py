@@ -1,7 +1,7 @@
 """The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
 
 Numbers that change from call to call, such as an optimizer's step size, must not make a new
-decision each time. So for pointwise ops a float that is no whole number is a `Slot`: the rules see
+decision each time. So for pointwise ops a float that is no whole number is a `FloatSlot`: the rules see
 its value at the first call, kernels take it as an argument. Elsewhere, where shapes may depend on
 it, a float belongs to the key.
 """
@@ -20,12 +20,12 @@ from weft.runtime.torch_ops import token
 
 
 @final
-class Slot(float):
+class FloatSlot(float):
     """A float that a kernel takes as argument number `index` of its floats."""
 
     index: int
 
-    def __new__(cls, value: float, index: int) -> Slot:
+    def __new__(cls, value: float, index: int) -> FloatSlot:
         slot = super().__new__(cls, value)
         slot.index = index
         return slot
@@ -37,7 +37,7 @@ class Reader:
 
     Args:
         kind: the class of global tensors.
-        slots: whether floats may be slots.
+        slots: true where floats may be slots.
     """
 
     def __init__(self, kind: Any, slots: bool = False) -> None:
@@ -94,7 +94,7 @@ class Reader:
             return tuple(self.argument(part) for part in value)
         if type(value) is float and self._is_slot(value):
             self.floats.append(value)
-            return Slot(value, len(self.floats) - 1)
+            return FloatSlot(value, len(self.floats) - 1)
         constant: Argument = token(value)
         return constant
 

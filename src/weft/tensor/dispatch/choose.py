@@ -47,7 +47,7 @@ def choose(
     """
     found: dict[PerAxis, float] = {}
     for keep in (True, False):
-        search = _Search(call, tuple(layouts), placement, tuple(fixed), keep)
+        search = _SignatureSearch(call, tuple(layouts), placement, tuple(fixed), keep)
         for chosen, local in search.candidates(call, call, ()):
             found.setdefault(chosen, search.cost(chosen, local))
         if found:
@@ -61,7 +61,7 @@ def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layou
 
 
 @final
-class _Search:
+class _SignatureSearch:
     """All signatures of the grid's axes, outermost first. `keep`: an axis that fits stays as it is."""
 
     def __init__(

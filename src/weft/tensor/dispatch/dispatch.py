@@ -21,7 +21,7 @@ from weft.tensor.spec import Spec
 
 
 @final
-class _Known:
+class _OpFacts:
     """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
     __slots__ = ("recipes", "slots", "way", "writes")
@@ -41,7 +41,7 @@ _OTHER_ELEMENTS = (
 )
 
 # By the op's id, because the hash of an op is slow; ops live as long as the process.
-_known: dict[int, _Known] = {}
+_known: dict[int, _OpFacts] = {}
 
 
 def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +98,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _other_way(
-    kind: Any, known: _Known, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: Any, known: _OpFacts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of an op that runs otherwise than by a recipe; NotImplemented for others."""
     if known.writes:
@@ -117,13 +117,13 @@ def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     note_write(written.placement, f"{op} {numbers}", plain)
 
 
-def _knowing(op: Any) -> _Known:
-    known = _known[id(op)] = _Known(op)
+def _knowing(op: Any) -> _OpFacts:
+    known = _known[id(op)] = _OpFacts(op)
     return known
 
 
 def _read(
-    kind: Any, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: Any, known: _OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Reader, tuple[Any, ...]]:
     reader = Reader(kind, known.slots)
     key = reader.key(args)

@@ -22,7 +22,7 @@ from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.torch_ops import dtype_name
 from weft.tensor.chain import Chain, Locals, chain_between
-from weft.tensor.dispatch.arguments import Reader, Slot, op_name, takes_slots
+from weft.tensor.dispatch.arguments import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout
 from weft.tensor.dispatch.halo import Exchange, exchanges
 from weft.tensor.divergence import user_line
@@ -43,13 +43,13 @@ class Recipe:
         mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
         halos: what ranks then fetch of each operand from their neighbours, or ().
-        boxed: whether any operand is boxed.
+        boxed: true where any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
             floats.
         results: the specs of the results; what is no tensor stands there itself.
-        listed: whether the op returns a list.
-        viewed: whether the result should share its operand's memory, but may not.
+        listed: true where the op returns a list.
+        viewed: true where the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
         advice: layouts found and legal ones, for messages.
     """
@@ -223,7 +223,7 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     """A function of all operands and all floats, in order."""
 
     def back(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
+        if isinstance(leaf, FloatSlot):
             return Ref(f"f{leaf.index}")
         return Ref(f"t{leaf.index}") if isinstance(leaf, Operand) else leaf
 

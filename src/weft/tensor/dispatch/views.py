@@ -30,7 +30,7 @@ class Origin:
     Attributes:
         source: the tensor.
         view: takes the same view of a tensor like `source`.
-        elements: whether its elements are some of those of `source`, not their real parts or the like.
+        elements: true where its elements are some of those of `source`, not their real parts or the like.
     """
 
     source: Any
