@@ -210,6 +210,29 @@ def other_states(rank: int) -> float:
     return steps(program, batch)
 
 
+def states_taken_out(rank: int, how: Callable[[Any, torch.Tensor], object]) -> float:
+    """One rank alone takes states out of its optimizer; both do so before, which makes them anew."""
+    program, optimizer, batch = make()
+    steps(program, batch)
+    optimizer.state.clear()
+    steps(program, batch)
+    if rank:
+        how(optimizer.state, optimizer.param_groups[0]["params"][0])
+    return steps(program, batch)
+
+
+def cleared_states(rank: int) -> float:
+    return states_taken_out(rank, lambda state, _: state.clear())
+
+
+def popped_states(rank: int) -> float:
+    return states_taken_out(rank, lambda state, parameter: state.pop(parameter))
+
+
+def deleted_state(rank: int) -> float:
+    return states_taken_out(rank, lambda state, parameter: state[parameter].pop("exp_avg"))
+
+
 def other_rate_of_update(rank: int) -> float:
     """Rates differ in `program.update()` alone."""
     program, optimizer, batch = make()
@@ -541,6 +564,9 @@ CASES: tuple[Callable[[int], float], ...] = (
     loaded_alone,
     other_whole_state,
     other_states,
+    cleared_states,
+    popped_states,
+    deleted_state,
     other_rate_of_update,
     other_tensor_rates,
     adds_alone,
