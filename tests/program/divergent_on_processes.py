@@ -469,6 +469,51 @@ def other_strategy(rank: int) -> float:
     return going_on(lambda: compiled(mlp(), pairs(), strategy=strategy))
 
 
+def other_option(rank: int) -> float:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=bool(rank))
+    ranks = weft.placement("cpu", [0, 1])
+    return going_on(lambda: weft.compile(model, squares, optimizer, pairs(), placement=ranks))
+
+
+def other_groups(rank: int) -> float:
+    model = mlp()
+    layers = [{"params": model[i].parameters()} for i in (0, 2)]
+    optimizer = torch.optim.Adam(layers[::-1] if rank else layers)
+    ranks = weft.placement("cpu", [0, 1])
+    return going_on(lambda: weft.compile(model, squares, optimizer, pairs(), placement=ranks))
+
+
+def frozen_alone(rank: int) -> float:
+    model = mlp()
+    model[0].weight.requires_grad_(not rank)
+    return going_on(lambda: compiled(model, pairs()))
+
+
+def other_width(rank: int) -> float:
+    model = nn.Sequential(nn.Linear(4, 8 + rank), nn.Tanh(), nn.Linear(8 + rank, 1))
+    return going_on(lambda: compiled(model, pairs()))
+
+
+def other_batch_at_compile(rank: int) -> float:
+    return going_on(lambda: compiled(mlp(), pairs(4 + 4 * rank)))
+
+
+def other_loss(rank: int) -> float:
+    def sums(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = (model(batch["x"]) - batch["y"]).square().sum()
+        return result
+
+    return going_on(lambda: compiled(mlp(), pairs(), sums if rank else squares))
+
+
+def other_number(rank: int) -> float:
+    def scaled(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return squares(model, batch) * (rank + 2)
+
+    return going_on(lambda: compiled(mlp(), pairs(), scaled))
+
+
 def without_loss(rank: int) -> float:
     ranks = weft.placement("cpu", [0, 1])
     loss_fn = None if rank else squares
@@ -585,6 +630,13 @@ CASES: tuple[Callable[[int], float], ...] = (
     other_micro_batches,
     other_placement,
     other_strategy,
+    other_option,
+    other_groups,
+    frozen_alone,
+    other_width,
+    other_batch_at_compile,
+    other_loss,
+    other_number,
     without_loss,
     misnamed_alone,
     state_of_one,

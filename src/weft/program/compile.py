@@ -26,6 +26,7 @@ from weft.program.planning.progress import progress, uncollected
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
+from weft.program.same_program import asked_by
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.verification import check_values
@@ -135,6 +136,8 @@ def compile(
     step, given = agreed(
         world, "the step", lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify)
     )
+    if world.size > len(world.ranks):
+        check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
     program = _started(wanted, step, seed)
     if verify:
         _verify(program, given)
