@@ -109,7 +109,7 @@ def capture(
     with _lock:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
-        with all_refused():
+        with all_refused(), torch.autocast(device_type, enabled=False):
             traced = trace_step(
                 model,
                 loss_fn,
