@@ -223,6 +223,19 @@ def test_batches_that_differ_are_told_in_one_line(batch: Any, words: str) -> Non
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("example", "batch", "words"),
+    [
+        ([1, {"x": 2}], (1, {"x": 2}), r"found \(…, \{'x': …\}\), expected \[…, \{'x': …\}\]"),
+        (Sample(1, 2), {"x": 1, "y": 2, "scale": 1.0}, r"expected Sample\(x=…, y=…, scale=…\)$"),  # type: ignore[arg-type]
+    ],
+    ids=["list", "dataclass"],
+)
+def test_other_containers_are_shown_as_python_does(example: Any, batch: Any, words: str) -> None:
+    with pytest.raises(BatchError, match=words):
+        describe_batch(example).flatten_batch(batch)
+
+
 def test_objects_beside_the_loss_come_back_as_none() -> None:
     def loss_fn(model: nn.Module, batch: Any) -> Any:
         return {"loss": models.classification_loss(model, batch), "cache": object()}

@@ -225,6 +225,29 @@ def other_states(rank: int) -> float:
     return steps(program, batch)
 
 
+def states_taken_out(rank: int, how: Callable[[Any, torch.Tensor], object]) -> float:
+    """One rank alone takes states out of its optimizer; both do so before, which makes them anew."""
+    program, optimizer, batch = make()
+    steps(program, batch)
+    optimizer.state.clear()
+    steps(program, batch)
+    if rank:
+        how(optimizer.state, optimizer.param_groups[0]["params"][0])
+    return steps(program, batch)
+
+
+def cleared_states(rank: int) -> float:
+    return states_taken_out(rank, lambda state, _: state.clear())
+
+
+def popped_states(rank: int) -> float:
+    return states_taken_out(rank, lambda state, parameter: state.pop(parameter))
+
+
+def deleted_state(rank: int) -> float:
+    return states_taken_out(rank, lambda state, parameter: state[parameter].pop("exp_avg"))
+
+
 def other_rate_of_update(rank: int) -> float:
     """Rates differ in `program.update()` alone."""
     program, optimizer, batch = make()
@@ -461,6 +484,51 @@ def other_strategy(rank: int) -> float:
     return going_on(lambda: compiled(mlp(), pairs(), strategy=strategy))
 
 
+def other_option(rank: int) -> float:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=bool(rank))
+    ranks = weft.placement("cpu", [0, 1])
+    return going_on(lambda: weft.compile(model, squares, optimizer, pairs(), placement=ranks))
+
+
+def other_groups(rank: int) -> float:
+    model = mlp()
+    layers = [{"params": model[i].parameters()} for i in (0, 2)]
+    optimizer = torch.optim.Adam(layers[::-1] if rank else layers)
+    ranks = weft.placement("cpu", [0, 1])
+    return going_on(lambda: weft.compile(model, squares, optimizer, pairs(), placement=ranks))
+
+
+def frozen_alone(rank: int) -> float:
+    model = mlp()
+    model[0].weight.requires_grad_(not rank)
+    return going_on(lambda: compiled(model, pairs()))
+
+
+def other_width(rank: int) -> float:
+    model = nn.Sequential(nn.Linear(4, 8 + rank), nn.Tanh(), nn.Linear(8 + rank, 1))
+    return going_on(lambda: compiled(model, pairs()))
+
+
+def other_batch_at_compile(rank: int) -> float:
+    return going_on(lambda: compiled(mlp(), pairs(4 + 4 * rank)))
+
+
+def other_loss(rank: int) -> float:
+    def sums(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = (model(batch["x"]) - batch["y"]).square().sum()
+        return result
+
+    return going_on(lambda: compiled(mlp(), pairs(), sums if rank else squares))
+
+
+def other_number(rank: int) -> float:
+    def scaled(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return squares(model, batch) * (rank + 2)
+
+    return going_on(lambda: compiled(mlp(), pairs(), scaled))
+
+
 def without_loss(rank: int) -> float:
     ranks = weft.placement("cpu", [0, 1])
     loss_fn = None if rank else squares
@@ -557,6 +625,9 @@ CASES: tuple[Callable[[int], float], ...] = (
     loaded_alone,
     other_whole_state,
     other_states,
+    cleared_states,
+    popped_states,
+    deleted_state,
     other_rate_of_update,
     other_tensor_rates,
     adds_alone,
@@ -575,6 +646,13 @@ CASES: tuple[Callable[[int], float], ...] = (
     other_micro_batches,
     other_placement,
     other_strategy,
+    other_option,
+    other_groups,
+    frozen_alone,
+    other_width,
+    other_batch_at_compile,
+    other_loss,
+    other_number,
     without_loss,
     misnamed_alone,
     state_of_one,

@@ -404,3 +404,52 @@ def test_modules_of_dtensors_are_refused(tmp_path: Path) -> None:
             weft.Step(model, squares, None, batches()[0])
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("where", ["compile", "step", "update", "verify"])
+@pytest.mark.parametrize("mode", ["autocast", "inference"])
+def test_modes_that_would_do_nothing_or_break_a_step_are_refused(where: str, mode: str) -> None:
+    model, (batch, *_) = seeded(lambda: nn.Linear(8, 8)), batches()
+    optimizer = sgd(model)
+    inside: Any = torch.inference_mode()
+    words = r"in torch\.inference_mode\(\): it trains"
+    if mode == "autocast":
+        inside, words = torch.autocast("cpu", torch.bfloat16), r"Strategy\(precision='bf16'\)"
+    with weft.local_world(RANKS):
+        if where == "compile":
+            with inside, pytest.raises(UserError, match=words):
+                program(model, optimizer)
+        made = program(model, optimizer)
+        made.step(batch, update=False)
+        calls = {"step": made.step, "update": lambda _: made.update(), "verify": made.verify}
+        before = [whole.clone() for whole in made.full_state_dict().values()]
+        if where in calls:
+            with inside, pytest.raises(UserError, match=words):
+                calls[where](batch)
+        for kept, now in zip(before, made.full_state_dict().values(), strict=True):
+            assert torch.equal(kept, now)
+        made.update()
+        made.close()
+
+
+def test_modes_that_may_be_around_a_step() -> None:
+    """No gradients, the strategy's own autocast, and for evaluation inference mode."""
+    model, (batch, *_) = seeded(lambda: nn.Linear(8, 8)).float(), batches()
+    batch, bf16 = batch.float(), weft.Strategy(precision="bf16")
+    plain, optimizer = copy.deepcopy(model), sgd(model)
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return squares(model, x)
+
+    expected = loss_fn(plain, batch).item()
+    ranks = weft.placement("cpu", list(range(RANKS)))
+    with weft.local_world(RANKS):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            made = weft.compile(model, squares, optimizer, batch, placement=ranks, strategy=bf16)
+            assert made.step(batch).item() == pytest.approx(expected, rel=1e-2)
+        evaluation = made.evaluation(squares, batch)
+        with torch.inference_mode():
+            again = evaluation.step(batch).item()
+        assert again == evaluation.step(batch).item() < expected
+        made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -184,3 +185,39 @@ def boxed_bytes(program: weft.Program) -> Counter[str]:
         kinds = (str(value.layout.sbp[0])[0] for value in (source, box.output))
         found["-".join(kinds)] += math.prod(source.shape) * ITEM_SIZE[source.dtype]
     return found
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["frozen", "thawed"])
+def test_a_layer_is_frozen_or_thawed_whose_update_needs_it_whole(at_first: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    model[0].requires_grad_(at_first)
+    optimizer, batch = torch.optim.Adafactor(model.parameters()), torch.randn(8, 4)
+    plain, plain_optimizer = copy.deepcopy((model, optimizer))
+
+    def loss_fn(model: Any, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(x).square().mean()
+        return result
+
+    options: Any = {
+        "placement": weft.placement("cpu", PAIR),
+        "strategy": weft.Strategy(zero=weft.Zero(3)),
+    }
+    with weft.local_world(2):
+        program = weft.compile(model, loss_fn, optimizer, batch, **options)
+        for trained in (at_first, not at_first, at_first):
+            for each in (model, plain):
+                each[0].requires_grad_(trained)
+            if trained and not at_first:  # it lies in shards
+                with pytest.raises(
+                    weft.errors.StrategyError, match=r"0\.weight lies in shards.*compile ag"
+                ):
+                    program.step(batch)
+                program.close()
+                program = weft.compile(model, loss_fn, optimizer, batch, **options)
+            loss = loss_fn(plain, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            plain_optimizer.step()
+            plain_optimizer.zero_grad()
+            assert program.step(batch).item() == pytest.approx(loss.item(), rel=1e-10)
+        program.close()

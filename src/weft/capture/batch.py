@@ -97,7 +97,8 @@ class BatchSpec:
         if keys != expected or tree != self.tree:
             raise BatchError(
                 "the batch is built of other containers than the one that the program was compiled for; pass a batch "
-                f"built like the example batch, or compile again: found {tree}, expected {self.tree}"
+                f"built like the example batch, or compile again: found {_containers(tree, len(keys))}, expected "
+                f"{_containers(self.tree, len(expected))}"
             )
 
 
@@ -180,6 +181,19 @@ def _mismatch(key: str, expected: str, found: str) -> BatchError:
         f"leaf {key!r} of the batch: the program was compiled for {expected}, found {found}; "
         "pass the same kind of batch as the example, or compile again for this one"
     )
+
+
+@final
+class _Leaf:
+    """Stands for a leaf where containers are shown."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _containers(tree: Tree, leaves: int) -> str:
+    """The containers of a batch, as Python shows them: `({'x': …}, […])`."""
+    return repr(unflatten([_Leaf()] * leaves, tree))[:200]
 
 
 def _collect(template: Any, batch: Any, found: list[Any]) -> bool:

@@ -16,6 +16,7 @@ from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
+from weft.capture.python.numbers import all_refused
 from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.trace import (
@@ -119,19 +120,20 @@ def capture(
     with _lock:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
-        traced = trace_step(
-            model,
-            loss_fn,
-            variables,
-            batch,
-            batch.flatten_batch(example_batch),
-            device_type,
-            training,
-            Casts(precision, parameters, device_type),
-            apart,
-            like.skeletons if like else None,
-            changing,
-        )
+        with all_refused(), torch.autocast(device_type, enabled=False):
+            traced = trace_step(
+                model,
+                loss_fn,
+                variables,
+                batch,
+                batch.flatten_batch(example_batch),
+                device_type,
+                training,
+                Casts(precision, parameters, device_type),
+                apart,
+                like.skeletons if like else None,
+                changing,
+            )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = (
             update_rules(optimizers, variables.parameters, groups, masters) if optimizers else {}

@@ -20,12 +20,14 @@ from weft.program.feeding.local_batch import LocalBatch
 from weft.program.live.holds import lying
 from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.modes import check_modes
 from weft.program.planning.build import Setting, local_ranks
 from weft.program.planning.planner import Planner
 from weft.program.planning.progress import progress, uncollected
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
+from weft.program.same_program import asked_by
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.verification import check_values
@@ -106,7 +108,8 @@ def compile(
         VerificationError: with `verify`, a plain eager step gives something else; names it and the line.
         UserError: an open program holds the model's parameters in other layouts; a graph of autograd
             needs their values; or `kernels` is "inductor" and there is no compiler for it; or others
-            may write to the folder where compiled code is kept.
+            may write to the folder where compiled code is kept; or torch.autocast or
+            torch.inference_mode is around the call.
     """
     if not isinstance(placement, Placement):
         raise UserError(
@@ -122,6 +125,9 @@ def compile(
         _check_arguments(asked, batch, metrics)
         options = replace(options_of(asked), metrics=tuple(metrics))
         ranks = local_ranks(world, placement)
+        device = placement.device_type
+        trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
+        check_modes("weft.compile", device, options.precision, trains)
         local = LocalBatch(asked, placement, world) if batch == "local" else None
         chosen = usable_kernels(kernels, placement.device_type)
         made.append(_Wanted(world, placement, ranks, asked, options, chosen, local, shapes))
@@ -135,6 +141,8 @@ def compile(
     step, given = agreed(
         world, "the step", lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify)
     )
+    if world.size > len(world.ranks):
+        check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
     program = _started(wanted, step, seed)
     if verify:
         _verify(program, given)

@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from weft import errors
-from weft.errors import BatchError, RankFailure, UserError, WeftError
+from weft.errors import RankFailure, UserError, WeftError
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
 from weft.runtime.world.world import World
 
 T = TypeVar("T")
+
+# How a leaf of the example batch is called among what is asked for.
+LEAF = "batch leaf "
+_OF_BATCH = (
+    ' shapes and dtypes, with batch="local" as many rows, and with weft.Buckets an example that is padded to the same '
+    "length"
+)
 
 
 def agreed_seed(seed: int, world: World) -> int:
@@ -93,17 +100,6 @@ def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
     return made
 
 
-def check_same_example(texts: list[str]) -> None:
-    """Raise BatchError when the whole example, as each rank describes its leaves, is not the same on all."""
-    for rank, text in enumerate(texts):
-        if text != texts[0]:
-            raise BatchError(
-                f"the example batches of the ranks make different steps: rank 0 has {texts[0]}, rank {rank} has "
-                f'{text}; every process must give the same shapes and dtypes, with batch="local" as many rows, and '
-                "with weft.Buckets an example that is padded to the same length"
-            )
-
-
 def check_same_asked(texts: list[str]) -> None:
     """Raise UserError when the ranks ask for different programs.
 
@@ -117,7 +113,7 @@ def check_same_asked(texts: list[str]) -> None:
             if one != two:
                 raise UserError(
                     f"the ranks compile different programs: {name} is {one} on rank 0, and {two} on rank {rank}; every "
-                    "process must give the same"
+                    f"process must give the same{_OF_BATCH if name.startswith(LEAF) else ''}"
                 )
 
 

@@ -31,6 +31,7 @@ from weft.program.explain.words import title
 from weft.program.live.holds import hold, let_go, reads
 from weft.program.live.places import LivePlaces
 from weft.program.live.variables import load_whole, state_dict_names
+from weft.program.modes import check_modes
 from weft.program.planning.build import build, evaluation, gathering
 from weft.program.planning.recovery import Failed
 from weft.program.planning.step import Step
@@ -126,7 +127,8 @@ class Program:
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
-            UserError: when the program was closed. When a parameter was replaced by another tensor.
+            UserError: when the program was closed. In an autocast other than the strategy's, or in
+                inference mode, where it trains. When a parameter was replaced by another tensor.
                 When a hyperparameter is no number.
                 When gradients cannot be added up: there are none, or a scaled loss may skip them.
                 When a parameter has a gradient that the update does not know of.
@@ -243,9 +245,12 @@ class Program:
             self._steps, self.metrics = number, metrics
 
     def _make_ready(self) -> None:
-        """Check that the program is open; after a failure, put new executors in the place of those that failed."""
+        """Check that the program is open and no mode of torch around; after a failure, make new executors."""
         if not self._close.alive:
             raise UserError("this program was closed, and cannot step; compile another one")
+        setting, trains = self._setting, self._training is not None
+        precision = setting.options.precision
+        check_modes("the program is called", setting.placement.device_type, precision, trains)
         if self._failed is not None:
             self._enter("recovery")
             self._failed.recover(self._setting)

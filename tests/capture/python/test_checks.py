@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,29 @@ def test_a_loss_of_torch_with_a_check(name: str) -> None:
         assert_same_training(program, [good] * 2, expected)
         with raises_on_a_rank("var has negative entry/entries"):
             program.step(bad)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_check_in_micro_batches_comes_before_the_update(clip_norm: float | None) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        y = model(batch["x"])
+        if (y > 100).any():
+            raise ValueError("large")
+        return y.square().mean()
+
+    torch.manual_seed(0)
+    model, good = nn.Linear(4, 3), {"x": torch.randn(8, 4)}
+    bad = {"x": good["x"] * 1e4}
+    strategy = replace(weft.data_parallel(), micro_batches=2, clip_norm=clip_norm)
+    with compiled(model, loss, good, [0, 1], strategy) as program:
+        program.step(good)
+        before = program.full_state_dict()
+        for _ in range(2):
+            with raises_on_a_rank('raise ValueError("large")'):
+                program.step(bad)
+        for name, value in program.full_state_dict().items():
+            assert torch.equal(before[name], value)
+        program.step(good)  # as nothing has changed
 
 
 def a_branch(x: Tensor) -> Tensor:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
+import logging
 import math
+import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -95,7 +100,18 @@ USED: dict[str, Callable[[Tensor], Any]] = {
     "fills a tensor": lambda x: torch.full((2,), x.sum().item()),
     "made a tensor": lambda x: torch.tensor([x.sum().item()]),
     "of allclose": lambda x: torch.allclose(x, x * 1) + 1,
+    "json": lambda x: json.dumps({"sum": [x.sum().item()]}),
+    "lines of json": lambda x: json.dumps({"sum": [x.sum().item()]}, indent=2),
+    "deep copy": lambda x: copy.deepcopy({"sum": x.sum().item()}),
+    "mean": lambda x: statistics.mean([x.sum().item(), 1.0]),
+    "dataclass": lambda x: repr(Held(x.sum().item())),
+    "log": lambda x: logging.getLogger("steps").error("%s", x.sum().item()),
 }
+
+
+@dataclass
+class Held:
+    sum: float
 
 
 @pytest.mark.parametrize("name", USED)

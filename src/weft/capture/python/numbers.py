@@ -7,7 +7,8 @@ else is done with it. A truth test of it is that of the tensor, which may be a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from weft.capture.tracing.fx import is_fake, is_known
 from weft.capture.tracing.refusals import refuse_reading
+from weft.errors import CaptureError
 
 # What objects need to be handed on, and the truth test, which is the tensor's.
 _KEPT = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__doc__"}
@@ -49,8 +51,23 @@ class LaterNumber:
         _refuse(self)
 
 
+# What was refused since a capture began; code around it, such as that of `logging`, may have caught it.
+_refused: list[CaptureError] = []
+
+
 def _refuse(number: LaterNumber, *_: object, **__: object) -> NoReturn:
-    raise refuse_reading(object.__getattribute__(number, "_op"))
+    error = refuse_reading(object.__getattribute__(number, "_op"))
+    _refused.append(error)
+    raise error
+
+
+@contextmanager
+def all_refused() -> Iterator[None]:
+    """Raise at the end what was refused of the numbers that stand for others, although it was caught."""
+    _refused.clear()
+    yield
+    if _refused:
+        raise _refused[0]
 
 
 for _name in {*dir(int), *dir(float), *dir(complex)} - _KEPT:

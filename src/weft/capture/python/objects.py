@@ -15,12 +15,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, final
 
-import numpy as np
 import torch
 from torch import nn
 
 from weft.capture.python.reached import names_in, texts_in
-from weft.capture.python.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Content, Entry, is_plain
+from weft.capture.python.watch import (
+    FUNCTIONS,
+    MISSING,
+    PLAIN,
+    Array,
+    Attribute,
+    Content,
+    Entry,
+    is_plain,
+)
 from weft.capture.tracing.locations import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
@@ -129,8 +137,8 @@ class Objects:
                 self._functions(cls, lambda name: name.startswith("__"))
         return True
 
-    def array(self, value: np.ndarray[Any, Any], text: str) -> None:
-        """An array of numpy that is read."""
+    def array(self, value: Array, text: str) -> None:
+        """An array of numpy or Python that is read."""
         space = Content(value)
         self._notes.add(Entry(space, "content", space.get("content", b""), f"the values of {text}"))
 
@@ -158,6 +166,8 @@ class Objects:
         """Note the names that a class of the user's uses."""
         if not users_module(cls.__module__):
             return
+        if type(cls) is not type:
+            self.named_in_class(type(cls), names)
         for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
             self.looked_up(cls, name)
             self._notes.of_class(cls, name)
@@ -187,6 +197,8 @@ class Objects:
             value = value.__func__
         if isinstance(value, FUNCTIONS):
             self._notes.function(value)
+        elif hasattr(type(value), "__get__") and users_module(type(value).__module__):
+            self._notes.inside(value, f"a {type(value).__name__}")  # may keep what it gives
 
     def _module(self, module: types.ModuleType, names: frozenset[str], depth: int = _DEEP) -> None:
         """Note the names that a module of Python uses; of a library's, its functions."""
@@ -243,6 +255,8 @@ class Objects:
                 self._notes.add(Entry(_space(owner, name), name, before, text), known.users)
                 if known.users:
                     self._notes.inside(before, text)
+        elif known.users and value is MISSING and _has_slot(type(owner), name):
+            self._notes.add(Entry(Attribute(owner), name, MISSING, text), read=True)
         elif known.users and name != "__dict__":
             self._notes.inherited(owner, _own_dict(owner), name, known.text)
 
@@ -267,6 +281,11 @@ def _held(owner: Any) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(owner)
                 except AttributeError:
                     continue
+
+
+def _has_slot(cls: type, name: str) -> bool:
+    members = (vars(each).get(name) for each in cls.__mro__)
+    return any(isinstance(each, types.MemberDescriptorType) for each in members)
 
 
 def _own_dict(owner: Any) -> dict[str, Any]:

@@ -7,12 +7,14 @@ functions name; and, up to three dicts, lists or objects deep, what these functi
 
 from __future__ import annotations
 
+import array
 import random
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -40,6 +42,7 @@ from weft.capture.python.watch import (
     FUNCTIONS,
     MISSING,
     PLAIN,
+    Asked,
     Cell,
     Entry,
     Items,
@@ -47,6 +50,7 @@ from weft.capture.python.watch import (
     Size,
     Space,
     Watch,
+    is_plain,
 )
 from weft.errors import CaptureError
 
@@ -93,6 +97,8 @@ class PythonRecorder:
         self._asked = frozenset[str]().union(*(asked_in(each.__code__) for each in functions))
         for path, module in modules:
             self._parts(module, path)
+        dtype = torch.get_default_dtype
+        self.add(Entry(Asked(dtype, dtype), "dtype", dtype(), "torch.get_default_dtype()"))
         for each in functions:
             self.function(each)
         for called in (function, *hooks_of(model)):
@@ -286,6 +292,11 @@ class PythonRecorder:
         if isinstance(function, types.MethodType | partial):
             for owner in bound_to(function):
                 self._inside(owner, type(owner).__name__)
+        if isinstance(function, partial):
+            named = function.keywords
+            self._size(named, "keywords of a partial")
+            for name, value in named.items():
+                self.add(Entry(named, name, value, f"the keyword {name} of a partial"))
         plain = plain_function(function)
         if plain is None or id(plain) in self._visited or not is_users(plain):
             return
@@ -299,8 +310,16 @@ class PythonRecorder:
             self._name(space, name, f"the global {name}")
         for name, cell in cells:
             self._name(Cell(cell), name, f"{name} in the closure of {plain.__qualname__}")
+        self._above(plain, dict(cells).get("__class__"))
         held = [space.get(name) for space, name in names]
         self._objects.named_by(plain, [*held, *(cell.cell_contents for _, cell in cells)])
+
+    def _above(self, function: types.FunctionType, cell: Any) -> None:
+        """Watch what a method names of the classes that `super()` looks in; `cell` holds its own class."""
+        if cell is not None and "super" in function.__code__.co_names:
+            for base in cell.cell_contents.__bases__:
+                for name in sorted(names_in(function.__code__)):
+                    self.of_class(base, name)
 
     def _name(self, space: Space, name: str, text: str) -> None:
         value = space.get(name, MISSING)
@@ -333,10 +352,24 @@ class PythonRecorder:
             return
         if isinstance(value, nn.Module):
             self._outside(value, text)
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray | array.array):
             self._objects.array(value, text)
+        elif isinstance(value, ContextVar):
+            self._context(value, text)
         elif not self._objects.see(value, text) or isinstance(value, _CONTAINERS):
             self._holding(value, text, depth)
+
+    def _context(self, variable: ContextVar[Any], text: str) -> None:
+        """Watch what a variable of the context holds."""
+
+        def ask() -> Any:
+            try:
+                return variable.get()
+            except LookupError:
+                return None
+
+        self.add(Entry(Asked(variable, ask), "context", ask(), text))
+        self._inside(ask(), text)
 
     def _holding(self, value: Any, text: str, depth: int) -> None:
         """Watch what a container holds, or an object of which is not noted what is read."""
@@ -344,6 +377,7 @@ class PythonRecorder:
             self._size(value, f"items of {text}")
         if isinstance(value, dict):
             self._items(value, value, text + "[{!r}]", depth)
+            self._unnamed(value, text, depth)
         elif isinstance(value, set) and len(value) <= _MANY:
             self.add(Entry(Members(value), set, frozenset(value), text))
         elif isinstance(value, list | deque) and len(value) <= _MANY:
@@ -387,6 +421,18 @@ class PythonRecorder:
                 continue
             self.add(Entry(space, name, value, text.format(name)))
             self._inside(value, text.format(name), depth - 1)
+
+    def _unnamed(self, held: dict[Any, Any], text: str, depth: int) -> None:
+        """Watch what a dict of plain values holds under texts of which no function names one.
+
+        Who reads of it goes over all of it, or makes its keys.
+        """
+        if len(held) > _MANY or not self._named.isdisjoint(x for x in held if isinstance(x, str)):
+            return
+        for name, value in held.items():
+            if isinstance(name, str) and is_plain(value):
+                self.add(Entry(held, name, value, f"{text}[{name!r}]"))
+                self._inside(value, f"{text}[{name!r}]", depth - 1)
 
 
 def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import types
 from collections import deque
@@ -99,13 +100,15 @@ class Watch:
         self._cells = [entry.space.cell for entry in cells]
         self._then = [value for _, _, values in quick for value in values]
         self._then += [entry.value for entry in (*single, *cells)]
-        absent = [entry for entry in entries if entry.value is MISSING]
+        missing = [entry for entry in entries if entry.value is MISSING]
+        absent = [entry for entry in missing if not isinstance(entry.space, Attribute)]
         self._without, self._absent = _columns((e.space, e.name) for e in absent)
         sizes = [entry for entry in entries if isinstance(entry.space, Size)]
         self._empty = [entry.space.items for entry in sizes if not entry.value]
         self._sized = [entry.space.items for entry in sizes if entry.value]
         self._sizes = [entry.value for entry in sizes if entry.value]
-        slots = [entry for entry in entries if isinstance(entry.space, Attribute)]
+        self._vacant = [entry for entry in missing if isinstance(entry.space, Attribute)]
+        slots = [e for e in entries if isinstance(e.space, Attribute) and e.value is not MISSING]
         self._owners, self._slots = _columns((e.space.owner, e.name) for e in slots)
         self._then += [entry.value for entry in slots]
         arrays = [entry for entry in entries if isinstance(entry.space, Content)]
@@ -114,6 +117,9 @@ class Watch:
         self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
         outcomes = [entry for entry in entries if isinstance(entry.space, Outcome)]
         self._computed, self._outcomes = _columns((e.space.compute, e.value) for e in outcomes)
+        asked = [entry for entry in entries if isinstance(entry.space, Asked)]
+        self._asked = [entry.space.ask for entry in asked]
+        self._then += [entry.value for entry in asked]
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> Watch:
         """Without what is another value already: what the step has left behind says nothing of the next one.
@@ -143,10 +149,12 @@ class Watch:
             map(getitem, self._spaces, self._names),
             map(_content, self._cells),
             map(getattr, self._owners, self._slots),
+            [ask() for ask in self._asked],
         )
         return (
             all(map(is_, now, self._then))
             and not any(map(contains, self._without, self._absent))
+            and (not self._vacant or all(entry.holds() for entry in self._vacant))
             and not any(self._empty)
             and list(map(len, self._sized)) == self._sizes
             and self._sets == self._members
@@ -222,13 +230,36 @@ class Attribute:
 
 
 @final
-class Content:
-    """The values of an array of numpy, as bytes, with the `get` of a dict; `name` is `content`."""
+class Asked:
+    """The result of a function without arguments, such as `torch.get_default_dtype`, with the `get` of a dict.
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.key = id(array)
-        self.array = array
-        self.at = array.ctypes.data
+    Args:
+        key: tells it from others; kept alive.
+        ask: the function.
+    """
+
+    def __init__(self, key: object, ask: Callable[[], Any]) -> None:
+        self.key = id(key)
+        self.of, self.ask = key, ask
+
+    def get(self, _name: Any, _default: Any) -> Any:
+        return self.ask()
+
+
+Array: TypeAlias = "np.ndarray[Any, Any] | array.array[Any]"
+
+
+@final
+class Content:
+    """The values of an array of numpy or Python, as bytes, with the `get` of a dict; `name` is `content`."""
+
+    def __init__(self, values: Array) -> None:
+        self.key = id(values)
+        self.array = values
+        if isinstance(values, array.array):
+            self.at = values.buffer_info()[0]
+        else:
+            self.at = values.ctypes.data
 
     def get(self, _name: str, _default: Any) -> bytes:
         return self.array.tobytes()
@@ -249,7 +280,7 @@ class Outcome:
             return default
 
 
-_APART = (Size, Members, Attribute, Content, Outcome)
+_APART = (Size, Members, Attribute, Content, Outcome, Asked)
 _Group: TypeAlias = tuple[Any, list[Any], list[Any]]
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from weft.capture.tracing.fx import Refusal, written_copy
-from weft.capture.tracing.locations import TRACE_FILE, in_library, installed, location_of
+from weft.capture.tracing.locations import TRACE_FILE, in_library, installed, location_of, standard
 from weft.errors import CaptureError
 from weft.ir.logical import Location
 
@@ -81,12 +81,22 @@ def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> Capt
     text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
     if _NO_MEMORY in text:
         reason = _VALUE.format(what="a function of torch reads its memory")
-    elif any(word in text for word in _VALUE_WORDS):
+    elif any(word in text for word in _VALUE_WORDS) or _reads_later(frames):
         reason = _VALUE.format(what=_first_line(error))
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
     advice = _advice(frames)
     return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
+
+
+def _reads_later(frames: _Frames) -> bool:
+    """True where Python's own library stopped at a number that there is not yet, as `json` does."""
+    frame = frames[-1][0] if frames else None
+    return (
+        frame is not None
+        and standard(frame.f_code.co_filename)
+        and any(type(value).__name__ == "LaterNumber" for value in frame.f_locals.values())
+    )
 
 
 def refuse_reading(op: str) -> CaptureError:
@@ -178,9 +188,12 @@ def _where(frames: _Frames) -> str:
     # In a trace, the frames around what it calls are not the user's.
     calls = [i for i, (file, _) in enumerate(lines) if file == TRACE_FILE]
     lines = lines[calls[-1] + 1 :] if calls else lines
-    found = [place for place in lines if not in_library(place[0])]
+    # What Python's own library runs, such as `json.dumps`, the user's line has called.
+    found = [each for each in lines if not in_library(each[0]) and not standard(each[0])]
     own = [place for place in found if not installed(place[0])]
-    places = dict.fromkeys([*own[-1:], *found[-1:]])
+    # What Python has written itself, as methods of dataclasses, has no line.
+    shown = [place for place in own if linecache.getline(*place)] or own
+    places = dict.fromkeys([*shown[-1:], *[place for place in found[-1:] if place not in own]])
     return "".join(source_line(*place) for place in places)
 
 

@@ -111,7 +111,10 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         return
     found = chosen.get((call, sources))
     if found is None:
-        way = cheapest(ways(call, sources, values.micro_batches), sources, values.facts.batch)
+        every = ways(call, sources, values.micro_batches)
+        # A check comes once a step, of the whole result, before updates that follow all micro-batches.
+        once = node.op == "weft.required"
+        way = next(every) if once else cheapest(every, sources, values.facts.batch)
         found = way, of_parts(node, call, way.signature, values.micro_batches)
         chosen[call, sources] = found
     way, each = found

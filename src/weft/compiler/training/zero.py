@@ -74,7 +74,8 @@ def shard_variables(
         stages: where they run, and where parameters live.
 
     Raises:
-        StrategyError: when no placement has the axis.
+        StrategyError: when no placement has the axis; or a parameter lies in shards already, and its
+            update needs it whole.
     """
     stored = {key: axis for each in hints.values() for key, axis in each.stored.items()}
     if zero is None and not stored:
@@ -123,8 +124,8 @@ class _Zero:
 
     def concerns(self, node: Input) -> bool:
         """True where a variable is a parameter that is to be sharded where possible."""
-        if self.stored:
-            return node.key in self.stored
+        if self.stored or any(each.shares is not None for each in self.hints.values()):
+            return node.key in self.stored  # another plan has decided it
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False
         return self.zero.level == 3 or self._update(node) is not None
@@ -138,6 +139,7 @@ class _Zero:
         here = fixed[axis]
         if isinstance(here, Split):
             if node.key in self.stored:
+                self._check_update(node)
                 return here.dim
             return f"the strategy splits it along axis {axis} already"
         update = self._update(node)
@@ -175,6 +177,14 @@ class _Zero:
     def _fixed(self, node: Input) -> tuple[SBP | None, ...]:
         axes = self._home(node).axes
         return self.hints[axes].inputs.get(node.key, (None,) * axes)
+
+    def _check_update(self, node: Input) -> None:
+        update = self._update(node)
+        if update is not None and not update.elementwise:
+            raise StrategyError(
+                f"{node.key} lies in shards, as the plan made first did not train it, and its update by {update.rule} "
+                "needs the whole tensor: close the open programs of the model and compile again, now that it is trained"
+            )
 
     def _update(self, node: Input) -> Update | None:
         users = self.graph.users[node.value.name]

@@ -13,7 +13,7 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
-from weft.program.everyone import agreed, check_same_example, everyone, told
+from weft.program.everyone import agreed, everyone, told
 from weft.program.feeding.shards import shares_of
 from weft.program.live.holds import (
     LiveHold,
@@ -62,7 +62,7 @@ def take_over(
     ranks = [rank for rank in world.ranks if rank in placement.coordinates]
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
-    _agree(model, graph, world, device if alone else None)
+    _agree(model, world, device if alone else None)
     meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
         values = initial_values(model, device, lambda fill: agreed(world, "first values", fill))
@@ -82,12 +82,11 @@ def take_over(
     return {rank: Variables(own) for rank, own in parts.items()}
 
 
-def _agree(model: nn.Module, graph: LogicalGraph, world: World, own: torch.device | None) -> None:
-    """Check on every process that a model can be taken over, for the same step.
+def _agree(model: nn.Module, world: World, own: torch.device | None) -> None:
+    """Check on every process that a model can be taken over.
 
     Args:
         model: to be taken over.
-        graph: of the step.
         world: of all processes.
         own: the device of the only rank, on which plain tensors stay as they are; None for several.
 
@@ -95,16 +94,15 @@ def _agree(model: nn.Module, graph: LogicalGraph, world: World, own: torch.devic
         UserError: on every process, what one of them finds against it.
     """
 
-    def check() -> str:
+    def check() -> None:
         check_initial_values(model)
         for key, tensor in named_variables(model).items():
             plain = not isinstance(tensor, GlobalTensor)
             if plain and (own is None or not _stays(tensor, own)):
                 _check_free(model, key, tensor)
-        return "; ".join(str(node) for node in graph.of_kind(Input) if node.role == "batch")
 
     with retired(model):
-        check_same_example(told(world, "what is taken over", check))
+        agreed(world, "what is taken over", check)
 
 
 def _kept_with_graph(model: nn.Module) -> str:

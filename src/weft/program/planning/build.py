@@ -38,6 +38,7 @@ from weft.program.feeding.shards import (
     without_shards,
 )
 from weft.program.live.holds import Lying
+from weft.program.same_program import check_same_program
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.cuda.backend import backend_of
@@ -134,7 +135,7 @@ def build(
         UserError, RankFailure: on every process, when one of them cannot start.
     """
     world = setting.world
-    world.check_same(dict.fromkeys(world.ranks, compiled.fingerprint), "the compiled program")
+    check_same_program(world, compiled)
     channels = world.connect(compiled.plan.communicators)
     executors: dict[int, ThreadExecutor | DeviceExecutor] = {}
 

@@ -62,7 +62,8 @@ class Planner:
         homes = like.stages.homes if like else held.homes(placements)
         hints = with_lying(hints, held, graph)
         compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin, like)
-        check_lying(compiled, self.held, "another program that is open")
+        who = "another program that is open", "close the other program"
+        check_lying(compiled, self.held, *who)
         return captured, compiled
 
     def variants(

@@ -98,7 +98,7 @@ class Step:
             CaptureError: the step cannot be one graph; names the user's line.
             UserError: model or optimizer have changed since the first capture; names what.
         """
-        facts = tuple(_facts(self.model, self.optimizers))
+        facts = self.facts()
         if self._facts is None:
             self._facts = facts
         _check_same(self._facts, facts)
@@ -113,6 +113,10 @@ class Step:
             self._known.append(found)
         return found.captured
 
+    def facts(self) -> _Facts:
+        """The facts of model and optimizers as they are now that the graph depends on, "name: value" each."""
+        return tuple(_facts(self.model, self.optimizers))
+
     @property
     def changing(self) -> list[Entry]:
         """The numbers of Python that are inputs of the step where they can be, as they are now."""
@@ -124,7 +128,7 @@ class Step:
 
     def now(self) -> Step:
         """The step of what model and optimizers are now: itself while nothing of that has changed."""
-        if self._facts in (None, tuple(_facts(self.model, self.optimizers))):
+        if self._facts in (None, self.facts()):
             return self
         anew = self.of_shape(self._batch)
         anew.leaves = self.leaves
@@ -179,8 +183,14 @@ def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
         # Whether there is a momentum decides which states there are; how large it is does not.
         for key, value in group.items():
             if key != "params":
-                shown = type(value).__name__ if isinstance(value, torch.Tensor) else bool(value)
+                shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
                 yield f"option {key} of {label}: {shown}"
+
+
+def _switch(value: Any) -> str:
+    """An option, but for how large a number is."""
+    plain = value is None or isinstance(value, bool | str)
+    return repr(value) if plain else f"{'not ' if value else ''}0"
 
 
 def _text(tensor: torch.Tensor) -> str:

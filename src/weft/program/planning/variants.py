@@ -233,7 +233,7 @@ class Variants:
         first = self._all[0].compiled
         _check_known(planned[1], first)
         given = Lying(layouts(first), {}, shares_of(first.graph))
-        check_lying(planned[1], given, "the batch that it was compiled for")
+        check_lying(planned[1], given, "this program's first plan", "compile again")
         return planned
 
     def _build(self, captured: Captured, compiled: Compiled) -> Variant:
@@ -282,13 +282,14 @@ def _check_known(compiled: Compiled, first: Compiled) -> None:
             )
 
 
-def check_lying(compiled: Compiled, given: Lying, where: str) -> None:
+def check_lying(compiled: Compiled, given: Lying, where: str, remedy: str) -> None:
     """Check that the variables of a plan lie as they do already.
 
     Args:
         compiled: the plan.
         given: how they lie; what it does not name may lie in any way.
         where: who laid them, for the error.
+        remedy: what would do, too.
 
     Raises:
         UserError: naming the first that would lie otherwise.
@@ -302,7 +303,7 @@ def check_lying(compiled: Compiled, given: Lying, where: str) -> None:
         if would != lies:
             raise UserError(
                 f"{key} would lie as {would}, but lies as {lies} for {where}; name its layout in "
-                f"Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or close the other program"
+                f"Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
             )
 
 

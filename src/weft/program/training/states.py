@@ -111,6 +111,7 @@ class States:
         same = isinstance(found, _Shown)
         for rank, variables in self._variables.items():
             if member.key in variables:
+                member.note_taken_out(variables.kept.entries.get(member.key, {}), laid)
                 own = {name: of_rank(value, rank) for name, value in laid.items()}
                 same &= _keep(variables, member.key, own if found else None)
         if found and not same:
@@ -178,6 +179,14 @@ class _Stated:
         if not mesh.in_process:
             note_write(mesh.placement, f"{self.key}.{name}", [value])
         return cut_value(value.detach().to(dtype), layout, mesh, self.shares.get(name))
+
+    def note_taken_out(self, before: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Have the next step compare between processes which states the user has taken out."""
+        gone = sorted(before.keys() - found.keys())
+        if gone and isinstance(self.parameter, GlobalTensor):
+            mesh = self.parameter.spec.mesh
+            if not mesh.in_process:
+                note_write(mesh.placement, f"{self.key} without {gone}")
 
     def shown(self, name: str, parts: list[Any]) -> Any:
         """A state that the ranks keep, as the user sees it."""

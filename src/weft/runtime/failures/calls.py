@@ -55,7 +55,7 @@ class Calls:
         """A call begins; gives the checksum of all calls so far."""
         last = self._recent[-1]
         chain = zlib.crc32(text.encode(), last.chain)
-        self._recent.append(PostedCall(last.count + 1, chain, text, *_user_line()))
+        self._recent.append(PostedCall(last.count + 1, chain, text, *user_line()))
         return chain
 
     def new_program(self) -> int:
@@ -86,7 +86,7 @@ def _read(text: str) -> list[PostedCall]:
     return [PostedCall(*each) for each in json.loads(text)]
 
 
-def _user_line() -> tuple[str, int]:
+def user_line() -> tuple[str, int]:
     """File and line of the innermost frame that is neither weft's nor torch's nor Python's own."""
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_library(frame.f_code.co_filename):

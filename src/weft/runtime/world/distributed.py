@@ -21,7 +21,9 @@ from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.calls import CALLS, accounts, looking
+from weft.runtime.world.arrival import await_all, join, say_at_end
 from weft.runtime.world.measure_links import measured_links
+from weft.runtime.world.meeting import gone
 from weft.runtime.world.world import (
     TIMEOUT,
     Channels,
@@ -54,9 +56,10 @@ class DistributedWorld(World):
         self._backend, self._channel = _CHANNELS[device_type]
         self._device = _device(device_type)
         if not dist.is_initialized():
-            dist.init_process_group(self._backend, timeout=self._timeout)
+            join(self._backend, self._timeout)
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
         store = dist.distributed_c10d._get_default_store()
+        await_all(store, self.rank, self.size, gone(store), self._timeout)
         self._board = FailureBoard(store, self.rank, self.size)
         self._store = store
         self._hosts = _hosts(store, self.rank, self.size) if device_type == "cpu" else ()
@@ -185,3 +188,6 @@ def current_world(device_type: str = "cpu") -> World:
             DistributedWorld(device_type) if started else LocalWorld(1, device_type)
         )
     return _lasting_worlds[device_type]
+
+
+say_at_end()

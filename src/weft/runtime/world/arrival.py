@@ -1,0 +1,149 @@
+"""The processes of a job come together: who waits for the others finds out which one has ended before it came.
+
+A process says in the job's store that it has come. That it lives, and is still to come, the others see
+by a lock on a file beside the one in which the ranks of a host meet, which the system lets go with the
+process, however it ends; or under torchrun, which ends all processes when one fails, by what one that
+ends well says in the store.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from weft.errors import RankFailure
+from weft.runtime.failures.calls import user_line
+
+# Seconds between two looks at who has come: at first, and at most.
+_SOON, _LATE = 0.001, 0.2
+# Seconds in which a process that ends reaches torchrun's store.
+_REACH = timedelta(seconds=5)
+# The process that torchrun has started, so that those that it starts do not speak for it.
+_PROCESS = "WEFT_RANK_PROCESS"
+# Where torch itself keeps what `init_process_group` stores.
+_PREFIX = "default_pg"
+
+# Locked files stay open as long as this process lives.
+_held: list[TextIO] = []
+
+
+def hold_sign(path: str, rank: int) -> None:
+    """Lock the file by which others see that this rank lives."""
+    sign = Path(f"{path}.rank{rank}")
+    made = sign.with_name(f"{sign.name}.{os.getpid()}")
+    _held.append(made.open("w"))
+    fcntl.lockf(_held[-1], fcntl.LOCK_EX)
+    made.rename(sign)  # is there only when it is locked
+
+
+def sign_is_gone(path: str, rank: int) -> bool:
+    """True where a rank held its sign, and has ended; False before it has begun."""
+    try:
+        with Path(f"{path}.rank{rank}").open("r+") as sign:
+            fcntl.lockf(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # none yet, or held
+        return False
+    return True
+
+
+def await_all(
+    store: Any, rank: int, size: int, gone: Callable[[int], bool], timeout: timedelta
+) -> None:
+    """Wait until all processes have come.
+
+    Args:
+        store: of the job.
+        rank: this one.
+        size: how many there are.
+        gone: whether another rank has ended.
+        timeout: after which this one gives up.
+
+    Raises:
+        RankFailure: names the rank that has ended before it came, or did not come in time.
+    """
+    store.set(_came(rank), "")
+    pause, end = _SOON, time.monotonic() + timeout.total_seconds()
+    missing = [other for other in range(size) if other != rank]
+    while missing := [other for other in missing if not store.check([_came(other)])]:
+        for other in missing:
+            # It may have come, worked and ended since it was looked for.
+            if gone(other) and not store.check([_came(other)]):
+                raise RankFailure(f"rank {other} has ended before it came to {_here(rank)}")
+        if time.monotonic() > end:
+            raise RankFailure(
+                f"rank {missing[0]} did not come within {timeout.total_seconds():.0f} s to {_here(rank)}"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LATE)
+
+
+def _here(rank: int) -> str:
+    file, line = user_line()
+    return (
+        "weft.compile, or whatever else needs all ranks; every process must come there: "
+        f"rank {rank} waits for it in {file}:{line}"
+    )
+
+
+def _came(rank: int) -> str:
+    return f"weft/came/{rank}"
+
+
+def _ended(rank: int) -> str:
+    return f"weft/ended/{rank}"
+
+
+def said_to_be_gone(store: Any) -> Callable[[int], bool]:
+    """A function that tells by the store whether a rank has ended, as `say_at_end` writes there."""
+    return lambda rank: bool(store.check([_ended(rank)]))
+
+
+def under_torchrun() -> bool:
+    """True where torchrun has started this process, and keeps the store, so that no rank need be there to reach it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
+
+
+def join(backend: str, timeout: timedelta) -> None:
+    """Call `torch.distributed.init_process_group`, under torchrun when all processes have come.
+
+    Raises:
+        RankFailure: as `await_all`.
+    """
+    if not under_torchrun():
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    found, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    store = PrefixStore(_PREFIX, found)
+    await_all(store, rank, size, said_to_be_gone(store), timeout)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+
+
+def say_at_end() -> None:
+    """Under torchrun, have this process say that it has ended, unless it has come to the others by then."""
+    if under_torchrun() and multiprocessing.parent_process() is None:
+        own = str(os.getpid())
+        if os.environ.setdefault(_PROCESS, own) == own:
+            atexit.register(_say_end, os.getpid())
+
+
+def _say_end(process: int) -> None:
+    if process != os.getpid():  # forked
+        return
+    with suppress(Exception):  # the store is gone, and with it all who would read
+        if dist.is_initialized():
+            store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        else:
+            found, rank, _ = next(iter(rendezvous("env://", timeout=_REACH)))
+            store = PrefixStore(_PREFIX, found)
+        store.set(_ended(rank), "")
