@@ -32,8 +32,9 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
     output = next(iter(reversed(graph.nodes)))
     results = list(output.args[0])
     first = len(results) - len(names)
+    dependent = depending(graph)
     for name, cache in zip(names, results[first:], strict=True):
-        if isinstance(cache, torch.fx.Node) and _depends(cache):
+        if cache in dependent:
             raise CaptureError(
                 f"the step keeps in {name} a tensor that depends on the batch or on the model's tensors, for the next "
                 "step to read: captured once, it would be made anew in every step. Register a buffer of its shape, "
@@ -44,16 +45,12 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
     graph.eliminate_dead_code()
 
 
-def _depends(cache: torch.fx.Node) -> bool:
-    """Whether a value depends on an input of the graph."""
-    waiting, seen = [cache], set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "placeholder":
-            return True
+def depending(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes whose values depend on an input of the graph."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        waiting += () if name in _OF_SHAPES else node.all_input_nodes
-    return False
+        read = () if name in _OF_SHAPES else node.all_input_nodes
+        if node.op == "placeholder" or not found.isdisjoint(read):
+            found.add(node)
+    return found

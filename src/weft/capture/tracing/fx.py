@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
@@ -65,6 +66,35 @@ def fake_tensor(
 def is_fake(value: Any) -> bool:
     """Whether a value is a tensor without data."""
     return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def noted_fakes(made: list[weakref.ref[torch.Tensor]]) -> Iterator[None]:
+    """While this lasts, every tensor without data that is made is noted, by a weak reference."""
+    make = FakeTensor.__new__
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = make(cls, *args, **kwargs)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    FakeTensor.__new__ = noting  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FakeTensor.__new__ = make  # type: ignore[method-assign]
+
+
+def current_tracer() -> Any:
+    """That of `make_fx`, inside of `trace`; None in a light trace."""
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer
+
+
+def node_of(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
+    """The node that made a tensor, inside of `trace`."""
+    proxy = get_proxy_slot(tensor, tracer, None, lambda found: found.proxy)
+    return None if proxy is None else proxy.node
 
 
 def is_known(tensor: torch.Tensor) -> bool:

@@ -28,6 +28,7 @@ from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.fx import (
     FakeMode,
+    current_tracer,
     fake_mode,
     fake_tensor,
     functional,
@@ -37,6 +38,7 @@ from weft.capture.tracing.fx import (
     trace,
     trace_like,
 )
+from weft.capture.tracing.leftovers import Leftovers, forget
 from weft.capture.tracing.lending import lent, restored, write_replaced
 from weft.capture.tracing.locations import (
     LinesNoted,
@@ -111,6 +113,7 @@ def trace_step(
     casts: Casts | None = None,
     apart: Collection[str] = (),
     like: Skeletons | None = None,
+    left: Leftovers | None = None,
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
@@ -118,16 +121,20 @@ def trace_step(
     Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
     shapes it is quicker, where this one is like that.
 
+    Tensors without data that it leaves somewhere are noted in `left`.
+
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
+    left = left or Leftovers()
 
     def begin() -> tuple[_Step, Any]:
-        step = _Step(
-            model, loss_fn, variables, batch, training, casts or Casts(device=device), apart
-        )
-        return step, _fakes(variables, example, mode, device, training)
+        cast = casts or Casts(device=device)
+        step = _Step(model, loss_fn, variables, batch, training, cast, left, apart)
+        inputs = _fakes(variables, example, mode, device, training)
+        left.inputs(each for part in inputs for each in part)
+        return step, inputs
 
     step, inputs = begin()
     table = {**fallback(), **decompositions()}
@@ -135,6 +142,8 @@ def trace_step(
     if like is not None:
         with _running(step):
             module = trace_like(like.step, step, inputs, mode, table)
+            if module is not None:
+                left.run(module.graph)
         step, inputs = (step, inputs) if module else begin()
     if module is None:
         with _running(step):
@@ -153,6 +162,7 @@ def trace_step(
     plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
     if plain is not module:
         found = replace(found, functional=skeleton(plain.graph))
+        forget(module.graph)
     assert step.outputs is not None  # set by running it
     return Traced(
         plain.graph,
@@ -171,6 +181,7 @@ def _running(step: _Step) -> Iterator[None]:
     """While this lasts, the step may be run on fake tensors; afterwards what it wrote is as it was."""
     with (
         hints_recorded(),
+        step.left.noting(),
         restored(step.model, step.loss_fn),
         step.recorder.recording(),
         module_paths_noted(step.model),
@@ -247,9 +258,11 @@ class _Step:
         batch: BatchSpec,
         training: bool,
         casts: Casts,
+        left: Leftovers,
         apart: Collection[str] = (),
     ) -> None:
         self.model = model
+        self.left = left
         self.loss_fn = loss_fn
         self.variables = variables
         self.batch = batch
@@ -285,6 +298,9 @@ class _Step:
             self.watch, caches = self.recorder.watch(), self.recorder.caches()
             self.made = self.recorder.made()
         self.caches = tuple(text for text, _ in caches)
+        tracer = current_tracer()
+        if tracer is not None:
+            self.left.run(tracer.graph, tracer)
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
