@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from weft.capture.python.caches import depending
-from weft.capture.python.numbers import LaterNumber
+from weft.capture.python.numbers import LaterNumber, forget_numbers, living_numbers
 from weft.capture.tracing.fx import node_of, noted_fakes
 from weft.errors import CaptureError
 
@@ -41,6 +41,7 @@ class Leftovers:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """While this lasts, tensors that are made are noted."""
+        forget_numbers()
         with noted_fakes(self._made):
             yield
 
@@ -61,6 +62,23 @@ class Leftovers:
             node = noted.get(id(each)) if tracer is None else node_of(each, tracer)
             if node not in dependent:
                 self._constant[id(each)] = weakref.ref(each)
+
+    def depends(self, tensor: Any) -> bool:
+        """Whether a tensor without data is made of more than constants and shapes."""
+        ref = self._constant.get(id(tensor))
+        return ref is None or ref() is not tensor
+
+    def numbers(self) -> None:
+        """The step has been run, and nothing is put back yet.
+
+        Raises:
+            CaptureError: naming where the step keeps a number, attributes of modules excepted.
+        """
+        alive = living_numbers()
+        for place in _places(alive) if alive else ():
+            if not isinstance(place.chain[-1], nn.Module) or place.contained:
+                place.text = place.name()
+                raise place.refused()
 
     def _alive(self) -> list[torch.Tensor]:
         return [each for each in (ref() for ref in self._made) if each is not None]
@@ -123,19 +141,26 @@ class _Place:
     @property
     def number(self) -> bool:
         """Whether it is kept as a number of Python."""
-        return any(type(each) is LaterNumber for each in self.chain)
+        return any(type(each) is LaterNumber for each in (self.tensor, *self.chain))
+
+    @property
+    def contained(self) -> bool:
+        """Whether it lies in a container, and is no attribute itself."""
+        return any(isinstance(each, _CONTAINERS) and each is not vars(self.chain[-1]) for each in self.chain)
 
     def empty(self, constant: set[int]) -> None:
         """Take the tensor out."""
-        self.text = self._name()
+        self.text = self.name()
         inner = self.tensor
         for holder in self.chain:
             if type(holder) is _lru_cache_wrapper:
                 holder.cache_clear()
+            elif isinstance(self.chain[-1], type) and holder is self.chain[-2:][0]:
+                _removed(self.chain[-1], inner)  # the dict of a class is not to be written
             elif not _removed(holder, inner):
                 inner = holder
                 continue
-            lasting = isinstance(holder, dict) and not _is_namespace(holder, self.chain)
+            lasting = isinstance(holder, dict) and not _is_namespace(holder, self.chain[-1], self.chain)
             lasting |= type(holder) is _lru_cache_wrapper
             self.cache = lasting and not self.number and id(self.tensor) in constant
             break
@@ -149,7 +174,7 @@ class _Place:
             "step"
         )
 
-    def _name(self) -> str:
+    def name(self) -> str:
         """Of the owner, with the attribute or variable that leads to the tensor."""
         owner = self.chain[-1]
         if isinstance(owner, _lru_cache_wrapper):
@@ -185,9 +210,10 @@ def _attributes(owner: Any) -> dict[str, Any]:
     return found
 
 
-def _is_namespace(holder: dict[Any, Any], chain: tuple[Any, ...]) -> bool:
-    """Whether a dict is the attributes of an object, where something else may have been before."""
-    return any(getattr(each, "__dict__", None) is holder for each in chain[-1:])
+def _is_namespace(holder: dict[Any, Any], owner: Any, chain: tuple[Any, ...]) -> bool:
+    """Whether a dict is the attributes of its owner, where something else may have been before."""
+    of_class = isinstance(owner, type) and holder is chain[-2:][0]
+    return of_class or getattr(owner, "__dict__", None) is holder
 
 
 def _removed(holder: Any, inner: Any) -> bool:
@@ -239,8 +265,9 @@ def _places(tensors: list[Any]) -> list[_Place]:
         for holder in gc.get_referrers(*objects):
             if id(holder) in mine or isinstance(holder, types.FrameType | torch.Tensor):
                 continue
+            others = getattr(holder, "__globals__", None) if callable(holder) else None
             for part in gc.get_referents(holder):
-                if id(part) not in level:
+                if id(part) not in level or part is others:
                     continue
                 _, tensor, below = level[id(part)]
                 if _goes_on(holder):

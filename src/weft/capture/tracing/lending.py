@@ -7,12 +7,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.python.numbers import is_later
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
 from weft.capture.tracing.fx import is_fake
 from weft.errors import CaptureError
@@ -21,6 +23,8 @@ from weft.errors import CaptureError
 _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
 _MISSING = object()
+# Into whose classes no step writes.
+_LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"])
 # Objects of these are other threads' too.
 _SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "torch.utils.data")
 _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
@@ -29,11 +33,12 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 @contextmanager
 def restored(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
-) -> Iterator[None]:
+) -> Iterator[list[Written]]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
-    That is: attributes of modules and containers in them; variables of closures, globals and other
-    containers where a tensor without data is now (a cache, a list of losses).
+    That is: attributes of modules and containers in them; variables of closures, globals, attributes of classes and
+    functions, and other containers where a tensor without data is now (a cache, a list of losses). Gives a list that
+    says afterwards where outside of the model there was one.
 
     Args:
         model, function: of a step.
@@ -44,19 +49,49 @@ def restored(
     names = [(*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)]
     cells = [(cell, cell.cell_contents) for f in functions for _, cell in cells_of(f)]
     own = _kept([model])
-    others = _kept([*bound_to(function), *(each[-1] for each in (*cells, *names))])
+    named = [*bound_to(function), *(each[-1] for each in (*cells, *names))]
+    owners = _owners([*named, *functions])
+    spaces = [(owner, dict(vars(owner))) for owner in owners]
+    inside = [value for _, space in spaces for value in space.values()]
+    others = _kept([*named, *inside, *_defaults(owners)])
+    written: list[Written] = []
     try:
-        yield
+        yield written
     finally:
         for container, before in own:
             _put_back(container, before)
         for container, before in others:
-            if everything or _holds_fakes(container):
+            if everything or holds_fakes(container):
+                written.append(Written(partial(_put_back, container), before, _copy(container)))
                 _put_back(container, before)
+        for owner, space in spaces:
+            now = dict(vars(owner))
+            if _reset(owner, space, everything):
+                written.append(Written(partial(_reset, owner, everything=True), space, now))
         for space, name, value in names:
+            now = space.get(name, _MISSING)
+            if now is not value and holds_fakes(now):
+                written.append(Written(partial(_set, space, name, everything=True), value, now))
             _set(space, name, value, everything)
         for cell, content in cells:
+            now = cell.cell_contents
+            if now is not content and holds_fakes(now):
+                written.append(Written(partial(setattr, cell, "cell_contents"), content, now))
             cell.cell_contents = content
+
+
+@dataclass(frozen=True)
+class Written:
+    """A place outside of the model where a step has put a tensor without data.
+
+    Attributes:
+        put: gives the place a value.
+        before, after: the step.
+    """
+
+    put: Callable[[Any], object]
+    before: Any
+    after: Any
 
 
 def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
@@ -64,8 +99,54 @@ def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
     return [(each, _copy(each)) for each in _reached(roots)]
 
 
-def _holds_fakes(container: _Container) -> bool:
-    return any(map(is_fake, container.values() if isinstance(container, dict) else container))
+def holds_fakes(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is, or a container holds, a tensor without data or a number that there will be."""
+    if is_fake(value) or is_later(value):
+        return True
+    if not depth or not isinstance(value, (*_CONTAINERS, tuple)) or len(value) >= _MANY:
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return any(holds_fakes(part, depth - 1) for part in parts)
+
+
+def _owners(named: Sequence[Any]) -> list[Any]:
+    """The user's functions and classes among what a step names, and the classes of its objects."""
+    found: dict[int, Any] = {}
+    for each in named:
+        if isinstance(each, types.FunctionType):
+            found[id(each)] = each
+            continue
+        for cls in each.__mro__ if isinstance(each, type) else type(each).__mro__:
+            if cls.__module__.partition(".")[0] not in _LIBRARIES:
+                found[id(cls)] = cls
+    return list(found.values())
+
+
+def _defaults(owners: Sequence[Any]) -> list[Any]:
+    """The values of the default arguments of functions, those of classes included."""
+    plain = (getattr(x, "__func__", x) for owner in owners for x in (owner, *vars(owner).values()))
+    functions = [each for each in plain if isinstance(each, types.FunctionType)]
+    found: list[Any] = []
+    for each in functions:
+        found += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+    return found
+
+
+def _reset(owner: Any, before: Mapping[str, Any], everything: bool) -> bool:
+    """Give a class or function its attributes back, where a tensor without data is now, or `everything`."""
+    changed = False
+    for name, value in dict(vars(owner)).items():
+        then = before.get(name, _MISSING)
+        if value is then or not (everything or holds_fakes(value)):
+            continue
+        changed = True
+        if then is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, then)
+    for name in before.keys() - vars(owner).keys() if everything else ():
+        setattr(owner, name, before[name])
+    return changed
 
 
 @dataclass(frozen=True)
@@ -168,7 +249,7 @@ class _Replacing(TorchFunctionMode):
 def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
     """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
     if value is _MISSING:
-        if name in space and (everything or is_fake(space[name])):
+        if name in space and (everything or holds_fakes(space[name])):
             del space[name]
     elif space.get(name, _MISSING) is not value:
         space[name] = value

@@ -32,6 +32,7 @@ from weft.capture.tracing.fx import (
     fake_mode,
     fake_tensor,
     functional,
+    is_fake,
     mark_backward,
     noted_copies,
     running_sequence,
@@ -39,7 +40,7 @@ from weft.capture.tracing.fx import (
     trace_like,
 )
 from weft.capture.tracing.leftovers import Leftovers, forget
-from weft.capture.tracing.lending import lent, restored, write_replaced
+from weft.capture.tracing.lending import Written, lent, restored, write_replaced
 from weft.capture.tracing.locations import (
     LinesNoted,
     backward_noted,
@@ -148,6 +149,8 @@ def trace_step(
     if module is None:
         with _running(step):
             module = _trace(step, inputs, mode, table)
+    if like is None and step.written:
+        _check_read(step.written, begin, mode, table, left)
     if step.made:
         _check_made(step.made, begin, mode, table)
     found = Skeletons(skeleton(module.graph))
@@ -182,7 +185,7 @@ def _running(step: _Step) -> Iterator[None]:
     with (
         hints_recorded(),
         step.left.noting(),
-        restored(step.model, step.loss_fn),
+        restored(step.model, step.loss_fn) as step.written,
         step.recorder.recording(),
         module_paths_noted(step.model),
         labels_ignored(),
@@ -193,6 +196,7 @@ def _running(step: _Step) -> Iterator[None]:
         if not step.training:
             step.model.eval()
         yield
+        step.left.numbers()
 
 
 def _check_made(
@@ -219,6 +223,34 @@ def _check_made(
             space.pop(name, None)
             if value is not MISSING:
                 space[name] = value
+
+
+def _check_read(
+    written: Sequence[Written], begin: Callable[[], Any], mode: FakeMode, table: Any, left: Leftovers
+) -> None:
+    """Check that a step reads no tensor that the last one has left: run once more with what the first left.
+
+    Raises:
+        CaptureError: when it reads one that depends on the batch or on variables.
+    """
+    for each in written:
+        each.put(each.after)
+    try:
+        step, inputs = begin()
+        with _running(step):
+            module = _trace(step, inputs, mode, table)
+    except WeftError:
+        return
+    finally:
+        for each in written:
+            each.put(each.before)
+    read = [node for node in module.graph.nodes if node.op == "get_attr" and node.users]
+    kept = [getattr(module, node.target) for node in read]
+    if any(is_fake(each) and left.depends(each) for each in kept):
+        raise CaptureError(
+            "the step reads a tensor that the last step has kept in a global, a closure, a class or another object: "
+            "captured once, it would read the same value for ever. Register a buffer of its shape, and write it there"
+        )
 
 
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
@@ -263,6 +295,7 @@ class _Step:
     ) -> None:
         self.model = model
         self.left = left
+        self.written: list[Written] = []
         self.loss_fn = loss_fn
         self.variables = variables
         self.batch = batch
