@@ -22,7 +22,7 @@ from torch import nn
 
 from weft.capture.python.caches import depending
 from weft.capture.python.numbers import LaterNumber, forget_numbers, living_numbers
-from weft.capture.tracing.fx import node_of, noted_fakes
+from weft.capture.tracing.fx import is_fake, node_of, noted_fakes
 from weft.errors import CaptureError
 
 # How many containers deep a tensor is looked for, and how many of them are followed.
@@ -60,13 +60,26 @@ class Leftovers:
         noted = {id(node.meta.get("val")): node for node in graph.nodes} if tracer is None else {}
         for each in self._alive():
             node = noted.get(id(each)) if tracer is None else node_of(each, tracer)
-            if node not in dependent:
+            made = node is not None or tracer is None  # else by an earlier run
+            if made and node not in dependent:
                 self._constant[id(each)] = weakref.ref(each)
 
-    def depends(self, tensor: Any) -> bool:
-        """Whether a tensor without data is made of more than constants and shapes."""
-        ref = self._constant.get(id(tensor))
-        return ref is None or ref() is not tensor
+    def read(self, graph: torch.fx.Graph, root: nn.Module) -> None:
+        """The step has been run on what an earlier run has left.
+
+        Raises:
+            CaptureError: when `graph` reads a tensor of that run which depends on the batch or on variables.
+        """
+        nodes = [node for node in graph.find_nodes(op="get_attr") if node.users]
+        for tensor in (getattr(root, node.target) for node in nodes):
+            if is_fake(tensor) and id(tensor) not in self._constant:
+                places = _places([tensor])
+                where = places[0].name() if places else "an object of yours"
+                raise CaptureError(
+                    f"the step keeps in {where} a tensor that depends on the batch or on the model's tensors, and the "
+                    "next step reads it: captured once, it would read the same value for ever. Register a buffer of "
+                    "its shape, and write it there"
+                )
 
     def numbers(self) -> None:
         """The step has been run, and nothing is put back yet.
@@ -294,7 +307,7 @@ def _is_users(owner: Any) -> bool:
     elif isinstance(owner, nn.Module):
         return not isinstance(owner, torch.fx.GraphModule) and type(owner) is not nn.Module
     elif isinstance(owner, partial):
-        return True
+        name = getattr(owner.func, "__module__", "")
     else:
         name = type(owner).__module__
     return str(name).partition(".")[0] not in _LIBRARIES

@@ -116,6 +116,7 @@ def _owners(named: Sequence[Any]) -> list[Any]:
         if isinstance(each, types.FunctionType):
             found[id(each)] = each
             continue
+        each = each.__self__ if isinstance(each, types.MethodType) else each
         for cls in each.__mro__ if isinstance(each, type) else type(each).__mro__:
             if cls.__module__.partition(".")[0] not in _LIBRARIES:
                 found[id(cls)] = cls

@@ -32,7 +32,6 @@ from weft.capture.tracing.fx import (
     fake_mode,
     fake_tensor,
     functional,
-    is_fake,
     mark_backward,
     noted_copies,
     running_sequence,
@@ -231,26 +230,22 @@ def _check_read(
     """Check that a step reads no tensor that the last one has left: run once more with what the first left.
 
     Raises:
-        CaptureError: when it reads one that depends on the batch or on variables.
+        CaptureError: naming one that it reads, which depends on the batch or on variables.
     """
     for each in written:
         each.put(each.after)
     try:
         step, inputs = begin()
-        with _running(step):
-            module = _trace(step, inputs, mode, table)
-    except WeftError:
-        return
+        try:
+            with _running(step):
+                module = _trace(step, inputs, mode, table)
+        except WeftError:
+            return
+        left.read(module.graph, module)
+        forget(module.graph)
     finally:
         for each in written:
             each.put(each.before)
-    read = [node for node in module.graph.nodes if node.op == "get_attr" and node.users]
-    kept = [getattr(module, node.target) for node in read]
-    if any(is_fake(each) and left.depends(each) for each in kept):
-        raise CaptureError(
-            "the step reads a tensor that the last step has kept in a global, a closure, a class or another object: "
-            "captured once, it would read the same value for ever. Register a buffer of its shape, and write it there"
-        )
 
 
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
