@@ -361,5 +361,5 @@ def test_containers_of_other_threads_keep_what_comes_meanwhile() -> None:
 
     with weft.local_world(2):
         compiled(Scaled(), loss_fn)
-    assert waiting.qsize() == 1
+    assert waiting.qsize() == 2  # a step that keeps tensors is run again on what it has kept
     assert losses == []

@@ -26,7 +26,7 @@ from weft.capture.tracing.fx import is_fake, node_of, noted_fakes
 from weft.errors import CaptureError
 
 # How many containers deep a tensor is looked for, and how many of them are followed.
-_DEPTH, _MANY = 8, 2000
+_DEPTH, _MANY = 12, 2000
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LIBRARIES = ("torch", "weft", "builtins", "weakref", "_thread", "functools", "contextlib")
 
@@ -159,7 +159,10 @@ class _Place:
     @property
     def contained(self) -> bool:
         """Whether it lies in a container, and is no attribute itself."""
-        return any(isinstance(each, _CONTAINERS) and each is not vars(self.chain[-1]) for each in self.chain)
+        return any(
+            isinstance(each, _CONTAINERS) and each is not vars(self.chain[-1])
+            for each in self.chain
+        )
 
     def empty(self, constant: set[int]) -> None:
         """Take the tensor out."""
@@ -173,7 +176,9 @@ class _Place:
             elif not _removed(holder, inner):
                 inner = holder
                 continue
-            lasting = isinstance(holder, dict) and not _is_namespace(holder, self.chain[-1], self.chain)
+            lasting = isinstance(holder, dict) and not _is_namespace(
+                holder, self.chain[-1], self.chain
+            )
             lasting |= type(holder) is _lru_cache_wrapper
             self.cache = lasting and not self.number and id(self.tensor) in constant
             break

@@ -24,7 +24,9 @@ _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
 _MISSING = object()
 # Into whose classes no step writes.
-_LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"])
+_LIBRARIES = frozenset(
+    ["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"]
+)
 # Objects of these are other threads' too.
 _SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "torch.utils.data")
 _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"

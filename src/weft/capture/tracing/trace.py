@@ -225,7 +225,11 @@ def _check_made(
 
 
 def _check_read(
-    written: Sequence[Written], begin: Callable[[], Any], mode: FakeMode, table: Any, left: Leftovers
+    written: Sequence[Written],
+    begin: Callable[[], Any],
+    mode: FakeMode,
+    table: Any,
+    left: Leftovers,
 ) -> None:
     """Check that a step reads no tensor that the last one has left: run once more with what the first left.
 
