@@ -7,16 +7,16 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import weft
 from weft.capture.python.numbers import is_later
-from weft.capture.tracing.fx import FakeTensor
 from weft.errors import CaptureError
 
 Keep = Callable[[Any], None]
@@ -53,13 +53,13 @@ def cached(size: int) -> torch.Tensor:
     return torch.arange(size, dtype=torch.float32)[:, None] / 10
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=None)  # noqa: UP033
 def cached_all(size: int) -> torch.Tensor:
     return cached.__wrapped__(size)
 
 
 class InClass:
-    table: dict[int, torch.Tensor] = {}
+    table: ClassVar[dict[int, torch.Tensor]] = {}
     last: torch.Tensor | None = None
 
     @classmethod
@@ -122,6 +122,7 @@ def test_caches_of_constants_anywhere_are_made_in_each_step(cache: Any) -> None:
 
 class Slots:
     __slots__ = ("value",)
+    value: Any
 
 
 class Meter:

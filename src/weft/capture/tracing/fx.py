@@ -78,7 +78,7 @@ def noted_fakes(made: list[weakref.ref[torch.Tensor]]) -> Iterator[None]:
         made.append(weakref.ref(tensor))
         return tensor
 
-    FakeTensor.__new__ = noting  # type: ignore[method-assign, assignment]
+    FakeTensor.__new__ = noting  # type: ignore[method-assign]
     try:
         yield
     finally:
