@@ -1,4 +1,4 @@
-"""What a step keeps in the user's objects: caches of constants are made in each step, all else is refused, nothing stays."""
+"""What a step keeps in the user's objects: caches of constants are made anew, all else is refused, nothing stays."""
 
 from __future__ import annotations
 
