@@ -1,4 +1,4 @@
-"""What weft's pipeline schedules leave idle: in theory, as rehearsed when compiling, and as measured.
+"""What weft's pipeline schedules leave idle: in theory, as simulated when compiling, and as measured.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. weft run -n 2 benchmarks/bubbles.py
 
@@ -39,16 +39,16 @@ def theory(schedule: str, micro_batches: int) -> float:
     return (RANKS - 1) / (parts * micro_batches + RANKS - 1)
 
 
-def rehearsed(program: weft.Program) -> float:
-    """The same part as the rehearsal of the plan says it."""
+def simulated(program: weft.Program) -> float:
+    """The same part as the simulation of the plan says it."""
     scheduled = program._compiled.schedule
-    rehearsal = scheduled.rehearsal
-    assert rehearsal is not None
-    makespan: float = rehearsal.makespan
+    simulation = scheduled.simulation
+    assert simulation is not None
+    makespan: float = simulation.makespan
     busy: list[float] = [
         each.end - each.start
         for plan in scheduled.plans
-        for each in rehearsal.timelines[plan.rank]
+        for each in simulation.timelines[plan.rank]
         if plan.actors[each.actor].queue == COMPUTE
     ]
     return 1 - sum(busy) / (makespan * len(scheduled.plans))
@@ -110,7 +110,7 @@ def bubbles(job: Job, schedule: str, steps: int) -> dict[str, float]:
     )
     found = {
         "in_theory": theory(schedule, job.micro_batches),
-        "rehearsed": rehearsed(program),
+        "rehearsed": simulated(program),
         "measured": measured(program, lambda: program.step(batch), steps),
     }
     program.close()

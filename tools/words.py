@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -94,6 +94,14 @@ def ruled_out(glossary: str) -> dict[str, str]:
     return instead
 
 
+def doubled(glossary: str) -> list[str]:
+    """The words that have more than one row."""
+    rows = (
+        line.strip("|").split("|")[0].strip() for line in glossary.splitlines() if line[:1] == "|"
+    )
+    return [word for word, count in Counter(rows).items() if count > 1]
+
+
 def names_against(names: Iterable[str], instead: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names that hold a word which is ruled out, with that word."""
     for name in names:
@@ -116,7 +124,9 @@ def complaints(root: Path) -> Iterator[str]:
         if name not in SHARED:
             places = ", ".join(str(path.relative_to(root)) for path in files)
             yield f"several classes are named {name}: {places}; name them apart"
-    instead = ruled_out((root / GLOSSARY).read_text())
+    glossary = (root / GLOSSARY).read_text()
+    yield from (f"{GLOSSARY}: {word} has two rows" for word in doubled(glossary))
+    instead = ruled_out(glossary)
     named = {**modules(source), **found}
     for name, bad in names_against(named, instead):
         if name not in AGAINST_THE_GLOSSARY:

@@ -276,6 +276,12 @@ def test_words_fires(tree: Path, module: str, text: str, said: str | None) -> No
         assert_fires(GATE["words"], tree, said)
 
 
+def test_words_fires_for_a_word_with_two_rows(tree: Path) -> None:
+    glossary = tree / names.GLOSSARY
+    glossary.write_text(glossary.read_text() + "| twice | one | |\n| twice | two | |\n")
+    assert_fires(GATE["words"], tree, "twice has two rows")
+
+
 def test_exceptions_to_one_word_for_one_concept_are_needed_still() -> None:
     source, glossary = ROOT / names.SOURCE, (ROOT / names.GLOSSARY).read_text()
     classes = names.classes(source)

@@ -1,4 +1,4 @@
-"""Actors, registers and credits: when may which task run. Pure state machines; who drives them owns time and work."""
+"""Actors, registers and credits: when may which actor act. Pure state machines; who drives them owns time and work."""
 
 from weft.actors.driver import Clock as Clock
 from weft.actors.driver import Driver as Driver

@@ -10,8 +10,6 @@ micro-batch: the order that comes out is the one to fix. With the orders fixed, 
 ends proves that no run can hang, whatever the real durations are: with credits and orders the plans
 are a marked graph, in which what may fire stays so until it fires (Commoner, Holt, Even and Pnueli,
 "Marked directed graphs", 1971), and a compute queue only delays what may fire.
-
-A clock that runs on when nothing more happens at one time: it knows when the acts that run will end.
 """
 
 from __future__ import annotations

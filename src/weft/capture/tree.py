@@ -3,9 +3,8 @@
 The only user of `torch.utils._pytree`; needs `tree_flatten_with_path`, `tree_unflatten` and the
 three key classes.
 
-Containers that torch's pytrees do not know: mappings of other classes (`BatchEncoding`), dataclasses.
-
-They are opened before a tree is flattened, and built again when it is unflattened.
+Containers that they do not know, mappings of other classes (`BatchEncoding`) and dataclasses, are opened
+before a tree is flattened, and built again when it is unflattened.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is legal, level by level: one table for each, checked after every pass that made something new.
 
-The rules themselves stand in `verify.py`, `verify_py`, `verify_plan.py` and `verify_time.py`. Two more
+The rules themselves stand in `verify.py`, `verify_local.py`, `verify_plan.py` and `verify_time.py`. Two more
 checks need what lies above: `weft.compiler.signatures` asks the rules of ops about layouts, and
 `verify_communicators` all ranks' communicators about a plan.
 """

@@ -1,7 +1,4 @@
-"""Boxing of global tensors between any two layouts, across placements too.
-
-From whole plain tensors to the parts of ranks, and back.
-"""
+"""Boxing of global tensors between any two layouts, across placements too; from whole tensors to parts, and back."""
 
 from __future__ import annotations
 

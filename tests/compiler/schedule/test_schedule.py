@@ -25,7 +25,7 @@ SIZES = [(2, 4), (4, 8), (3, 9)]
 TWICE = {"backward": 2.0}
 
 
-def rehearse(web: Web, copies: Mapping[Slot, int]) -> Simulation:
+def simulated(web: Web, copies: Mapping[Slot, int]) -> Simulation:
     return simulate([with_copies(plan, copies) for plan in web.plans], web.seconds)
 
 
@@ -56,7 +56,7 @@ def test_bubble_and_memory_of_gpipe_and_1f1b(
 ) -> None:
     rule = by_name(name, stages, micro_batches)
     web = pipeline(rule, seconds=TWICE)
-    found = rehearse(web, of_preset(web, rule))
+    found = simulated(web, of_preset(web, rule))
     # (S - 1) / (M + S - 1) of the time is bubble.
     assert found.makespan == 3 * (micro_batches + stages - 1)
     for stage in range(stages):
@@ -69,7 +69,7 @@ def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -
     """ZB-H1: a bubble of (S - 1) (F + B - W), with no more in flight than 1F1B's first stage has."""
     rule = by_name("zero_bubble", stages, micro_batches)
     web = pipeline(rule, split=True)
-    found = rehearse(web, of_preset(web, rule))
+    found = simulated(web, of_preset(web, rule))
     assert found.makespan == 3 * micro_batches + stages - 1
     assert all(kept(web, found, stage) <= stages for stage in range(1, stages))
 
@@ -80,7 +80,7 @@ def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -
 def test_interleaved_has_a_smaller_bubble(around: int, stages: int, micro_batches: int) -> None:
     rule = by_name("interleaved", stages, micro_batches, around)
     web = pipeline(rule)
-    found = rehearse(web, of_preset(web, rule))
+    found = simulated(web, of_preset(web, rule))
     chunks = stages // around
     busy, plain = 2 * micro_batches * chunks, 2 * (around - 1) * chunks
     bubble = found.makespan - busy
@@ -104,14 +104,14 @@ def test_computed_copies_are_those_of_1f1b() -> None:
     ratio, _ = max_cycle_ratio(Web(tuple(plans), web.seconds).marked_graph(copies))
     assert ratio == web.busiest == 3
     less = {**copies, (1, "s1"): 2}
-    assert rehearse(web, less).makespan > rehearse(web, copies).makespan
+    assert simulated(web, less).makespan > simulated(web, copies).makespan
 
 
 def test_fewest_copies_run_one_micro_batch_at_a_time() -> None:
     rule = by_name("zero_bubble", 3, 4)
     web = pipeline(rule, seconds=TWICE)
     assert set(fewest(web).values()) == {1}
-    assert rehearse(web, fewest(web)).makespan == 4 * 3 * 3
+    assert simulated(web, fewest(web)).makespan == 4 * 3 * 3
 
 
 def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
@@ -129,9 +129,9 @@ def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
     kept = (replace(each, consumers=(2,)) for each in plan.registers)
     web = Web((replace(plan, actors=actors, registers=(*kept, *once)),), {0: [1.0, 1.0, 1.0]})
     assert fewest(web) == {(0, "s0"): 5}
-    assert rehearse(web, fewest(web)).makespan == 11
+    assert simulated(web, fewest(web)).makespan == 11
     with pytest.raises(InternalError, match="a free copy of s0, of 4"):
-        rehearse(web, {(0, "s0"): 4})
+        simulated(web, {(0, "s0"): 4})
 
 
 def test_a_circle_of_ranks_is_named() -> None:
@@ -160,8 +160,8 @@ def test_transfers_that_take_long_get_more_copies() -> None:
     rule = by_name("zero_bubble", 2, 8)
     near, far = (pipeline(rule, seconds=TWICE, transfer=t) for t in (0.0, 1.5))
     assert enough(far)[0, "s0"] > enough(near)[0, "s0"]
-    steady = rehearse(far, enough(far)).makespan
-    assert steady < rehearse(far, enough(near)).makespan
+    steady = simulated(far, enough(far)).makespan
+    assert steady < simulated(far, enough(near)).makespan
 
 
 def test_room_bounds_copies() -> None:

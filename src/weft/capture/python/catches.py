@@ -3,7 +3,7 @@
 A raise that the program catches is a branch. `try` statements, contexts that swallow, and what the
 interpreter itself catches are looked for in all frames from the one that raises up to the capture.
 
-Whether a context manager may swallow the exception that leaves its `with`, by what its source says.
+A context manager may swallow the exception that leaves its `with` where its source says so.
 """
 
 from __future__ import annotations

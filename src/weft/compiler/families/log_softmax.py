@@ -2,7 +2,7 @@
 
 log_softmax(x) = x - max x - log sum exp(x - max x): maxima and sums of the classes' shards
 travel, never a row of x. Where the classes are whole, the op stays the fused one. This is how a
-head split by classes trains (FACTS of OneFlow's
+head split by classes trains (OneFlow's
 InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel cross-entropy).
 """
 

@@ -7,8 +7,6 @@ softmax, look-ups along other dimensions and batched products, which become `ate
 that parts it again.
 
 Before: a graph as captured. After: an equal one, in which other calls stand between such views.
-
-Dimensions that a view merges into one.
 """
 
 from __future__ import annotations

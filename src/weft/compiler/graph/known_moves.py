@@ -1,7 +1,4 @@
-"""Known values in another shape: views, parts, joined parts, and sums along a dimension.
-
-One call of a graph, and what is known of its arguments.
-"""
+"""Known values in another shape: views, parts, joined parts, and sums along a dimension."""
 
 from __future__ import annotations
 

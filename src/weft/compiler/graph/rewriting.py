@@ -1,13 +1,8 @@
-"""A graph in which some values are other ones of the same graph.
-
-A graph without what nobody reads.
-
-Views that undo earlier ones are what these were taken of.
+"""Small rewrites of graphs: other names for values, calls that nobody reads, views that undo earlier ones.
 
 A sum in place on a view comes back from capture as views there and back. Flattened in between, a split of
-positions would be none of the rows.
-
-Before: a graph without layouts. After: an equal one, in which what is viewed there and back is read as it is.
+positions would be none of the rows. Before `undo_views`: a graph without layouts. After: an equal one, in which
+what is viewed there and back is read as it is.
 """
 
 from __future__ import annotations

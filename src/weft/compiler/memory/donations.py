@@ -1,4 +1,4 @@
-"""State in a plan who writes over what: all-reduces over their input, and what must be copied before.
+"""Who writes over what, stated in the plan: all-reduces over their input, and what must be copied before.
 
 Before: a plan with its registers. After: an all-reduce runs in place where nobody else holds the
 memory of its input, so gradients are reduced where they lie, with no bucket to fill and to empty;

@@ -1,4 +1,4 @@
-"""When the acts of a step begin and end, where nobody has rehearsed it: the order of the plan."""
+"""When the acts of a step begin and end, where nobody has simulated it: the order of the plan."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def acts_of(actor: Actor) -> int:
 
 
 def moments_of(timeline: Iterable[Timed]) -> Iterator[Moment]:
-    """The acts of one rank as a rehearsal timed them; what ends comes before what begins at the same time."""
+    """The acts of one rank as a simulation timed them; what ends comes before what begins at the same time."""
     events: list[tuple[float, int, int, Moment]] = []
     for number, each in enumerate(timeline):
         brief = each.end <= each.start

@@ -2,7 +2,7 @@
 
 The acts of a step are walked in the order of time. A version of a register takes memory from the
 act that makes it until its last reader is done; what an act takes for itself stands in
-`memory_act`. Views share the memory of what they look at.
+`act.py`. Views share the memory of what they look at.
 """
 
 from __future__ import annotations

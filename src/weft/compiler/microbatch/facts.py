@@ -1,6 +1,6 @@
 """What the split in time must know of a graph before it walks it: what comes from where.
 
-Leaves of the batch that are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
+Leaves of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
 """
 
 from __future__ import annotations

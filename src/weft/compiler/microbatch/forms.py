@@ -1,6 +1,6 @@
-"""The forms of a value along time: split, partial or broadcast as over ranks, or each micro-batch's own.
+"""The forms of a value along time, and the calls that run on them once for each micro-batch.
 
-From a call on the whole batch to the call that runs once for each micro-batch.
+A value is split, partial or broadcast along time, as over ranks, or each micro-batch's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Before a batch is cut in time: what only borrows a shape or a device stands alone, and so do counts of targets.
+"""Before a batch is cut in time: what need not wait for micro-batches stands alone.
 
-Sums over a leaf of the batch, once a step: of the leaf as it is cut, so that no rank has to gather it.
+That is what only borrows a shape or a device, counts of targets, and sums over a leaf of the batch, which are taken
+of the leaf as it is cut, once a step, so that no rank has to gather it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The actors of all ranks as one graph, in which a communication is one node on all its ranks.
+"""The actors of all ranks as one graph, and the proof that no plan waits for itself.
 
-The proof that a plan cannot wait for itself.
+A communication is one node of the graph, on all its ranks.
 """
 
 from __future__ import annotations

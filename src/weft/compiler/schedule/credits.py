@@ -1,8 +1,7 @@
 """Give every tensor that passes between actors a register, and every register its credits.
 
-Before: the actors of one rank. After: its `RankPlan`, legal.
-
-How many copies registers of a loop get: the fewest that are live, a preset's, or as many as pay and fit.
+Before: the actors of one rank. After: its `RankPlan`, legal. Registers of a loop get as many copies as are live
+at least (`fewest`), as a preset says (`of_preset`), or as pay and fit (`enough`).
 """
 
 from __future__ import annotations

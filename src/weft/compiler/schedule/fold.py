@@ -1,4 +1,4 @@
-"""Which ranks are alike: one of each class is planned, rehearsed and proven live for all of its class.
+"""Which ranks are alike: one of each class is planned, simulated and proven live for all of its class.
 
 Two ranks are alike when they run the same nodes on the same local shapes, and meet alike ranks in
 the same nodes. What may differ is where a shard begins, which piece goes to whom, and which
@@ -9,8 +9,8 @@ when they run alike (`_Colours.by_*`); communicators when as many ranks of each 
 the same places; ranks lose a common colour when their communicators in some place have not one.
 Then, with the first rank of each class in its place (`docs/decisions/schedules.md` has the proof):
 
-- a rehearsal of all ranks takes every act of a rank at the time at which its representative takes
-  it, so that one of the representatives alone is the rehearsal of all;
+- a simulation of all ranks takes every act of a rank at the time at which its representative takes
+  it, so that one of the representatives alone is the simulation of all;
 - the orders that it finds are those of every rank, on the communicators of its own;
 - a cycle of the marked graph of all ranks is one of the representatives', walked perhaps several
   times, of the same seconds for a copy, and the other way round.
@@ -18,10 +18,8 @@ Then, with the first rank of each class in its place (`docs/decisions/schedules.
 For that, a representative meets the representatives of whom it meets (`_closed`): otherwise classes
 are made smaller, in the worst case until each rank stands for itself.
 
-From the plan of one rank to that of another that is like it: the same copies, the same orders.
-
-Before: a rank's own plan, without copies and orders. After: with those that were found for the rank
-that stands for it, which have been rehearsed and proven live for both (`schedule/fold.py`).
+A rank's own plan then gets the copies and orders that were found for the rank that stands for it,
+which have been simulated and proven live for both.
 """
 
 from __future__ import annotations
@@ -305,7 +303,7 @@ def like(plan: RankPlan, first: RankPlan) -> RankPlan:
 
 
 def _shown_copy(actor: Actor) -> tuple[object, ...]:
-    """What a rehearsal sees of an actor, but for its queue."""
+    """What a simulation sees of an actor, but for its queue."""
     return type(actor), actor.id, actor.acts, actor.priority, actor.consumes, actor.produces
 
 

@@ -3,7 +3,7 @@
 Before: a `Schedule` in the order of the graph. After `gather`: an order in which each part stands
 in as few pieces as the data allow, so that it becomes few segments.
 
-The phase of every node: a call has its own, an update is its target's, a boxing belongs to its reader.
+A call has a phase of its own, an update is in its target's, a boxing in its reader's.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def gathers_first(
 
     Nothing hangs by it: in the new order, too, everything comes before what waits for it; a control
     register of which that does not hold is left out. For plans in the order of the graph; others
-    find the orders of communicators by a rehearsal.
+    find the orders of communicators by a simulation.
 
     Args:
         program: of the rank.

@@ -5,11 +5,10 @@ Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1
 stands anywhere: actors act when they may, those of high priority first, and registers with few
 copies hold them back.
 
-Split the backward of a stage: what other stages wait for, and the gradients of its own weights.
-
-Before: a local program whose backward calls have the kind "backward". After: calls of the loop on
-which nothing in another stage depends before the end of the loop have the kind "weight"; they may
-fill gaps (zero bubble pipelines, Qi et al. 2024, section 2).
+`split_backward` tells apart what other stages wait for and the gradients of a stage's own weights. Before: a
+local program whose backward calls have the kind "backward". After: calls of the loop on which nothing in
+another stage depends before the end of the loop have the kind "weight"; they may fill gaps (zero bubble
+pipelines, Qi et al. 2024, section 2).
 """
 
 from __future__ import annotations

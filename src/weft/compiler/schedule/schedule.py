@@ -1,7 +1,7 @@
 """Plans of all ranks together: priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold.py`). After: their plans, rehearsed on one virtual clock (`weft.actors.simulate`), which found
+(`schedule/fold.py`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
 the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md.
 """
@@ -50,25 +50,25 @@ class Scheduled:
         name: of the preset, or "computed".
         plans: of the ranks that were planned: of each class of equal ranks the first, and those
             that were asked for.
-        rehearsal: in the orders of the plans, of the first of each class; None where nothing had to
+        simulation: in the orders of the plans, of the first of each class; None where nothing had to
             be decided.
         classes: for each rank of the program, the first of those that are like it (`schedule/fold.py`).
     """
 
     name: str
     plans: tuple[RankPlan, ...]
-    rehearsal: Simulation | None = None
+    simulation: Simulation | None = None
     classes: Mapping[int, int] = field(default_factory=dict)
 
     def timeline(self, rank: int) -> tuple[Timed, ...]:
-        """The acts of a rank, as rehearsed; none without a rehearsal."""
-        if self.rehearsal is None:
+        """The acts of a rank, as simulated; none without a simulation."""
+        if self.simulation is None:
             return ()
-        return self.rehearsal.timelines[self.classes[rank]]
+        return self.simulation.timelines[self.classes[rank]]
 
     def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """When the acts of a rank begin and end, in the order of time; None without a rehearsal."""
-        return None if self.rehearsal is None else tuple(moments_of(self.timeline(rank)))
+        """When the acts of a rank begin and end, in the order of time; None without a simulation."""
+        return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
 
 
 def plan_together(
@@ -81,7 +81,7 @@ def plan_together(
     """The plans of all ranks that have a program.
 
     With a named schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
-    there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where rehearsals
+    there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.
@@ -147,18 +147,18 @@ class Draft:
         web: the plans as they were before.
         split: whether weights' gradients are split from the backward.
         rule: the priorities.
-        plans, rehearsal: with copies.
+        plans, simulation: with copies.
     """
 
     web: Web
     split: bool
     rule: Preset
     plans: tuple[RankPlan, ...]
-    rehearsal: Simulation
+    simulation: Simulation
 
     def peaks(self) -> dict[int, int]:
         """The most bytes that each rank holds."""
-        lines = self.rehearsal.timelines
+        lines = self.simulation.timelines
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
 
 
@@ -175,10 +175,10 @@ class _Kind:
     rule: Preset
 
     def draft(self, copies: Mapping[Slot, int]) -> Draft:
-        """With copies, rehearsed."""
+        """With copies, simulated."""
         plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
-        rehearsal = simulate(plans, self.web.seconds)
-        return Draft(self.web, self.split, self.rule, plans, rehearsal)
+        simulation = simulate(plans, self.web.seconds)
+        return Draft(self.web, self.split, self.rule, plans, simulation)
 
     def preset(self) -> Draft:
         """With the copies of a named schedule."""
@@ -221,7 +221,7 @@ class _Making:
     def better(self, old: Draft, new: Draft) -> Draft:
         """The new one, if its step is shorter and it keeps the memory limit."""
         limit = self.options.memory_limit
-        if new.rehearsal.makespan >= old.rehearsal.makespan * WORTH:
+        if new.simulation.makespan >= old.simulation.makespan * WORTH:
             return old
         return new if limit is None or max(new.peaks().values()) <= limit else old
 
@@ -246,28 +246,28 @@ class _Making:
         return plan
 
     def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
-        """The plans of a draft with the orders that its rehearsal found, proven live in just these orders.
+        """The plans of a draft with the orders that its simulation found, proven live in just these orders.
 
         The other programs get the copies and orders of those that stand for them.
         """
-        orders = draft.rehearsal.orders
+        orders = draft.simulation.orders
         ready = {
             p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
         }
-        rehearsal = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
+        simulation = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:
                 own = self._plan(split_backward(program) if draft.split else program, draft.rule)
                 ready[program.rank] = like(own, ready[self.classes[program.rank]])
         plans = tuple(ready[program.rank] for program in programs)
         name = draft.rule.name if self.options.schedule else "computed"
-        return Scheduled(name, plans, rehearsal, self.classes)
+        return Scheduled(name, plans, simulation, self.classes)
 
 
 def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
-    """Seconds of a step that a rank's compute queue works for each phase, as rehearsed."""
+    """Seconds of a step that a rank's compute queue works for each phase, as simulated."""
     found: dict[Phase, Seconds] = {}
-    if scheduled.rehearsal is not None:
+    if scheduled.simulation is not None:
         first = scheduled.classes[rank]
         plan = next(plan for plan in scheduled.plans if plan.rank == first)
         for act in scheduled.timeline(rank):
@@ -279,11 +279,11 @@ def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
 
 
 def bubble(scheduled: Scheduled, rank: int) -> float:
-    """The part of the step's time in which a rank's compute queue has nothing to do, as rehearsed."""
-    rehearsal = scheduled.rehearsal
-    if rehearsal is None or not rehearsal.makespan:
+    """The part of the step's time in which a rank's compute queue has nothing to do, as simulated."""
+    simulation = scheduled.simulation
+    if simulation is None or not simulation.makespan:
         return 0.0
-    return 1 - sum(busy(scheduled, rank).values()) / rehearsal.makespan
+    return 1 - sum(busy(scheduled, rank).values()) / simulation.makespan
 
 
 def in_flight(plan: RankPlan, stage: int) -> int:

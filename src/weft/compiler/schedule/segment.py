@@ -2,7 +2,7 @@
 
 Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
 communication can start (its input is there), where the next node waits for a communication that
-the run has not waited for yet, and where the next part of the step begins (`parts.py`).
+the run has not waited for yet, and where the next part of the step begins (`phases.py`).
 """
 
 from __future__ import annotations

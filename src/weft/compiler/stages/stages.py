@@ -4,8 +4,6 @@ Every call of a graph has a stage in its phase; every variable has a home, the s
 and is updated. `assign_stages` decides both. The graph is then cut (`stages/cut.py`), each part is
 deduced and boxed on its own placement as if it were alone, and the parts are joined again by boxing
 between placements (`stages/join.py`).
-
-Name patterns of stages: what they cover, and what is wrong with them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Copies of random ops draw the same numbers, as they carry the same salts. So tha
 again before its time, copies read what was kept through `weft.after`, which waits for the gradient
 that the backward of the region starts from.
 
-Regions: the parts of the forward that run again, from patterns of modules and ops, and from checkpoints.
+Regions come from patterns of modules and ops, and from checkpoints in the model's code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cross-entropy's negative log-likelihood, also split by classes: each rank picks the targets among its own.
 
 A target of another rank's classes counts as ignored; losses and weights add up over the ranks. The
-log-softmax in front is split by classes in `weft.compiler.families.class_split`.
+log-softmax in front is split by classes in `weft.compiler.families.log_softmax`.
 """
 
 from __future__ import annotations

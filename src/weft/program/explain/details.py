@@ -1,8 +1,6 @@
-"""What `Program.explain` prints in detail: layouts, boxing with bytes and cause, parameters and memory.
+"""`Program.explain` in detail: layouts, boxing with bytes and cause, parameters and memory, and how good deduction was.
 
 Rows that differ only in the number of a repeated block stand once, with a count.
-
-What `Program.explain` says about deduction: whether no layouts could cost less, a line for each stage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is sent in a step, and for what: each exchange of a graph with its group, as `Program.explain` sums them up.
-
-What `Program.explain` prints of all exchanges together: bytes by kind and dtype.
-"""
+"""Exchanges in `Program.explain`: each with its group, by what it is for, and bytes by kind and dtype."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The table of buckets in `explain`: which collectives of a plan run as one.
-
-The distinct parts of a rank's segments and how each of them runs, for `explain`.
-
-What `Program.explain` says of CUDA graphs.
-"""
+"""Tables of `explain` on how segments run: buckets of collectives, kernels of distinct parts, CUDA graphs."""
 
 from __future__ import annotations
 

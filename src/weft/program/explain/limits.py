@@ -51,12 +51,12 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
     limit, most = options.memory_limit, max(each.predicted.peak for each in peaks)
     if limit is not None and most >= TIGHT * limit:
         yield f"limited by memory, too: {100 * most / limit:.0f} % of memory_limit={limit} are planned"
-    if schedule.rehearsal is not None:
+    if schedule.simulation is not None:
         idle = [bubble(schedule, plan.rank) for plan in schedule.plans]
         least, largest = f"{100 * min(idle):.0f}", f"{100 * max(idle):.0f}"
         share = f"{least} %" if least == largest else f"{least} to {largest} %"
         yield (
-            f"estimated {seconds_text(Seconds(schedule.rehearsal.makespan))} a step, in which ranks have "
+            f"estimated {seconds_text(Seconds(schedule.simulation.makespan))} a step, in which ranks have "
             f"nothing to compute for {share} of the time"
         )
 
@@ -64,12 +64,12 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
 def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
     """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
     schedule = compiled.schedule
-    if schedule.rehearsal is not None:
+    if schedule.simulation is not None:
         ranks = [plan.rank for plan in schedule.plans]
         return (
             max(Seconds(sum(busy(schedule, rank).values())) for rank in ranks),
             max(
-                _busiest(_rehearsed(compiled, plan))
+                _busiest(_simulated(compiled, plan))
                 for plan in schedule.plans
                 if schedule.classes[plan.rank] == plan.rank
             ),
@@ -86,8 +86,8 @@ def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
     return Seconds(computing), _busiest(queues)
 
 
-def _rehearsed(compiled: Compiled, plan: RankPlan) -> dict[str, Seconds]:
-    """Seconds that each queue of communication of a rank is busy, as rehearsed."""
+def _simulated(compiled: Compiled, plan: RankPlan) -> dict[str, Seconds]:
+    """Seconds that each queue of communication of a rank is busy, as simulated."""
     found: dict[str, Seconds] = {}
     for act in compiled.schedule.timeline(plan.rank):
         actor = plan.actors[act.actor]

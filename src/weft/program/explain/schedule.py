@@ -1,9 +1,4 @@
-"""What `Program.explain` prints of the schedule: a row for each stage and rank, and the step as a whole.
-
-What `Program.explain` says about stages: what runs where, how much of the work it is, and what comes in.
-
-What `Program.explain` says about micro-batches, a line each.
-"""
+"""The schedule in `Program.explain`: stages and ranks, what runs where and comes in, notes on micro-batches."""
 
 from __future__ import annotations
 
@@ -47,14 +42,14 @@ def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
 
     Times are estimates from shapes: their proportions decide, not their size.
     """
-    if scheduled.rehearsal is None:
+    if scheduled.simulation is None:
         return ()
     made = table(
         f"schedule: {scheduled.name}, {scheduled.plans[0].micro_batches} micro-batches",
         _COLUMNS,
         (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
     )
-    made.caption = f"estimated {seconds_text(Seconds(scheduled.rehearsal.makespan))} a step"
+    made.caption = f"estimated {seconds_text(Seconds(scheduled.simulation.makespan))} a step"
     made.caption_justify = "left"
     return (made,)
 

@@ -1,10 +1,8 @@
 """Values of a live model as plans want them: cut, laid, and whole again.
 
-Give a tensor object another content, so that all who hold the object see it.
-
-Private API: `torch._C._swap_tensor_impl`, `Tensor._use_count`. `torch.utils.swap_tensors` does the
-same, but refuses tensors that are referred to weakly, as recurrent layers refer to their weights;
-these references are to the object, which stays.
+`swap` gives a tensor object another content, so that all who hold the object see it. Private API:
+`torch._C._swap_tensor_impl`, `Tensor._use_count`. `torch.utils.swap_tensors` does the same, but refuses tensors that
+are referred to weakly, as recurrent layers refer to their weights; these references are to the object, which stays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Variables of a program: every rank's part of the model's parameters and buffers.
+"""Variables of a program: every rank's part of the model's parameters and buffers, and their first values.
 
-The first values of a model's variables, whole, one at a time.
+First values are made whole, one at a time.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def _on_streams(
 ) -> Callable[..., DeviceExecutor]:
     """An executor that runs the acts of a step in the order in which they were simulated."""
     make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
-    rehearsal = compiled.schedule.rehearsal
-    if rehearsal is None:
+    simulation = compiled.schedule.simulation
+    if simulation is None:
         return make
     return partial(make, order=[(a.actor, a.micro) for a in compiled.schedule.timeline(plan.rank)])
 

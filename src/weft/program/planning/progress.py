@@ -1,7 +1,4 @@
-"""What compiling is busy with: a line on the terminal of the first process, entries of the log "weft" elsewhere.
-
-Python's garbage collector, held back while a step is captured and planned.
-"""
+"""While a step is compiled: progress on the terminal or in the log "weft", and Python's garbage collector held back."""
 
 from __future__ import annotations
 

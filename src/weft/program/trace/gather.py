@@ -1,7 +1,4 @@
-"""From the recorders of this process to the trace of all ranks.
-
-The clocks of several hosts: by how much each is ahead of the first rank's.
-"""
+"""From the recorders of this process to the trace of all ranks, on one clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Between the acts of a queue: what it waited for, and what came from other queues.
-
-The rows of all ranks together: communications wait for the rank that begins last.
-"""
+"""What a queue waited for between its acts: others' queues, or in a communication the rank that begins last."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The variables of a rank: parameters, buffers, optimizer states and constants as plain local tensors.
-
-What passes between a rank's `step` and its actors.
-"""
+"""What a rank holds at run time: variables as local tensors, and what passes between `step` and its actors."""
 
 from __future__ import annotations
 

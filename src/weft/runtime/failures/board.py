@@ -1,6 +1,6 @@
-"""Where the ranks of a job, each a process, learn of failures and long waits at once: entries in the job's store.
+"""How failures and long waits travel between processes: entries in the job's store.
 
-How a failure travels between ranks: the first error is kept, the ranks that it wakes name it.
+The first error is kept; the ranks that it wakes name it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Losses as one op: the backward of a cross-entropy (on shards of the classes in `class_ops`), and CTC.
-
-weft's ops on a shard of the classes: what a cross-entropy becomes when its classes are split.
+"""Kernels of losses: cross-entropy whole and on shards of the classes, and CTC.
 
 On a CPU, a few rows are worked on at a time, or a few columns where these lie in memory, so that what
 is in between stays in the cache.

@@ -5,9 +5,8 @@ time than BLAS (MKL on an EPYC) from some 256³ on, most with a large second ope
 µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.local.specialize`), so
 equal ranks sum in the same order.
 
-Products of matrices that are summed over micro-batches, added to the sum as they are computed.
-
-`weft.compiler.local.specialize` joins them: BLAS adds to the sum itself.
+Products that are summed over micro-batches are added to the sum as they are computed, by BLAS
+itself (`weft.compiler.local.specialize` joins them).
 """
 
 from __future__ import annotations

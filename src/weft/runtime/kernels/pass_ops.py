@@ -1,8 +1,6 @@
-"""The ops that passes put into the graph (`weft.ops.rules.passes`), on local tensors.
+"""Kernels of the ops that passes put into a graph (`weft.ops.rules.passes`, `weft.ops.rules.time`).
 
-Ops between a micro-batch and the step (`weft.ops.rules.time`), on local tensors.
-
-Ops that make one value of all micro-batches of a step (`OVER_STEP`) and keep it between acts.
+Those of `OVER_STEP` make one value of all micro-batches of a step, and keep it between acts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an op's operands must be: on one placement; plain tensors among them are the same on all ranks.
 
-Operands on several placements of one model, as its stages have them, come to one of them.
+Those on several placements of one model, as its stages have them, come to one of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Views between ranks' memories cannot share it where layouts differ. So each copy remembers its source and how it was
 taken; a write goes to the source, and copies that are still in use are taken anew.
 
-Views by strides, as reads and writes at positions of a dense tensor.
+Views by strides are reads and writes at positions of a dense tensor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Ops that run otherwise than by their rule: taken apart as the compiled path does, or written in place.
 
-Lazy conjugates and negatives in kernels that run below dispatch.
-
-torch calls `__torch_dispatch__` with all dispatch keys above Python's excluded, those that resolve lazy conjugates and
-negatives among them. A kernel made of other ops, such as `linalg_pinv`, would then ignore its own lazy bits.
+Kernels below dispatch get no lazy conjugates and negatives: torch calls `__torch_dispatch__` with all
+dispatch keys above Python's excluded, those that resolve lazy conjugates and negatives among them. A kernel
+made of other ops, such as `linalg_pinv`, would then ignore its own lazy bits.
 """
 
 from __future__ import annotations
