@@ -8,7 +8,7 @@
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
   `torch.autograd._get_sequence_nr`: the next one.
 - `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
-  trace knows.
+  trace knows, and the node that made a tensor; `FakeTensor.__new__`: which tensors a trace makes.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
@@ -29,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.ops.decompositions import Decompositions
-from weft.capture.tracing.retrace import Skeleton, retrace
+from weft.capture.tracing.retrace import MAKER, Skeleton, retrace
 
 FakeMode: TypeAlias = FakeTensorMode
 
@@ -67,6 +68,29 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
+@contextmanager
+def noted_fakes(made: list[weakref.ref[torch.Tensor]]) -> Iterator[None]:
+    """While this lasts, every tensor without data that is made is noted, by a weak reference."""
+    make = FakeTensor.__new__
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = make(cls, *args, **kwargs)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    FakeTensor.__new__ = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FakeTensor.__new__ = make  # type: ignore[method-assign]
+
+
+def maker_in(module: torch.fx.GraphModule, tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that made a tensor without data, of what `trace` or `trace_like` gave; None when it was none."""
+    found: torch.fx.Node | None = module.meta[MAKER](tensor)
+    return found
+
+
 def is_known(tensor: torch.Tensor) -> bool:
     """Whether a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
     if not is_fake(tensor):
@@ -81,19 +105,32 @@ def trace(
     function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
 ) -> torch.fx.GraphModule:
     """Run `function(inputs)` on fake tensors and record every ATen op below autograd."""
+    tracers: list[Any] = []
+
+    def noting_tracer(given: Any) -> Any:
+        tracers.append(get_proxy_mode().tracer)  # type: ignore[union-attr]
+        return function(given)
+
     tracer = make_fx(
-        function,
+        noting_tracer,
         decomposition_table=dict(table),
         tracing_mode="real",
         _allow_non_fake_inputs=True,
     )
     meta_kept = torch.fx.traceback.preserve_node_meta()
     with mode, _NoOutsideWrites(), meta_kept, _own_notes(), _same_everywhere():
-        return tracer(inputs)
+        module = tracer(inputs)
+
+    def maker(tensor: torch.Tensor) -> torch.fx.Node | None:
+        proxy = get_proxy_slot(tensor, tracers[-1], None, lambda found: found.proxy)
+        return None if proxy is None else proxy.node
+
+    module.meta[MAKER] = maker
+    return module
 
 
 def trace_like(
-    like: Skeleton,
+    like: Skeleton | None,
     function: Callable[[Any], Any],
     inputs: Any,
     mode: FakeMode,
@@ -101,7 +138,8 @@ def trace_like(
 ) -> torch.fx.GraphModule | None:
     """What `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
 
-    It refuses nothing: what writes a tensor of elsewhere did so in the other trace, too.
+    Where it is only to be compared with another light trace, `like` is None. It refuses nothing: what writes a
+    tensor of elsewhere did so in the other trace, too.
     """
     meta_kept = torch.fx.traceback.preserve_node_meta()
     with mode, meta_kept, _own_notes(), _same_everywhere():
@@ -174,7 +212,7 @@ def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
     """Whether a copy in place of a view is not as good: it, or what it was made of, is written behind it."""
-    roots = copy, _root(copy.args[0])  # type: ignore[arg-type]
+    roots = copy, root_of(copy.args[0])  # type: ignore[arg-type]
     return any(_written_after(graph, copy, root) for root in roots)
 
 
@@ -183,17 +221,19 @@ def _written_after(
 ) -> bool:
     """Whether anything behind a node writes to what it looks at, or to another tensor."""
     nodes = list(graph.nodes)
-    root = _root(view) if of is None else of
-    writers = (
-        node
-        for node in nodes[nodes.index(view) + 1 :]
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-    )
-    written = (one for node in writers for one in _written(node.target, node.args, node.kwargs))
-    return any(isinstance(one, torch.fx.Node) and _root(one) is root for one in written)
+    root = root_of(view) if of is None else of
+    return any(root in written_in(node) for node in nodes[nodes.index(view) + 1 :])
 
 
-def _root(node: torch.fx.Node) -> torch.fx.Node:
+def written_in(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that made the tensors to which a node writes in place."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    written = _written(node.target, node.args, node.kwargs)
+    return [root_of(one) for one in written if isinstance(one, torch.fx.Node)]
+
+
+def root_of(node: torch.fx.Node) -> torch.fx.Node:
     """What a node looks at, behind views and writes in place."""
     while isinstance(node.target, torch._ops.OpOverload):
         aliases = any(result.alias_info for result in node.target._schema.returns)
