@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.fx.graph import CodeGen
@@ -16,7 +16,9 @@ _OF_SHAPES = frozenset([f"new_{kind}" for kind in _KINDS] + [f"{kind}_like" for 
 _DRAWS = "weft.uniform.default"
 
 
-def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
+def take_caches(
+    graph: torch.fx.Graph, names: Sequence[str], dependent: Collection[torch.fx.Node]
+) -> None:
     """Take the last outputs of a trace, which are what the step keeps, out of it.
 
     A cache that is made of nothing but constants, such as positions, is the same in every step; the
@@ -25,16 +27,14 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
     Args:
         graph: whose output is a list; its last entries are caches.
         names: of the caches, as the user knows them.
+        dependent: nodes that are made of more than constants (`depending`).
 
     Raises:
         CaptureError: naming a cache that depends on the batch, on variables or on random numbers.
     """
-    if not names:
-        return
     output = next(iter(reversed(graph.nodes)))
     results = list(output.args[0])
     first = len(results) - len(names)
-    dependent = depending(graph)
     for name, cache in zip(names, results[first:], strict=True):
         if cache in dependent:
             raise CaptureError(
@@ -47,14 +47,14 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
     graph.eliminate_dead_code()
 
 
-def depending(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes whose values depend on an input of the graph or on random numbers, by way of writes in place, too."""
-    found: set[torch.fx.Node] = set()
+def depending(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes whose values depend on some inputs of a graph or on random numbers, by way of writes in place, too."""
+    found = set(inputs)
     written: set[torch.fx.Node] = set()
     for node in graph.nodes:
         read = () if _of_shapes(node) else node.all_input_nodes
         again = bool(written) and any(root_of(each) in written for each in read)
-        if node.op == "placeholder" or again or not found.isdisjoint(read) or draws(node):
+        if again or not found.isdisjoint(read) or draws(node):
             found.add(node)
             written |= {root for root in written_in(node) if root not in found}
     if written:  # views that were made before that

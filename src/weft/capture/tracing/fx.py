@@ -8,7 +8,7 @@
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
   `torch.autograd._get_sequence_nr`: the next one.
 - `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
-  trace knows, and the node that made a tensor; `FakeTensor.__new__`: which tensors a trace makes.
+  trace knows, and the node that made a tensor; `FakeTensor.fake_mode`: which tensors are of a trace.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
@@ -17,8 +17,8 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
@@ -68,21 +68,11 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
-@contextmanager
-def noted_fakes(made: list[weakref.ref[torch.Tensor]]) -> Iterator[None]:
-    """While this lasts, every tensor without data that is made is noted, by a weak reference."""
-    make = FakeTensor.__new__
-
-    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        tensor = make(cls, *args, **kwargs)
-        made.append(weakref.ref(tensor))
-        return tensor
-
-    FakeTensor.__new__ = noting  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        FakeTensor.__new__ = make  # type: ignore[method-assign]
+def living_fakes(mode: FakeMode) -> list[torch.Tensor]:
+    """The tensors without data of a mode that somebody holds, also in cycles that are not collected yet."""
+    return [
+        each for each in gc.get_objects() if type(each) is FakeTensor and each.fake_mode is mode
+    ]
 
 
 def maker_in(module: torch.fx.GraphModule, tensor: torch.Tensor) -> torch.fx.Node | None:

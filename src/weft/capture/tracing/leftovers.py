@@ -11,7 +11,7 @@ import gc
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, partial
@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from weft.capture.python.caches import depending
-from weft.capture.python.numbers import LaterNumber, forget_numbers, living_numbers
-from weft.capture.tracing.fx import is_fake, maker_in, noted_fakes
+from weft.capture.python.numbers import LaterNumber, living_numbers
+from weft.capture.tracing.fx import FakeMode, is_fake, living_fakes, maker_in
 from weft.errors import CaptureError
 
 # How many containers deep a tensor is looked for, and how many of them are followed.
@@ -32,42 +32,41 @@ _LIBRARIES = ("torch", "weft", "builtins", "weakref", "_thread", "functools", "c
 
 
 class Leftovers:
-    """The tensors without data that a capture makes, by weak references."""
+    """The tensors without data that a capture makes: they are alive no longer than their mode, which each refers to."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[torch.Tensor]] = []
-        self._runs: list[tuple[torch.fx.GraphModule, set[torch.fx.Node]]] = []
+        self._mode: Callable[[], FakeMode | None] = lambda: None
+        self._module: torch.fx.GraphModule | None = None
+        self._inputs: list[torch.fx.Node] = []
+        self._dependent: set[torch.fx.Node] | None = None
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """While this lasts, tensors that are made are noted."""
-        forget_numbers()
-        with noted_fakes(self._made):
-            yield
-
-    def inputs(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tensors that the step is run on, which were made before."""
-        self._made += map(weakref.ref, tensors)
+    def begin(self, mode: FakeMode) -> None:
+        """The step is to be run on tensors of this mode."""
+        self._mode = weakref.ref(mode)
 
     def traced(self, module: torch.fx.GraphModule) -> None:
         """The step has been run, which gave this."""
-        self._runs.append((module, depending(module.graph)))
+        self._module = module
+        self._inputs = list(module.graph.find_nodes(op="placeholder"))
+
+    def dependent(self) -> set[torch.fx.Node]:
+        """The nodes of the trace that are not made of constants and shapes only."""
+        if self._dependent is None and self._module is not None:
+            self._dependent = depending(self._module.graph, self._inputs)
+        return self._dependent or set()
 
     def maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """The node that made a tensor in the last of these runs."""
-        return maker_in(self._runs[-1][0], tensor)
+        """The node of the trace that made a tensor."""
+        return None if self._module is None else maker_in(self._module, tensor)
 
     def constant(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of a run is made of constants and shapes only."""
-        for module, dependent in self._runs:
-            node = maker_in(module, tensor)
-            if node is not None:
-                return node not in dependent
-        return False
+        """Whether a tensor of the trace is made of constants and shapes only."""
+        node = self.maker(tensor)
+        return node is not None and node not in self.dependent()
 
     def drop(self) -> None:
-        """Take out what runs that count for nothing have left."""
-        self._runs.clear()
+        """Take out what a run that counts for nothing has left."""
+        self._module = self._dependent = None
         self._take_out()
 
     def read(self, module: torch.fx.GraphModule, places: Mapping[int, str]) -> bool:
@@ -104,23 +103,22 @@ class Leftovers:
                 place.text = place.name()
                 raise place.refused()
 
-    def _alive(self) -> list[torch.Tensor]:
-        return [each for each in (ref() for ref in self._made) if each is not None]
-
     def check(self, graph: torch.fx.Graph) -> None:
         """The capture is done, and `graph` is not needed any more: take out what is left in the user's objects.
 
         Raises:
             CaptureError: naming where the step keeps a tensor or number that is no cache of constants.
         """
-        for each in (graph, *(module.graph for module, _ in self._runs)):
-            forget(each)
+        for each in (graph, *([self._module.graph] if self._module else [])):
+            for node in each.nodes:
+                node.meta.clear()
         found = [each for each in self._take_out() if not each.cache]
         if found:
             raise found[0].refused()
 
     def _take_out(self) -> list[_Place]:
-        alive = self._alive()
+        mode = self._mode()
+        alive = living_fakes(mode) if mode is not None else []
         if not alive:
             return []
         places = _places(alive)
@@ -138,12 +136,6 @@ def nothing_left() -> Iterator[Leftovers]:
     except BaseException:
         left._take_out()
         raise
-
-
-def forget(graph: torch.fx.Graph) -> None:
-    """Drop the tensors that a graph's nodes note."""
-    for node in graph.nodes:
-        node.meta.clear()
 
 
 @dataclass(eq=False)

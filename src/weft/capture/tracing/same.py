@@ -67,8 +67,9 @@ class _Values:
 
     def filled(self) -> _Values:
         """With the numbers of all nodes."""
-        dependent = depending(self.module.graph)
-        for place, node in enumerate(self.module.graph.nodes):
+        graph = self.module.graph
+        dependent = depending(graph, graph.find_nodes(op="placeholder"))
+        for place, node in enumerate(graph.nodes):
             if node.op == "placeholder":
                 self.numbers[node] = self._number(("input", place))
             elif node.op == "get_attr":

@@ -24,6 +24,7 @@ from weft.capture.python.caches import take_caches
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
+from weft.capture.python.numbers import forget_numbers
 from weft.capture.python.recorder import Counted, Recorder
 from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.spies import spied
@@ -40,7 +41,7 @@ from weft.capture.tracing.fx import (
     trace,
     trace_like,
 )
-from weft.capture.tracing.leftovers import Leftovers, forget
+from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import lent, write_replaced
 from weft.capture.tracing.locations import (
     LinesNoted,
@@ -134,13 +135,13 @@ def trace_step(
     """
     mode = fake_mode()
     left = left or Leftovers()
+    left.begin(mode)
     table = {**fallback(), **decompositions()}
 
     def begin() -> tuple[_Step, Any]:
         cast = casts or Casts(device=device)
         step = _Step(model, loss_fn, variables, batch, training, cast, left, apart)
         inputs = _fakes(variables, example, mode, device, training)
-        left.inputs(each for part in inputs for each in part)
         return step, inputs
 
     def alike(step: _Step, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
@@ -153,7 +154,8 @@ def trace_step(
     assert traced is not None  # `_trace` raises
     module, step, inputs = traced
     found = Skeletons(skeleton(module.graph))
-    take_caches(module.graph, step.caches)
+    if step.caches:
+        take_caches(module.graph, step.caches, left.dependent())
     copies = noted_copies(module.graph)
     locate(module.graph)
     check_ops(module.graph, copies)
@@ -164,7 +166,6 @@ def trace_step(
     plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
     if plain is not module:
         found = replace(found, functional=skeleton(plain.graph))
-        forget(module.graph)
     assert step.outputs is not None  # set by running it
     return Traced(
         plain.graph,
@@ -244,9 +245,9 @@ def _traced_again(
 @contextmanager
 def _running(step: _Step) -> Iterator[None]:
     """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
+    forget_numbers()
     with (
         hints_recorded(),
-        step.left.noting(),
         step.recorder.recording(),
         module_paths_noted(step.model),
         labels_ignored(),
