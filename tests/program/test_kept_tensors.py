@@ -265,6 +265,75 @@ def test_tensors_of_the_last_step_are_refused(form: Callable[[], Any], named: st
     assert exchange(torch.zeros(())) is None
 
 
+class Filled(nn.Linear):
+    """Fills an empty buffer in its first forward."""
+
+    def __init__(self, fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(3, 2)
+        self.fill = fill
+        self.register_buffer("scale", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = self.fill(x)
+        return super().forward(x) * self.scale
+
+
+def filled_in_place(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(2)
+    made[:1].copy_(x.mean())
+    return made
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [lambda x: x.detach().mean(), filled_in_place, lambda x: torch.rand(2)],
+    ids=["batch", "in place", "random"],
+)
+def test_an_empty_buffer_that_is_filled_by_more_than_constants_is_refused(fill: Any) -> None:
+    torch.manual_seed(0)
+    model = Filled(fill)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with weft.local_world(2), pytest.raises(CaptureError, match="keeps in scale a tensor"):
+        weft.compile(model, base, optimizer, batch(), placement=weft.placement("cpu", [0, 1]))
+    assert model.scale is None
+
+
+def test_an_empty_buffer_that_is_filled_by_constants() -> None:
+    model = Filled(lambda x: torch.full((2,), float(x.shape[1])))
+    plain = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
+    ranks = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+        program = weft.compile(model, base, ours, batch(), placement=ranks)
+        for seed in range(3):
+            loss = base(plain, batch(seed=seed))
+            loss.backward()  # type: ignore[no-untyped-call]
+            theirs.step()
+            theirs.zero_grad()
+            torch.testing.assert_close(program.step(batch(seed=seed)), loss.detach())
+        program.close()
+
+
+@pytest.mark.parametrize("form", ["flag", "kept"])
+def test_what_only_the_first_step_does_is_refused(form: str) -> None:
+    held: dict[str, Any] = {"first": None}
+
+    def loss_fn(model: Any, given: Any) -> torch.Tensor:
+        loss = base(model, given)
+        if form == "flag" and not hasattr(model, "ready"):
+            model.ready = True
+            return loss * 2
+        if form == "kept" and held["first"] is None:
+            held["first"] = loss.detach()
+            return loss * 2
+        return loss
+
+    named = {"flag": "changes ready from not there to True", "kept": "keeps a tensor in held"}
+    with weft.local_world(2), pytest.raises(CaptureError, match=named[form]):
+        made(loss_fn)
+
+
 def test_what_a_hook_hands_to_the_same_step_may_be_kept() -> None:
     features: dict[str, torch.Tensor] = {}
 
