@@ -32,7 +32,7 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 @contextmanager
 def restored(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
-) -> Iterator[Snapshot]:
+) -> Iterator[Writable]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
     That is: attributes of modules and containers in them; variables of closures, globals, attributes of classes and
@@ -43,14 +43,14 @@ def restored(
         everything: for a step that runs with data: containers and globals get back whatever was
             there.
     """
-    before = Snapshot(model, function)
+    before = Writable(model, function)
     try:
         yield before
     finally:
         before.put_back(everything)
 
 
-class Snapshot:
+class Writable:
     """What a step may write to, and what is there before it."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
