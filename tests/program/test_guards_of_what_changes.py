@@ -266,9 +266,8 @@ def only_written(kind: str) -> Loss:
             held["members"].add(len(held))
             held["array"][0] += 1
         else:
-            held["last"], held["number"], held["n"] = found.detach(), found.item(), found.item()
+            held["last"] = found.detach()
             held["log"].append(found.detach())
-            loss.number = found.item()  # type: ignore[attr-defined]
         return found * next(iter([2.0]))
 
     return loss

@@ -19,6 +19,7 @@ from weft.capture.precision import Casts
 from weft.capture.python.numbers import all_refused
 from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
+from weft.capture.tracing.leftovers import nothing_left
 from weft.capture.tracing.trace import (
     LossFunction,
     ModelTensors,
@@ -117,7 +118,7 @@ def capture(
     batch = describe_batch(example_batch)
     optimizers = optimizers_of(optimizer)
     check_hyperparameters(optimizers)
-    with _lock:
+    with _lock, nothing_left() as left:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
         with all_refused(), torch.autocast(device_type, enabled=False):
@@ -133,14 +134,16 @@ def capture(
                 apart,
                 like.skeletons if like else None,
                 changing,
+                left,
             )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = (
             update_rules(optimizers, variables.parameters, groups, masters) if optimizers else {}
         )
         rules = with_states_of(rules, like.rules if like else {})
-    boundary = _boundary(variables, batch, traced, rules)
-    graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
+        boundary = _boundary(variables, batch, traced, rules)
+        graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
+        left.check(traced.graph)
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
     used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
     constants = {key: tensor for key, tensor in constants.items() if key in used}

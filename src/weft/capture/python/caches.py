@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.fx.graph import CodeGen
 
+from weft.capture.tracing.fx import root_of, written_in
 from weft.errors import CaptureError
 
 # Ops that take no value from their operand, only its shape and dtype.
 _KINDS = ("zeros", "ones", "full", "empty")
 _OF_SHAPES = frozenset([f"new_{kind}" for kind in _KINDS] + [f"{kind}_like" for kind in _KINDS])
+_DRAWS = "weft.uniform.default"
 
 
-def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
+def take_caches(
+    graph: torch.fx.Graph, names: Sequence[str], dependent: Collection[torch.fx.Node]
+) -> None:
     """Take the last outputs of a trace, which are what the step keeps, out of it.
 
     A cache that is made of nothing but constants, such as positions, is the same in every step; the
@@ -23,37 +27,49 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
     Args:
         graph: whose output is a list; its last entries are caches.
         names: of the caches, as the user knows them.
+        dependent: nodes that are made of more than constants (`depending`).
 
     Raises:
-        CaptureError: naming a cache that depends on the batch or on variables.
+        CaptureError: naming a cache that depends on the batch, on variables or on random numbers.
     """
-    if not names:
-        return
     output = next(iter(reversed(graph.nodes)))
     results = list(output.args[0])
     first = len(results) - len(names)
     for name, cache in zip(names, results[first:], strict=True):
-        if isinstance(cache, torch.fx.Node) and _depends(cache):
+        if cache in dependent:
             raise CaptureError(
-                f"the step keeps in {name} a tensor that depends on the batch or on the model's tensors, for the next "
-                "step to read: captured once, it would be made anew in every step. Register a buffer of its shape, "
-                "and write it there"
+                f"the step keeps in {name} a tensor that depends on the batch, on the model's tensors or on random "
+                "numbers, for the next step to read: captured once, it would be made anew in every step. Register a "
+                "buffer of its shape, and write it there"
             )
     output.args = (results[:first],)
     graph.set_codegen(CodeGen())  # the other one checks how many results there are
     graph.eliminate_dead_code()
 
 
-def _depends(cache: torch.fx.Node) -> bool:
-    """True where a value depends on an input of the graph."""
-    waiting, seen = [cache], set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "placeholder":
-            return True
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        waiting += () if name in _OF_SHAPES else node.all_input_nodes
-    return False
+def depending(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes whose values depend on some inputs of a graph or on random numbers, by way of writes in place, too."""
+    found = set(inputs)
+    written: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        read = () if _of_shapes(node) else node.all_input_nodes
+        again = bool(written) and any(root_of(each) in written for each in read)
+        if again or not found.isdisjoint(read) or draws(node):
+            found.add(node)
+            written |= {root for root in written_in(node) if root not in found}
+    if written:  # views that were made before that
+        found |= {node for node in graph.nodes if root_of(node) in written}
+    return found
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """True where a node gives random numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    seeded = torch.Tag.nondeterministic_seeded in node.target.tags
+    return seeded or str(node.target) == _DRAWS
+
+
+def _of_shapes(node: torch.fx.Node) -> bool:
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return name in _OF_SHAPES

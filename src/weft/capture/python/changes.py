@@ -69,6 +69,14 @@ def depends_on(changes: Sequence[Entry]) -> CaptureError:
     )
 
 
+def keeps(place: str) -> CaptureError:
+    """The error for a step that is another one after it has kept a tensor in `place`."""
+    return CaptureError(
+        f"the step keeps a tensor in {place}, and run again from there it is another step, as one that does something "
+        "the first time only: captured once, it would do so every time. Do that before, outside of the step"
+    )
+
+
 def _words(entry: Entry) -> str:
     if isinstance(entry.space, Content):
         return entry.text

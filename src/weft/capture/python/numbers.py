@@ -7,6 +7,7 @@ else is done with it. A truth test of it is that of the tensor, which may be a c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, final
@@ -31,7 +32,7 @@ class LaterNumber:
     the way that it goes with the number.
     """
 
-    __slots__ = ("_op", "_tensor")
+    __slots__ = ("__weakref__", "_op", "_tensor")
 
     def __init__(self, tensor: Tensor, op: str) -> None:
         self._tensor = tensor
@@ -85,9 +86,24 @@ def tensor_of(number: Any) -> Tensor:
     return found
 
 
+_noted: list[weakref.ref[LaterNumber]] = []
+
+
+def forget_numbers() -> None:
+    """Begin to note those that are made anew."""
+    _noted.clear()
+
+
+def living_numbers() -> list[LaterNumber]:
+    """The noted ones that somebody holds."""
+    return [each for each in (ref() for ref in _noted) if each is not None]
+
+
 def _later(tensor: Tensor, op: str) -> LaterNumber:
     # A copy, as the tensor may be written before the step ends.
-    return LaterNumber(tensor.detach().reshape(()).clone(), op)
+    number = LaterNumber(tensor.detach().reshape(()).clone(), op)
+    _noted.append(weakref.ref(number))
+    return number
 
 
 def _item(self: Tensor) -> Any:

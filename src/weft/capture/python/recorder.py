@@ -245,8 +245,10 @@ class PythonRecorder:
         parts = [part for part in _parts_of(module) if name in part]
         if not parts:
             self.inherited(module, vars(module), name, self._paths[id(module)])
-        for part in parts if id(module) in self._others else ():
-            self.add(Entry(part, name, part[name], self._text(module, name)))
+        for part in parts:
+            empty = part[name] is None  # which the step may fill
+            if empty or id(module) in self._others:
+                self.add(Entry(part, name, part[name], self._text(module, name)), read=empty)
 
     def inherited(self, owner: Any, own: dict[str, Any], name: str, text: str) -> None:
         """An attribute that was read of an object's class, that of the class, and that the object has none.

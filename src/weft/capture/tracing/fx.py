@@ -8,7 +8,7 @@
 - `Node._sequence_nr` of autograd's nodes: the same number, seen from the backward;
   `torch.autograd._get_sequence_nr`: the next one.
 - `get_proxy_mode`, `get_proxy_slot` and the proxy's `constant`; `FakeTensor.constant`: values that a
-  trace knows.
+  trace knows, and the node that made a tensor; `FakeTensor.fake_mode`: which tensors are of a trace.
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -29,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.ops.decompositions import Decompositions
-from weft.capture.tracing.retrace import Skeleton, retrace
+from weft.capture.tracing.retrace import MAKER, Skeleton, retrace
 
 FakeMode: TypeAlias = FakeTensorMode
 
@@ -67,6 +68,19 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def living_fakes(mode: FakeMode) -> list[torch.Tensor]:
+    """The tensors without data of a mode that somebody holds, also in cycles that are not collected yet."""
+    return [
+        each for each in gc.get_objects() if type(each) is FakeTensor and each.fake_mode is mode
+    ]
+
+
+def maker_in(module: torch.fx.GraphModule, tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that made a tensor without data, of what `trace` or `trace_like` gave; None when it was none."""
+    found: torch.fx.Node | None = module.meta[MAKER](tensor)
+    return found
+
+
 def is_known(tensor: torch.Tensor) -> bool:
     """True where a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
     if not is_fake(tensor):
@@ -81,19 +95,32 @@ def trace(
     function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
 ) -> torch.fx.GraphModule:
     """Run `function(inputs)` on fake tensors and record every ATen op below autograd."""
+    tracers: list[Any] = []
+
+    def noting_tracer(given: Any) -> Any:
+        tracers.append(get_proxy_mode().tracer)  # type: ignore[union-attr]
+        return function(given)
+
     tracer = make_fx(
-        function,
+        noting_tracer,
         decomposition_table=dict(table),
         tracing_mode="real",
         _allow_non_fake_inputs=True,
     )
     meta_kept = torch.fx.traceback.preserve_node_meta()
     with mode, _NoOutsideWrites(), meta_kept, _own_notes(), _same_everywhere():
-        return tracer(inputs)
+        module = tracer(inputs)
+
+    def maker(tensor: torch.Tensor) -> torch.fx.Node | None:
+        proxy = get_proxy_slot(tensor, tracers[-1], None, lambda found: found.proxy)
+        return None if proxy is None else proxy.node
+
+    module.meta[MAKER] = maker
+    return module
 
 
 def trace_like(
-    like: Skeleton,
+    like: Skeleton | None,
     function: Callable[[Any], Any],
     inputs: Any,
     mode: FakeMode,
@@ -101,7 +128,8 @@ def trace_like(
 ) -> torch.fx.GraphModule | None:
     """The graph that `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
 
-    It refuses nothing: what writes a tensor of elsewhere did so in the other trace, too.
+    Where it is only to be compared with another light trace, `like` is None. It refuses nothing: what writes a
+    tensor of elsewhere did so in the other trace, too.
     """
     meta_kept = torch.fx.traceback.preserve_node_meta()
     with mode, meta_kept, _own_notes(), _same_everywhere():
@@ -174,8 +202,8 @@ def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
-    """True where a copy in place of a view would not do: it, or the tensor that it views, is written behind it."""
-    roots = copy, _root(copy.args[0])  # type: ignore[arg-type]
+    """True where a copy in place of a view would not do: it, or what it was made of, is written behind it."""
+    roots = copy, root_of(copy.args[0])  # type: ignore[arg-type]
     return any(_written_after(graph, copy, root) for root in roots)
 
 
@@ -184,17 +212,19 @@ def _written_after(
 ) -> bool:
     """True where anything behind a node writes to the tensor that it looks at, or to another one."""
     nodes = list(graph.nodes)
-    root = _root(view) if of is None else of
-    writers = (
-        node
-        for node in nodes[nodes.index(view) + 1 :]
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-    )
-    written = (one for node in writers for one in _written(node.target, node.args, node.kwargs))
-    return any(isinstance(one, torch.fx.Node) and _root(one) is root for one in written)
+    root = root_of(view) if of is None else of
+    return any(root in written_in(node) for node in nodes[nodes.index(view) + 1 :])
 
 
-def _root(node: torch.fx.Node) -> torch.fx.Node:
+def written_in(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that made the tensors to which a node writes in place."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    written = _written(node.target, node.args, node.kwargs)
+    return [root_of(one) for one in written if isinstance(one, torch.fx.Node)]
+
+
+def root_of(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory a node looks at, behind views and writes in place."""
     while isinstance(node.target, torch._ops.OpOverload):
         aliases = any(result.alias_info for result in node.target._schema.returns)

@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+# Under which `meta` of a graph's module there is what tells the node that made a tensor.
+MAKER = "weft.maker"
 # Of each node in order: its kind, its op, and the numbers of the nodes that it reads.
 Skeleton: TypeAlias = tuple[tuple[str, Any, tuple[int, ...]], ...]
 _aten = torch.ops.aten
@@ -52,7 +54,7 @@ def retrace(
     function: Callable[..., Any],
     inputs: tuple[Any, ...],
     table: Mapping[Any, Callable[..., Any]],
-    like: Skeleton,
+    like: Skeleton | None,
 ) -> torch.fx.GraphModule | None:
     """The graph of `make_fx(function, table)(*inputs)`, recorded lightly; None when it is not like the first trace.
 
@@ -60,18 +62,21 @@ def retrace(
         function: to be run; anew by `make_fx` when this gives None.
         inputs: nests of fake tensors.
         table: decompositions.
-        like: of what `make_fx` gave for other shapes.
+        like: of what `make_fx` gave for other shapes; None where it is not to be compared, and may read tensors
+            without data of elsewhere.
     """
-    light = _Light(table)
+    light = _Light(table, like is None)
     try:
         with _as_traced(), light:
             result = function(*light.take(inputs))
         light.end(result)
     except Exception:
         return None
-    if skeleton(light.graph) != like:
+    if like is not None and skeleton(light.graph) != like:
         return None
-    return _LazyGraphModule(light.root, light.graph)
+    module = _LazyGraphModule(light.root, light.graph)
+    module.meta[MAKER] = light.maker()
+    return module
 
 
 @contextmanager
@@ -101,8 +106,10 @@ class _Light(TorchDispatchMode):
         root: holds the tensors of elsewhere that it reads.
     """
 
-    def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, table: Mapping[Any, Callable[..., Any]], kept: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # Whether tensors without data may come from elsewhere.
+        self._kept = kept
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self._table = table
@@ -122,6 +129,11 @@ class _Light(TorchDispatchMode):
     def end(self, result: Any) -> None:
         """The function has returned a list of tensors."""
         self.graph.output(self._operand(result))
+
+    def maker(self) -> Callable[[torch.Tensor], torch.fx.Node | None]:
+        """Gives the node that made a tensor which is still there; it keeps none of them alive."""
+        nodes, fresh = {key: node for key, (node, _) in self._nodes.items()}, self._fresh
+        return lambda tensor: nodes.get(id(tensor)) or fresh.get(tensor)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Backward formulas of C++ say None where `make_fx` finds nothing, which is the same.
@@ -171,7 +183,7 @@ class _Light(TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         """A tensor of elsewhere."""
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in _PLAIN and not (self._kept and isinstance(tensor, FakeTensor)):
             raise _NotLight
         name = self._outside.get(id(tensor))
         if name is None:

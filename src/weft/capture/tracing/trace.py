@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -27,13 +27,15 @@ from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import take_caches
-from weft.capture.python.changes import depends_on
+from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
+from weft.capture.python.numbers import forget_numbers
 from weft.capture.python.recorder import Counted, PythonRecorder
 from weft.capture.python.rewrites import Rewritten
 from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
+from weft.capture.tracing.before import restored
 from weft.capture.tracing.fx import (
     FakeMode,
     fake_mode,
@@ -45,7 +47,8 @@ from weft.capture.tracing.fx import (
     trace,
     trace_like,
 )
-from weft.capture.tracing.lending import lent, restored, write_replaced
+from weft.capture.tracing.leftovers import Leftovers
+from weft.capture.tracing.lending import lent, write_replaced
 from weft.capture.tracing.locations import (
     LinesNoted,
     backward_noted,
@@ -60,6 +63,12 @@ from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]
+# Gives a new step and its inputs.
+_Begin: TypeAlias = "Callable[[], tuple[_Step, Any]]"
+# Traces a step, given its inputs and whether it is run once more; None where it cannot.
+_Run: TypeAlias = "Callable[[_Step, Any, bool], torch.fx.GraphModule | None]"
+# What it gives, with the step and its inputs.
+_Found: TypeAlias = "tuple[torch.fx.GraphModule, _Step, Any]"
 
 
 @final
@@ -126,44 +135,45 @@ def trace_step(
     apart: Collection[str] = (),
     like: Skeletons | None = None,
     changing: Sequence[Entry] = (),
+    left: Leftovers | None = None,
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
     Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
     shapes it is quicker, where this one is like that. Numbers in the places `changing` become constants that are
-    written before every step, where the step counts with them.
+    written before every step, where the step counts with them. Tensors without data that it leaves somewhere are
+    noted in `left`.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
+    left = left or Leftovers()
+    left.begin(mode)
+    table = {**fallback(), **decompositions()}
 
     def begin(numbers: ChangingNumbers | None = None) -> tuple[_Step, Any]:
         cast = casts or Casts(device=device)
-        step = _Step(model, loss_fn, variables, batch, training, cast, apart, numbers)
-        return step, _fakes(variables, example, mode, device, training)
+        step = _Step(model, loss_fn, variables, batch, training, cast, left, apart, numbers)
+        inputs = _fakes(variables, example, mode, device, training)
+        return step, inputs
 
-    step, inputs = begin()
-    table = {**fallback(), **decompositions()}
-    module = None
-    if like is not None:
+    def alike(step: _Step, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
+        return trace_like(None if again or not like else like.step, step, inputs, mode, table)
 
-        def alike(step: _Step, inputs: Any) -> torch.fx.GraphModule | None:
-            return trace_like(like.step, step, inputs, mode, table)
+    def wholly(step: _Step, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
+        return _trace(step, inputs, mode, table)
 
-        module = _traced(alike, step, inputs, begin)
-        step, inputs = (step, inputs) if module else begin()
-    if module is None:
-        module = _traced(lambda one, given: _trace(one, given, mode, table), step, inputs, begin)
-    assert module is not None  # `_trace` raises
-    if step.made:
-        _check_made(step.made, begin, mode, table)
+    traced = (_traced(alike, begin) if like else None) or _traced(wholly, begin)
+    assert traced is not None  # `_trace` raises
     numbers = ChangingNumbers(changing)
     if numbers.entries:
-        step, module = _with_numbers(numbers, (step, module), begin, mode, table)
+        traced = _with_numbers(numbers, traced, begin, wholly)
+    module, step, inputs = traced
     found = Skeletons(skeleton(module.graph))
-    take_caches(module.graph, step.caches)
+    if step.caches:
+        take_caches(module.graph, step.caches, left.dependent())
     copies = noted_copies(module.graph)
     locate(module.graph)
     check_ops(module.graph, copies)
@@ -192,49 +202,73 @@ def trace_step(
     )
 
 
-def _traced(
-    run: Callable[[_Step, Any], torch.fx.GraphModule | None],
-    step: _Step,
-    inputs: Any,
-    begin: Callable[[], tuple[_Step, Any]],
-) -> torch.fx.GraphModule | None:
-    """Trace `run(step, inputs)`; afterwards everything that the step wrote is as it was.
+def _traced(run: _Run, begin: _Begin) -> _Found | None:
+    """The trace of a step, with the step and its inputs; None where `run` finds none. What the step wrote is put back.
 
-    A step that has changed a value of Python which it could have read is traced once more, from there: only where
-    that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
+    A step that has changed a value of Python which it could have read, or has kept a tensor outside of the model, is
+    traced once more, from there: only where that gives the same graph, every step is the one that was captured.
 
     Raises:
-        CaptureError: naming what the step changes, where that makes another step of it.
+        CaptureError: naming what the step changes or keeps, where that makes another step of it.
     """
-    with restored(step.model, step.loss_fn) as tensors_back:
+    step, inputs = begin()
+    with restored(step.model, step.loss_fn) as before:
         with _running(step):
-            module = run(step, inputs)
-        changes = step.recorder.changes() if module is not None else []
-        if module is None or not changes:
-            return module
-        refused = depends_on(changes)
-        tensors_back()
-        with spied(changes) as reads:
-            again, others = begin()
-            try:
-                with _running(again):
-                    other = run(again, others)
-            except Exception as error:
-                if step.caches and not reads:  # the step misses those beside what it has changed
-                    return module
-                raise refused from error
-        if (
-            other is None and step.caches and not reads
-        ):  # the same of a light trace, which raises nothing
-            return module
-        if reads or other is None or not same_graph(module, other) or again.outputs != step.outputs:
-            raise refused
+            module = run(step, inputs, False)
+        if module is not None:
+            step.left.traced(module)
+            changes = step.recorder.changes()
+            kept = before.kept()
+            if changes or kept or step.made:
+                module = _traced_again(run, begin, step, module, changes, kept)
+    if module is None:
+        step.left.drop()
+        return None
+    return module, step, inputs
+
+
+def _traced_again(
+    run: _Run,
+    begin: _Begin,
+    step: _Step,
+    module: torch.fx.GraphModule,
+    changes: list[Entry],
+    kept: Mapping[int, str],
+) -> torch.fx.GraphModule | None:
+    """`module`, where the step gives it once more from what it has left; None where `run` finds nothing then.
+
+    Numbers of the `changes` are counted on, and may not be read; of what the step has kept it may read what is made
+    of constants and shapes, which each step makes anew.
+    """
+    changed = [*changes, *(replace(each, value=MISSING) for each in step.made)]
+    refused = depends_on(changed) if changed else keeps(next(iter(kept.values())))
+    with spied(changes) as reads:
+        again, inputs = begin()
+        try:
+            with _running(again):
+                other = run(again, inputs, True)
+        except Counted:
+            raise
+        except Exception as error:
+            raise refused from error
+    if reads:
+        raise refused
+    if other is None:
+        return None
+    cached = step.left.read(other, kept)
+    if not changes and cached:
+        return module
+    results = len(step.output_keys) + len(step.gradients)
+    same = same_graph(module, other, step.left.maker, results)
+    if not same or again.outputs != step.outputs:
+        raise refused
     return module
 
 
 @contextmanager
 def _running(step: _Step) -> Iterator[None]:
     """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
+    forget_numbers()
     with (
         hints_recorded(),
         step.recorder.recording(),
@@ -247,51 +281,29 @@ def _running(step: _Step) -> Iterator[None]:
         if not step.training:
             step.model.eval()
         yield
-
-
-def _check_made(
-    made: Sequence[Entry], begin: Callable[[], Any], mode: FakeMode, table: Any
-) -> None:
-    """Check that the step leaves numbers alone which it has made itself: run once more with them, it may not count up.
-
-    Raises:
-        CaptureError: naming a number that changes.
-    """
-    before = [(each.space, each.name, each.space.get(each.name, MISSING)) for each in made]
-    for each in made:
-        each.space[each.name] = each.value
-    try:
-        step, inputs = begin()
-        with restored(step.model, step.loss_fn), _running(step):
-            _trace(step, inputs, mode, table)
-    except Counted:
-        raise
-    except WeftError:
-        pass  # without what it has made else, such as a cache
-    finally:
-        for space, name, value in before:
-            space.pop(name, None)
-            if value is not MISSING:
-                space[name] = value
+        step.left.numbers()
 
 
 def _with_numbers(
     numbers: ChangingNumbers,
-    plain: tuple[_Step, torch.fx.GraphModule],
+    plain: _Found,
     begin: Callable[[ChangingNumbers], tuple[_Step, Any]],
-    mode: FakeMode,
-    table: Any,
-) -> tuple[_Step, torch.fx.GraphModule]:
-    """The step that takes some numbers from tensors, where it is that which was traced with the numbers; else that."""
-    with restored(plain[0].model, plain[0].loss_fn), numbers.placed():
+    run: _Run,
+) -> _Found:
+    """The trace of a step that takes some numbers from tensors, where it is like `plain`; else that."""
+    module, before, _ = plain
+    with restored(before.model, before.loss_fn), numbers.placed():
         step, inputs = begin(numbers)
         try:
             with _running(step):
-                module = _trace(step, inputs, mode, table)
+                other = run(step, inputs, True)
         except Exception:  # something takes numbers only
             return plain
     now = {key: plain_number(number) for key, (_, number) in numbers.tensors.items()}
-    return (step, module) if same_but_for(plain[1], module, now) else plain
+    if other is None or not same_but_for(module, other, now):
+        return plain
+    step.left.traced(other)
+    return other, step, inputs
 
 
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
@@ -332,6 +344,7 @@ class _Step:
         batch: BatchSpec,
         training: bool,
         casts: Casts,
+        left: Leftovers,
         apart: Collection[str] = (),
         numbers: ChangingNumbers | None = None,
     ) -> None:
@@ -347,6 +360,7 @@ class _Step:
         self.made: list[Entry] = []
         self.caches: tuple[str, ...] = ()
         self.casts = casts
+        self.left = left
         self.apart = apart
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()

@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
-from weft.capture.tracing.lending import lent, restored, write_replaced
+from weft.capture.tracing.before import restored
+from weft.capture.tracing.lending import lent, write_replaced
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.program.live.holds import named_variables

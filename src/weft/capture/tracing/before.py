@@ -1,0 +1,228 @@
+"""The places that a step may write to, put back after a run: of the model, and of what the loss function names."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import nn
+
+from weft.capture.numbers.changing import is_changing
+from weft.capture.python.numbers import is_later
+from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
+from weft.capture.python.spies import is_spy
+from weft.capture.tracing.fx import is_fake
+
+# How far from the model and the loss function it is looked for what they may write, and in how large containers.
+_DEPTH, _MANY = 4, 10_000
+_CONTAINERS = (dict, list, set, deque)
+_MISSING = object()
+# Into whose classes no step writes.
+_LIBRARIES = frozenset(
+    ["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"]
+)
+# Objects of these are other threads' too.
+_SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "torch.utils.data")
+_Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
+
+
+@contextmanager
+def restored(
+    model: nn.Module, function: Callable[..., Any], everything: bool = False
+) -> Iterator[Writable]:
+    """Afterwards, errors included, all that `model` and `function` hold is what it was before.
+
+    That is: attributes of modules and containers in them; variables of closures, globals, attributes of classes and
+    functions, and other containers where a tensor without data is now (a cache, a list of losses).
+
+    Args:
+        model, function: of a step.
+        everything: for a step that runs with data: containers and globals get back whatever was
+            there.
+    """
+    before = Writable(model, function)
+    try:
+        yield before
+    finally:
+        before.put_back(everything)
+
+
+@final
+class Writable:
+    """All that a step may write to, with what is there before it."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        functions = user_functions(function, model)
+        self._names = [
+            (*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)
+        ]
+        self._cells = [
+            (f"{name} in the closure of {f.__qualname__}", cell, cell.cell_contents)
+            for f in functions
+            for name, cell in cells_of(f)
+        ]
+        self._bound = list(bound_to(function))
+        named = [*self._bound, *(each[-1] for each in (*self._cells, *self._names))]
+        self._owners = [(owner, dict(vars(owner))) for owner in _owners([*named, *functions])]
+        roots = [value for text, value in self._places()]
+        self._own = _kept([model])
+        self._others = _kept(roots)
+
+    def kept(self) -> dict[int, str]:
+        """Tensors without data that places outside of the model hold now, by id: the names of the places."""
+        found: dict[int, str] = {}
+        if not any(holds_fakes(container) for container, _ in self._others):
+            places = [(text, value) for text, value in self._places() if holds_fakes(value)]
+        else:
+            places = list(self._places())
+        for text, value in places:
+            for each in (value, *_reached([value])):
+                found.update({id(x): text for x in _fakes_in(each) if id(x) not in found})
+        return found
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        """Everything that is named outside of the model, as it is now."""
+        for owner, _ in self._owners:
+            for name, value in list(vars(owner).items()):
+                yield f"{owner.__qualname__}.{name}", value
+        for space, name, _ in self._names:
+            yield f"the global {name}", space.get(name)
+        for text, cell, _ in self._cells:
+            yield text, cell.cell_contents
+        for each in self._bound:
+            yield type(each).__name__, each
+        yield from _defaults([owner for owner, _ in self._owners])
+
+    def put_back(self, everything: bool) -> None:
+        """Put back what was there: in the model all, elsewhere where fakes are now, or `everything`."""
+        for container, before in self._own:
+            _put_back(container, before)
+        for container, before in self._others:
+            if everything or holds_fakes(container):
+                _put_back(container, before)
+        for owner, space in self._owners:
+            _reset(owner, space, everything)
+        for space, name, value in self._names:
+            _set(space, name, value, everything)
+        for _, cell, content in self._cells:
+            cell.cell_contents = content
+
+
+def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
+    """Every container that a step may write to below `roots`, and what it holds now."""
+    return [(each, _copy(each)) for each in _reached(roots)]
+
+
+def holds_fakes(value: Any) -> bool:
+    """True where a value is, or a container holds, a tensor without data, or what stands for a number."""
+    return next(_fakes_in(value), None) is not None
+
+
+def _fakes_in(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """The tensors without data, and what stands for numbers, that a value is or a container holds."""
+    if any(stands(value) for stands in (is_fake, is_later, is_spy, is_changing)):
+        yield value
+    elif depth and isinstance(value, (*_CONTAINERS, tuple)) and len(value) < _MANY:
+        for part in list(value.values() if isinstance(value, dict) else value):
+            yield from _fakes_in(part, depth - 1)
+
+
+def _owners(named: Sequence[Any]) -> list[Any]:
+    """The user's functions and classes among what a step names, and the classes of its objects."""
+    found: dict[int, Any] = {}
+    for each in named:
+        if isinstance(each, types.FunctionType):
+            found[id(each)] = each
+            continue
+        each = each.__self__ if isinstance(each, types.MethodType) else each
+        for cls in each.__mro__ if isinstance(each, type) else type(each).__mro__:
+            if cls.__module__.partition(".")[0] not in _LIBRARIES:
+                found[id(cls)] = cls
+    return list(found.values())
+
+
+def _defaults(owners: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The values of the default arguments of functions, those of classes included, with their name."""
+    plain = (getattr(x, "__func__", x) for owner in owners for x in (owner, *vars(owner).values()))
+    for each in plain:
+        if isinstance(each, types.FunctionType):
+            for value in (*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()):
+                yield f"a default argument of {each.__qualname__}", value
+
+
+def _reset(owner: Any, before: Mapping[str, Any], everything: bool) -> None:
+    """Give a class or function its attributes back, where a tensor without data is now, or `everything`."""
+    for name, value in dict(vars(owner)).items():
+        then = before.get(name, _MISSING)
+        if value is then or not (everything or holds_fakes(value)):
+            continue
+        if then is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, then)
+    for name in before.keys() - vars(owner).keys() if everything else ():
+        setattr(owner, name, before[name])
+
+
+def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
+    """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
+    if value is _MISSING:
+        if name in space and (everything or holds_fakes(space[name])):
+            del space[name]
+    elif space.get(name, _MISSING) is not value:
+        space[name] = value
+
+
+def _reached(roots: Sequence[Any]) -> list[_Container]:
+    """Every container that a step may write to, once: attributes as dicts, and what lies in them."""
+    found: dict[int, _Container] = {}
+    waiting = [(each, _DEPTH) for each in roots if _may_hold(each)]
+    seen: set[int] = set()
+    while waiting:
+        each, depth = waiting.pop()
+        if id(each) in seen or not depth:
+            continue
+        seen.add(id(each))
+        if isinstance(each, nn.Module):
+            waiting += [(vars(module), _DEPTH) for module in each.modules()]
+        elif isinstance(each, _CONTAINERS):
+            found[id(each)] = each
+            parts = list(each.values() if isinstance(each, dict) else each)
+            waiting += [(x, depth - 1) for x in parts if len(parts) < _MANY and _may_hold(x)]
+        else:
+            waiting.append((vars(each), depth))
+    return list(found.values())
+
+
+def _may_hold(each: Any) -> bool:
+    """True where a step can put something into it: a container, or an object of a user's class."""
+    if isinstance(each, _CONTAINERS):
+        return True
+    if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):
+        return False
+    if type(each).__module__.startswith(_SHARED):
+        return False
+    return isinstance(getattr(each, "__dict__", None), dict)
+
+
+def _copy(container: _Container) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _put_back(container: Any, before: Any) -> None:
+    now = _copy(container)
+    if isinstance(container, dict):
+        same = now.keys() == before.keys() and all(now[name] is before[name] for name in now)
+    else:
+        same = len(now) == len(before) and all(map(_is, now, before))
+    if not same:
+        container.clear()
+        (container.extend if isinstance(container, list | deque) else container.update)(before)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
