@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from weft.compiler import pipeline
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.alike import match
-from weft.compiler.layouts.deduce import Hints
 from weft.compiler.local.overlap_worth import Cut
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph

@@ -12,10 +12,11 @@ import pytest
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.assignment import Assignment
+from weft.compiler.hints import Hints
 from weft.compiler.layouts import descent as deduce_descent
 from weft.compiler.layouts.box import renamed
 from weft.compiler.layouts.boxing_costs import BoxingCosts
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.intent import uses
 from weft.compiler.layouts.known import Known
 from weft.compiler.layouts.options import WorkOptions

@@ -15,7 +15,7 @@ import weft
 from single_device import adamw, plain_training, whole
 from weft.capture import capture
 from weft.capture.tracing import trace
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import join as stages_join
 from weft.errors import BatchError, UserError

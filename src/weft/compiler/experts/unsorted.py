@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from weft.compiler.context import Context
 from weft.compiler.experts.expert_biases import bias_gradients
 from weft.compiler.experts.expert_ids import segments_known
 from weft.compiler.experts.sorted_rows import (
@@ -35,7 +36,7 @@ from weft.ops.rules.experts import SEGMENTS
 _RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
 
 
-def unsorted(graph: LogicalGraph) -> LogicalGraph:
+def unsorted(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
     if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
         return graph

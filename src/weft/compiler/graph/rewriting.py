@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.compiler.context import Context
 from weft.compiler.layouts import box
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
 from weft.ops.rule import aten
@@ -43,7 +44,7 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
 _VIEWS = frozenset(aten("view _unsafe_view reshape"))
 
 
-def undo_views(graph: LogicalGraph) -> LogicalGraph:
+def undo_views(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph without views of views that give back a shape from before."""
     # For each view, what it was taken of, and what that was taken of, and so on; nearest first.
     sources: dict[str, tuple[str, ...]] = {}

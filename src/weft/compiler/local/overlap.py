@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from weft.compiler.context import Context
 from weft.compiler.microbatch.forms import even_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Arg, Ref
@@ -36,7 +37,12 @@ from weft.ops.call import map_argument
 _BOXING: Mapping[str, int | None] = {"weft.keep": None, "weft.pad": 1}
 
 
-def overlap(program: LocalProgram, parts: int) -> LocalProgram:
+def overlap(program: LocalProgram, context: Context) -> LocalProgram:
+    """The program with its batch in as many parts as was decided (`overlap_worth.py`)."""
+    return in_parts(program, context.parts)
+
+
+def in_parts(program: LocalProgram, parts: int) -> LocalProgram:
     """The program with its batch in parts.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.compiler.local.overlap import batch_leaves, overlap
+from weft.compiler.local.overlap import batch_leaves, in_parts
 from weft.compiler.options import Options
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.hardware import Device
@@ -69,7 +69,7 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
     whole = clock.step(program) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
         return Cut(weighed=exchanged <= (1 - WORTH) * whole)
-    cut = clock.step(overlap(program, PARTS))
+    cut = clock.step(in_parts(program, PARTS))
     return Cut(PARTS, whole, cut, True) if cut < WORTH * whole else Cut(weighed=True)
 
 

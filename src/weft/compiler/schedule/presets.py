@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.compiler.stages.stages import Stages
+from weft.compiler.context import Stages
 from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.nodes import Phase, PhaseKind

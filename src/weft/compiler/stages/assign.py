@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
+from weft.compiler.context import Context, Stages
 from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
-    Stages,
     check_homes,
     check_patterns,
     pattern_stage,
@@ -34,43 +33,49 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.layout import Placement
 from weft.strategy.parts import Stage
 
 
-def assign_stages(
-    graph: LogicalGraph,
-    options: Options,
-    placement: Placement,
-    homes: Mapping[str, int] | None = None,
-    before: Mapping[tuple[str, str, str], int] = MappingProxyType({}),
-) -> tuple[LogicalGraph, Stages]:
-    """The graph with a stage for every call, and the stages' placements and variables.
+def choose_stages(graph: LogicalGraph, context: Context) -> Context:
+    """Decide the placement of each stage, the stages of forward calls, and where variables live.
 
     Args:
         graph: as captured; phases say what is backward.
-        options: with the stages and the cost model.
-        placement: all ranks.
-        homes: the stages of variables by key, where another program has decided them; what reads
-            them follows.
-        before: the stages of forward calls for another shape of the batch (`Stages.calls`); where the
-            even split decided, the same calls keep theirs.
+        context: with the stages and the cost model, and all ranks. Where another program has decided the homes
+            of variables, what reads them follows; where the even split decided for another shape of the
+            batch, the same calls keep their stages.
 
     Raises:
         StrategyError: when stages, patterns or notes in the code do not fit the graph.
     """
-    placements = stage_placements(options.stages, placement)
+    options, homes = context.options, context.homes
+    placements = stage_placements(options.stages, context.placement)
     if len(placements) == 1:
-        return graph, Stages(placements)
+        return replace(context, stages=Stages(placements))
+    before = context.before.calls if context.before else {}
     fixed, given = _fixed(graph, options, len(placements), homes, before)
     forward = _forward(graph, fixed, given)
     found = _homes(graph, given, forward)
-    stages = forward | _backward(graph, forward, found)
     if homes is None:
         _check_used(forward, len(placements))
-    nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
     kinds = {_kind(name, call): forward[name] for name, call in _forward_calls(graph).items()}
-    return replace(graph, nodes=nodes), Stages(placements, found, kinds)
+    return replace(context, stages=Stages(placements, found, kinds))
+
+
+def assign_stages(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph with a stage for every call: forward calls as chosen, backward calls with their forward.
+
+    Args:
+        graph: as captured; phases say what is backward.
+        context: with the stages (`choose_stages`).
+    """
+    stages = context.stages
+    if len(stages.placements) == 1:
+        return graph
+    calls = _forward_calls(graph)
+    forward = {name: stages.calls[_kind(name, call)] for name, call in calls.items()}
+    every = forward | _backward(graph, forward, stages.homes)
+    return replace(graph, nodes=tuple(_with_stage(node, every) for node in graph.nodes))
 
 
 def _fixed(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from weft.compiler.context import Stages
 from weft.compiler.layouts.box import renamed
-from weft.compiler.stages.stages import Stages
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Call,

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
+from weft.compiler.context import Context, Stages
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, describe
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.known import Known
 from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
-from weft.compiler.stages.stages import Stages
 from weft.hardware import CostModel
 from weft.ir import verify
 from weft.ir.layouts import layout_of
@@ -43,9 +43,6 @@ from weft.ir.logical import (
 )
 from weft.layout import SBP, Layout, Partial, Placement
 from weft.units import ITEM_SIZE
-
-# What the user fixed, by the number of axes of a placement.
-GridHints: TypeAlias = Mapping[int, Hints]
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,7 @@ class Deduced:
 
 
 def lay_out(
-    graph: LogicalGraph,
-    hints: GridHints,
-    stages: Stages,
-    cost_model: CostModel,
-    before: Sequence[Deduced] = (),
+    graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()
 ) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
     """The graph with layouts on all values and boxing between them, within stages and across.
 
@@ -91,12 +84,11 @@ def lay_out(
 
     Args:
         graph: without layouts; its calls have stages.
-        hints: for every number of axes that a placement has.
-        stages: where they run.
-        cost_model: for deduction.
+        context: with hints for every number of axes that a placement has, stages, and the cost model.
         before: what was deduced for another shape of the batch, with the same cost model.
     """
-    solver = _Solver(cost_model, {each.stage: each.solved for each in before})
+    hints, stages = context.hints, context.stages
+    solver = _Solver(context.options.cost_model, {each.stage: each.solved for each in before})
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         solved = solver.solve(0, graph, hints[placement.axes], placement)

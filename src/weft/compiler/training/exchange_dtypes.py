@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from weft.compiler.context import Context
 from weft.compiler.layouts.box import renamed
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.compiler.training.precision import CAST, CASTS, cast_call
@@ -40,14 +41,14 @@ from weft.strategy.precision import Precision, dtype_of
 _FLOATS = ("float16", "bfloat16", "float32")  # float64 stays: whoever has it means it
 
 
-def lay_exchanges(graph: LogicalGraph, precision: Precision | None) -> LogicalGraph:
+def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph whose sums travel in the dtypes that the user names.
 
     Args:
         graph: with layouts and boxing.
-        precision: of the step; None leaves every sum as it is made.
+        context: with the precision of the step; None leaves every sum as it is made.
     """
-    wanted = _wanted(graph, precision or Precision())
+    wanted = _wanted(graph, context.options.precision or Precision())
     if not wanted:
         return graph
     rewriter = _Rewriter(graph, wanted)

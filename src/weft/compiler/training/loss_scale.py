@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.compiler.context import Context
 from weft.compiler.training.gradients import Scalars, by_optimizer, gradients, with_sources
 from weft.ir.logical import (
     Call,
@@ -28,7 +29,7 @@ SCALE, TRACKER = "grad_scaler.scale", "grad_scaler.growth_tracker"
 FIRST_VALUES = {SCALE: 65536.0, TRACKER: 0}
 
 
-def scale_loss(graph: LogicalGraph) -> LogicalGraph:
+def scale_loss(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """Let gradients start from the scale where, as captured for float16, they start from a seed."""
     if not any(call.op == SEED for call in graph.of_kind(Call)):
         return graph
@@ -50,7 +51,7 @@ def scale_loss(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def unscale(graph: LogicalGraph) -> LogicalGraph:
+def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """Divide gradients by the loss scale, if there is one, and skip updates when one overflows."""
     if SCALE not in graph.values:
         return graph

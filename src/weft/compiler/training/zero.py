@@ -13,11 +13,11 @@ gradient into a reduce-scatter. The levels differ in how long the rest is whole:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import renamed
-from weft.compiler.stages.stages import Stages
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.errors import StrategyError
@@ -40,45 +40,23 @@ from weft.strategy.parts import Zero
 ACCUMULATE = "weft.accumulate"
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """A graph in which parameters are sharded.
+def choose_shards(graph: LogicalGraph, context: Context) -> Context:
+    """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
 
-    Attributes:
-        graph: with gathers.
-        hints: with the shards' layouts; by number of axes of a grid.
-        stored: the axis of the shards, for the key of each sharded parameter.
-        notes: which parameters stay as they are, and why.
-    """
-
-    graph: LogicalGraph
-    hints: Mapping[int, Hints]
-    stored: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def shard_variables(
-    graph: LogicalGraph,
-    hints: Mapping[int, Hints],
-    zero: Zero | None,
-    stages: Stages,
-) -> Sharded:
-    """Shard what an optimizer updates as `zero` says, at level 3 the other parameters too.
+    The hints get the layouts of the shards; a parameter that stays as it is, is noted.
 
     Args:
         graph: without layouts.
-        hints: what the strategy fixes, by number of axes of a stage's grid.
-        zero: level and axis. None for nothing, but what `hints` say is stored in shards.
-        stages: where they run, and where parameters live.
+        context: with level and axis, None for nothing but what hints say is stored in shards; hints and stages.
 
     Raises:
         StrategyError: when no placement has the axis.
     """
-    stored = {key: axis for each in hints.values() for key, axis in each.stored.items()}
-    if zero is None and not stored:
-        return Sharded(graph, hints)
-    # A program that only reads what another has sharded gathers it as level 3 does.
-    zero = zero or Zero(3, next(iter(stored.values())))
+    stages = context.stages
+    stored = _stored(context)
+    zero = _level(context, stored)
+    if zero is None:
+        return context
     if all(zero.axis >= placement.axes for placement in stages.placements):
         first = stages.placements[0]
         raise StrategyError(
@@ -86,14 +64,67 @@ def shard_variables(
             f"one of {', '.join(map(str, range(first.axes)))}"
         )
     zero, moved = _along_ranks(zero, stages)
-    pass_ = _Zero(graph, hints, zero, stages, stored)
-    dims = {node.key: pass_.dim(node) for node in graph.of_kind(Input) if pass_.concerns(node)}
+    search = _Search(graph, context.hints, zero, stages, stored)
+    dims = {node.key: search.dim(node) for node in graph.of_kind(Input) if search.concerns(node)}
     sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
     notes = tuple(
         f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
     )
-    axes = dict.fromkeys(sharded, zero.axis)
-    return Sharded(pass_.graph_of(sharded), pass_.hints_of(sharded), axes, moved + notes)
+    return replace(
+        context,
+        hints=search.hints_of(sharded),
+        stored=dict.fromkeys(sharded, zero.axis),
+        notes=(*moved, *notes, *context.notes),
+    )
+
+
+def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph with gathers of what lies in shards, and at levels 2 and 3 with early reductions.
+
+    Args:
+        graph: without layouts.
+        context: with what was chosen to lie in shards (`choose_shards`).
+    """
+    zero = _level(context, context.stored)
+    if zero is None or not context.stored:
+        return graph
+    axis = next(iter(context.stored.values()))
+    names = {node.key: node.value.name for node in graph.of_kind(Input)}
+    shards = {
+        names[node.key]: _hints(context, axis, _home_sbps(context, node)[axis])
+        for node in graph.of_kind(Input)
+        if node.key in context.stored
+    }
+    whole, every = _hints(context, axis, Broadcast()), zero.level == 3
+    gathers = {name: Gather(shard, whole, every) for name, shard in shards.items()}
+    made = gather_parameters(graph, gathers)
+    return made if zero.level == 1 else _reduced_early(made, shards)
+
+
+def _stored(context: Context) -> dict[str, int]:
+    """What another program has sharded: for a parameter's key, the axis."""
+    return {key: axis for each in context.hints.values() for key, axis in each.stored.items()}
+
+
+def _level(context: Context, stored: Mapping[str, int]) -> Zero | None:
+    """What is asked for; a program that only reads what another has sharded gathers it as level 3 does."""
+    if context.options.zero is None and stored:
+        return Zero(3, next(iter(stored.values())))
+    return context.options.zero
+
+
+def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:
+    """What hints fix of a parameter, on the placement where it lives."""
+    axes = context.stages.placements[context.stages.homes.get(node.key, 0)].axes
+    return context.hints[axes].inputs[node.key]
+
+
+def _hints(context: Context, stored: int, sbp: SBP | None) -> tuple[Hint, ...]:
+    """For each stage a hint that fixes the axis of the shards alone."""
+    return tuple(
+        Hint(tuple(sbp if axis == stored else None for axis in range(placement.axes)), stored)
+        for placement in context.stages.placements
+    )
 
 
 def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
@@ -111,7 +142,13 @@ def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class _Zero:
+class _Search:
+    """Looks for what can be sharded.
+
+    Attributes:
+        stored: what another program has sharded; nothing else is then.
+    """
+
     graph: LogicalGraph
     hints: Mapping[int, Hints]
     zero: Zero
@@ -144,15 +181,6 @@ class _Zero:
         found = _best_dim(node.value.shape, taken, placement.shape[axis])
         return f"no free dimension has {placement.shape[axis]} elements" if found is None else found
 
-    def graph_of(self, dims: Mapping[str, int]) -> LogicalGraph:
-        """The graph with gathers, and at levels 2 and 3 with early reductions."""
-        names = {node.key: node.value.name for node in self.graph.of_kind(Input)}
-        shards = {names[key]: self._hints(Split(dim)) for key, dim in dims.items()}
-        whole, every = self._hints(Broadcast()), self.zero.level == 3
-        gathers = {name: Gather(shard, whole, every) for name, shard in shards.items()}
-        graph = gather_parameters(self.graph, gathers)
-        return graph if self.zero.level == 1 else self._reduced_early(graph, shards)
-
     def hints_of(self, dims: Mapping[str, int]) -> dict[int, Hints]:
         """The hints with the layouts of the shards."""
         layouts: dict[int, dict[str, tuple[SBP | None, ...]]] = {axes: {} for axes in self.hints}
@@ -178,40 +206,32 @@ class _Zero:
         updates = (user for user in users if isinstance(user, Update))
         return next((one for one in updates if one.target.name == node.value.name), None)
 
-    def _hints(self, sbp: SBP) -> tuple[Hint, ...]:
-        """For each stage a hint that fixes the axis alone."""
-        stored = self.zero.axis
-        return tuple(
-            Hint(tuple(sbp if axis == stored else None for axis in range(placement.axes)), stored)
-            for placement in self.stages.placements
-        )
 
-    def _reduced_early(
-        self, graph: LogicalGraph, shards: Mapping[str, tuple[Hint, ...]]
-    ) -> LogicalGraph:
-        """Let gradients be reduced to shards before they are added up over the micro-batches."""
-        wanted = {
-            name: shards[update.target.name]
-            for update in graph.of_kind(Update)
-            if update.target.name in shards
-            for name in _accumulated(graph, update.source.name)
-        }
-        nodes: list[Node] = []
-        for node in graph.nodes:
-            made = next((value.name for value in node_outputs(node)), "")
-            if isinstance(node, Call) and made in wanted:
-                hint = self._shard_hint(graph, node, wanted[made][node.phase.stage])
-                shard = node_outputs(hint)[0].name
-                nodes += [hint, renamed(node, {node_uses(node)[0]: shard})]
-            else:
-                nodes.append(node)
-        return replace(graph, nodes=tuple(nodes))
+def _reduced_early(graph: LogicalGraph, shards: Mapping[str, tuple[Hint, ...]]) -> LogicalGraph:
+    """Let gradients be reduced to shards before they are added up over the micro-batches."""
+    wanted = {
+        name: shards[update.target.name]
+        for update in graph.of_kind(Update)
+        if update.target.name in shards
+        for name in _accumulated(graph, update.source.name)
+    }
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        made = next((value.name for value in node_outputs(node)), "")
+        if isinstance(node, Call) and made in wanted:
+            hint = _shard_hint(graph, node, wanted[made][node.phase.stage])
+            shard = node_outputs(hint)[0].name
+            nodes += [hint, renamed(node, {node_uses(node)[0]: shard})]
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
 
-    def _shard_hint(self, graph: LogicalGraph, reader: Call, hint: Hint) -> Call:
-        source = graph.values[node_uses(reader)[0]]
-        shard = Value(f"{source.name}.shard", source.shape, source.dtype)
-        args = (Ref(source.name),)
-        return Call(HINT, args, (), (shard,), reader.location, reader.phase, hint=hint)
+
+def _shard_hint(graph: LogicalGraph, reader: Call, hint: Hint) -> Call:
+    source = graph.values[node_uses(reader)[0]]
+    shard = Value(f"{source.name}.shard", source.shape, source.dtype)
+    args = (Ref(source.name),)
+    return Call(HINT, args, (), (shard,), reader.location, reader.phase, hint=hint)
 
 
 def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None:

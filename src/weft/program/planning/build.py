@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
