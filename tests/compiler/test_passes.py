@@ -50,21 +50,21 @@ from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
-from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.graph.undone_views import undo_views
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
-from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
 from weft.compiler.passes import GraphPass
+from weft.compiler.plans.repeats import outline
+from weft.compiler.plans.specialize import Target, specialize
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
-from weft.compiler.schedule.presets import split_backward
-from weft.compiler.schedule.repeats import outline
+from weft.compiler.schedule.split_backward import split_backward
 from weft.compiler.stages import join as stages_join
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.join import lay_out

@@ -19,15 +19,14 @@ from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
-from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.graph.undone_views import undo_views
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
-from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
@@ -36,6 +35,7 @@ from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
 from weft.compiler.schedule.fold import rank_classes
+from weft.compiler.schedule.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.schedule.schedule import Scheduled, plan_ranks
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.assign import assign_stages, choose_stages

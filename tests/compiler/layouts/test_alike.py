@@ -9,9 +9,9 @@ import pytest
 from weft.compiler import pipeline
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.alike import match
-from weft.compiler.local.overlap_worth import Cut
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.schedule.overlap_worth import Cut
 from weft.compiler.stages import join as stages_join
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Call

@@ -14,7 +14,6 @@ from weft.boxing import COLLECTIVES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
 from weft.compiler.layouts import descent as deduce_descent
-from weft.compiler.layouts.box import renamed
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.intent import uses
@@ -38,6 +37,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.op_calls import op_call, operand_names
+from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, parse_sbp, placement
 from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.units import ITEM_SIZE, Bytes, Flops

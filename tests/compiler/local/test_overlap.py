@@ -12,8 +12,8 @@ from weft.compiler.layouts.deduce import deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.local.overlap import batch_leaves, in_parts
-from weft.compiler.local.overlap_worth import Cut, best_cut, may_cut
 from weft.compiler.options import Options
+from weft.compiler.schedule.overlap_worth import Cut, best_cut, may_cut
 from weft.hardware import Device, usual_device
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram

@@ -15,8 +15,8 @@ from models import GPT, Batch, ResNet, classification_loss, image_batch, token_b
 from weft.capture import capture
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
+from weft.compiler.local.node_phases import node_phases
 from weft.compiler.options import Options
-from weft.compiler.schedule.phases import node_phases
 from weft.compiler.stages.assign import assign_stages, choose_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.join import lay_out

@@ -25,11 +25,8 @@ output "b" %b
 
 
 def test_readers_outside_of_the_module_are_hinted() -> None:
-    graph = verify(
-        lay_activations(
-            parse_graph(GRAPH), [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
-        )
-    )
+    layouts = [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
+    graph = verify(lay_activations(parse_graph(GRAPH), asked(activations=layouts)))
     assert node_uses(graph.producers["b"]) == ("a",)
     assert graph.producers["b.laid"].hint == Hint((Split(1),))  # type: ignore[union-attr]
     assert node_uses(graph.producers["c"]) == ("b.laid", "x")

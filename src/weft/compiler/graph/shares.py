@@ -22,7 +22,6 @@ from weft.compiler.context import Context, Stages
 from weft.compiler.graph.joined_dims import JoinedDim, joined_dim
 from weft.compiler.graph.joined_ends import CAT, SLICE, in_blocks
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import renamed
 from weft.ir.logical import (
     Arg,
     Call,
@@ -38,6 +37,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.op_calls import op_call
+from weft.ir.renamed import renamed
 from weft.layout import Shares, Split
 from weft.ops.call import Operand, map_argument
 

@@ -13,9 +13,9 @@ from typing import Any
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.boxing.halo import Halo
-from weft.compiler.local.halo import halos
+from weft.compiler.halos import halos
+from weft.compiler.local.node_phases import node_phases
 from weft.compiler.microbatch.loops import joined
-from weft.compiler.schedule.phases import node_phases
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
 from weft.ir.layouts import layout_of

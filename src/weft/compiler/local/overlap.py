@@ -38,7 +38,7 @@ _BOXING: Mapping[str, int | None] = {"weft.keep": None, "weft.pad": 1}
 
 
 def overlap(program: LocalProgram, context: Context) -> LocalProgram:
-    """The program with its batch in as many parts as was decided (`overlap_worth.py`)."""
+    """The program with its batch in as many parts as was decided (`schedule/overlap_worth.py`)."""
     return in_parts(program, context.parts)
 
 

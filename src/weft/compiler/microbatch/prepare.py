@@ -10,9 +10,9 @@ from dataclasses import replace
 from math import prod
 
 from weft.compiler.families.table import family_of
-from weft.compiler.layouts.box import renamed
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ir.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise

@@ -19,7 +19,7 @@ from math import prod
 
 from weft.compiler.context import Context
 from weft.compiler.hints import Hints, is_hint
-from weft.compiler.layouts import box
+from weft.ir import renamed as nodes
 from weft.ir.logical import (
     Arg,
     Call,
@@ -202,7 +202,7 @@ class _Writer:
             elif value is not None:
                 self.plain.add(value.name)
             outputs.append(value)
-        call = box.renamed(node, renamed)
+        call = nodes.renamed(node, renamed)
         assert isinstance(call, Call)  # as it was
         self.nodes.append(replace(call, outputs=tuple(outputs)))
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError

@@ -27,10 +27,10 @@ from weft.compiler.schedule.presets import (
     computed,
     early_actors,
     preset,
-    split_backward,
     with_priorities,
 )
 from weft.compiler.schedule.segment import segment
+from weft.compiler.schedule.split_backward import split_backward
 from weft.hardware.durations import Durations
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from weft.compiler.context import Context
 from weft.compiler.graph.products_first import ADD
-from weft.compiler.layouts.box import renamed
 from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
 from weft.ir.nodes import HINT
+from weft.ir.renamed import renamed
 from weft.layout import SBP
 from weft.patterns import around, check_named, matches
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.context import Context
-from weft.compiler.layouts.box import renamed
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.compiler.training.precision import CAST, CASTS, cast_call
 from weft.ir.logical import (
@@ -33,6 +32,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.layout import Partial
 from weft.ops import shares_memory
 from weft.ops.dtypes import holds

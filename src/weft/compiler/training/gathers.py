@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.layouts.box import renamed
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
@@ -36,6 +35,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import HINT, TAKE
 from weft.ir.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.ops import shares_memory
 
 # Conversions: of a shard they make the shard.

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.compiler.context import Context
-from weft.compiler.layouts.box import renamed
 from weft.ir.arguments import changed
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
+from weft.ir.renamed import renamed
 from weft.ops import shares_memory
 from weft.patterns import around, check_named, first_match
 

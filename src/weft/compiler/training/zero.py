@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import renamed
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.errors import StrategyError
@@ -34,6 +33,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.nodes import HINT
+from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Placement, Split
 from weft.strategy.parts import Zero
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, Step, steps
 from weft.boxing.halo import Halo
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.join import Deduced
 from weft.errors import UserError

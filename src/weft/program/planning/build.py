@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.hints import Hints
-from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.schedule.repeats import outline
-from weft.compiler.schedule.replays import replays
+from weft.compiler.plans.repeats import outline
+from weft.compiler.plans.replays import replays
+from weft.compiler.plans.specialize import Target, specialize
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph

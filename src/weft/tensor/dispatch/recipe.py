@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.tracing.fx import fake_mode
-from weft.compiler.local.specialize import Target, variant
+from weft.compiler.plans.specialize import Target, variant
 from weft.errors import InternalError, LayoutError, RuleError, UserError
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.local.specialize import Target, join_sums, specialize, variant
+from weft.compiler.plans.specialize import Target, join_sums, specialize, variant
 from weft.ir import parse_plan
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import build
-from weft.compiler.schedule.repeats import outline, repeats
+from weft.compiler.plans.repeats import outline, repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalUpdate, RankPlan
 from weft.runtime.compiled.forms import part_of

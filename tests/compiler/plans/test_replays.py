@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.compiler.schedule.replays import FEWEST_LAUNCHES, replays, segment_launches
+from weft.compiler.plans.replays import FEWEST_LAUNCHES, replays, segment_launches
 from weft.hardware import usual_device
 from weft.ir.logical import Ref
 from weft.ir.plan import (
