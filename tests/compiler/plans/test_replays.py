@@ -19,7 +19,7 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.ir.replays import GraphMode, Replays
-from weft.runtime.cuda.replay import obstacle
+from weft.runtime.devices.replay import obstacle
 
 
 def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:

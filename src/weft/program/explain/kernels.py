@@ -13,7 +13,7 @@ from weft.ir.plan import Communicate, RankPlan
 from weft.program.explain.tables import table, text_of
 from weft.runtime.compiled.choice import Choice
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.cuda.replay import Replayer
+from weft.runtime.devices.replay import Replayer
 from weft.units import Bytes, bytes_text
 
 

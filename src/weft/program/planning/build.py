@@ -39,11 +39,11 @@ from weft.program.feeding.shards import (
 from weft.program.live.holds import Lying
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.cuda.backend import backend_of
-from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.cuda.graphs import graph_mode
-from weft.runtime.cuda.replay import Replayer, obstacle
-from weft.runtime.cuda.streams import MakeStreams
+from weft.runtime.devices.backend import backend_of
+from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.runtime.devices.graphs import graph_mode
+from weft.runtime.devices.replay import Replayer, obstacle
+from weft.runtime.devices.streams import MakeStreams
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.matmul import onednn_is_faster

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.runtime.channels.cuda import CudaLocalChannel
 from weft.runtime.channels.local import LocalGroup
+from weft.runtime.devices.cuda_channel import CudaLocalChannel
 
 pytestmark = pytest.mark.timeout(30)
 

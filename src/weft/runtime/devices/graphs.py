@@ -1,4 +1,4 @@
-"""CUDA graphs as `weft.runtime.cuda.replay` uses them (docs/decisions/cuda-graphs.md)."""
+"""CUDA graphs as `weft.runtime.devices.replay` uses them (docs/decisions/cuda-graphs.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import RankFailure, UserError
 from weft.ir.replays import GraphMode
-from weft.runtime.cuda.replay import Tape
+from weft.runtime.devices.replay import Tape
 from weft.runtime.failures.board import first_line
 
 # "auto" (the default), "always" or "never".

@@ -9,7 +9,8 @@ import weft
 from weft.errors import LayoutError
 from weft.hardware import is_launched
 from weft.hardware.device_type import DEVICE_TYPES
-from weft.runtime.cuda.backend import BACKENDS, backend_of
+from weft.layout.placement import DEVICE_NAMES
+from weft.runtime.devices.backend import BACKENDS, backend_of
 
 
 @pytest.mark.parametrize("name", DEVICE_TYPES)
@@ -19,6 +20,6 @@ def test_plans_and_runtime_agree_on_a_device_type(name: str) -> None:
 
 
 def test_the_tables_hold_the_same_types() -> None:
-    assert BACKENDS.keys() == DEVICE_TYPES.keys()
+    assert BACKENDS.keys() == DEVICE_TYPES.keys() == set(DEVICE_NAMES)
     with pytest.raises(LayoutError, match="found 'xpu'"):
         weft.placement("xpu", [0])

@@ -69,6 +69,30 @@ class Copies:
         return torch.cuda.current_stream(self._device)
 
 
+def to_host(x: Tensor) -> Tensor:
+    """A copy in host memory; of a device with streams in pinned memory, on its way while others compute."""
+    return copies(x.device).out(x) if x.is_cuda else torch.empty_like(x).copy_(x)
+
+
+def from_host(host: Tensor, device: torch.device) -> Tensor:
+    """A copy of what `to_host` made, on the device, ready for what is computed next."""
+    if device.type == "cuda":
+        return copies(device).back(host)
+    return torch.empty_like(host, device=device).copy_(host)
+
+
+def laid(tensor: Tensor, device: torch.device) -> Tensor:
+    """Contiguous, with its own elements, on a device; nothing is copied that is so already."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # From pinned memory the host need not wait for the copy; it is our own, since the caller
+        # may overwrite the batch.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor).to(device, non_blocking=True)
+    if tensor.device != device:
+        tensor = tensor.to(device)
+    return tensor.contiguous().resolve_conj().resolve_neg()
+
+
 def copies(device: torch.device) -> Copies:
     """Those of this thread for a device."""
     known: dict[torch.device, Copies] = _here.__dict__.setdefault("copies", {})

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from weft.errors import RankFailure
 from weft.ir.plan import COMPUTE
-from weft.runtime.cuda.launches import Launch
-from weft.runtime.cuda.streams import Streams
+from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.streams import Streams
 
 # torch does not type them.
 _event: Any = torch.cuda.Event

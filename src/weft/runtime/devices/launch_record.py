@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.actors import Act
-from weft.runtime.cuda.launches import Launch
-from weft.runtime.cuda.streams import Streams
+from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.streams import Streams
 from weft.runtime.executor.trace import Interval, Record, Span
 
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from weft.runtime.cuda.launches import Launch
+from weft.runtime.devices.launches import Launch
 
 
 class Streams(ABC):
