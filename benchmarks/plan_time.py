@@ -25,7 +25,7 @@ from benchmarks.measure import save
 from weft.compiler import passes, pipeline
 from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.stages import stage_placements
 from weft.layout import Placement
 from weft.program.planning.hints import split_parameters, strategy_hints
@@ -50,7 +50,7 @@ CALLED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
         ),
     ),
     (passes, ("verify", "verify_local")),
-    (stages_join, ("deduce",)),
+    (stage_layouts, ("deduce",)),
 )
 
 

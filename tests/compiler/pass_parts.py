@@ -23,8 +23,10 @@ from weft.compiler.schedule.credits import credit, of_preset
 from weft.compiler.schedule.prefetch import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule.segment import segment
-from weft.compiler.stages.assign import assign_stages, choose_stages
-from weft.compiler.training.zero import choose_shards, shard_variables
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.choose import choose_stages
+from weft.compiler.training.shards import choose_shards
+from weft.compiler.training.zero import shard_variables
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, node_outputs

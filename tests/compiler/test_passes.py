@@ -65,15 +65,16 @@ from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
 from weft.compiler.schedule.split_backward import split_backward
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages
-from weft.compiler.stages.join import lay_out
+from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
-from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.loss_scale import scale_loss
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
+from weft.compiler.training.unscale import unscale
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
@@ -179,7 +180,7 @@ NO_PASSES = {
         "decide what a pass is told",
     ),
     "of_preset": "decides what with_copies is told",
-    "describe": "words for a message",
+    "join_stages": "a part of lay_out",
     **dict.fromkeys(
         ("choose_stages", "on_cut_leaves", "note_mixtures", "choose_shards"),
         "decide what passes are told",
@@ -223,7 +224,7 @@ def test_every_pass_has_a_row() -> None:
     """Functions that the compiler's drivers import from its other modules are passes, or said to be none."""
     rows = {row.partition(".")[0] for row in PASSES}
     assert set(NO_PASSES) & rows == set()
-    assert imported_by(pipeline, schedule, stages_join, build) == {*NO_PASSES, *rows}
+    assert imported_by(pipeline, schedule, stage_layouts, build) == {*NO_PASSES, *rows}
 
 
 def imported_by(*modules: ModuleType) -> set[str]:

@@ -31,7 +31,7 @@ from weft.compiler.options import options_of
 from weft.compiler.passes import Decision
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule import schedule
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local
@@ -88,7 +88,7 @@ SMALL = Case(MLP, classification_loss, vector_batch)
 TABLES = ("TRANSFORM", "LAY", "LAID", "ON_RANKS")
 CALLED: tuple[tuple[ModuleType, str], ...] = (
     *((pipeline, name) for name in ("lay_out", "localize_all")),
-    *((stages_join, name) for name in ("copy_sources", "fuse_class_losses", "expand", "box")),
+    *((stage_layouts, name) for name in ("copy_sources", "fuse_class_losses", "expand", "box")),
     (schedule, "split_backward"),
 )
 ROWS = [

@@ -36,17 +36,21 @@ from weft.compiler.options import Options
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
 from weft.compiler.schedule.fold import rank_classes
 from weft.compiler.schedule.overlap_worth import Cut, best_cut, may_cut
-from weft.compiler.schedule.schedule import Scheduled, plan_ranks
+from weft.compiler.schedule.schedule import plan_ranks
+from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.signatures import check_signatures
-from weft.compiler.stages.assign import assign_stages, choose_stages
-from weft.compiler.stages.join import Deduced, lay_out
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.choose import choose_stages
+from weft.compiler.stages.lay_out import Deduced, lay_out
 from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
-from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.loss_scale import scale_loss
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
-from weft.compiler.training.zero import choose_shards, shard_variables
+from weft.compiler.training.shards import choose_shards
+from weft.compiler.training.unscale import unscale
+from weft.compiler.training.zero import shard_variables
 from weft.ir import LogicalGraph, Plan
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement

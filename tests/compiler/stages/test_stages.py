@@ -17,9 +17,10 @@ from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
 from weft.compiler.local.node_phases import node_phases
 from weft.compiler.options import Options
-from weft.compiler.stages.assign import assign_stages, choose_stages
+from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.choose import choose_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
-from weft.compiler.stages.join import lay_out
+from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import StrategyError
 from weft.hardware import CostModel

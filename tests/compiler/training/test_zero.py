@@ -12,7 +12,8 @@ from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.training.gathers import block_of
-from weft.compiler.training.zero import choose_shards, shard_variables
+from weft.compiler.training.shards import choose_shards
+from weft.compiler.training.zero import shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref

@@ -10,12 +10,12 @@ act in the order of the graph, and nothing has to be simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from weft.actors.simulate import Simulation, Timed, simulate
+from weft.actors.simulate import Simulation, simulate
 from weft.cached import cached_property
 from weft.compiler.context import Context
-from weft.compiler.memory.order import Moment, moments_of
+from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import memory
 from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
 from weft.compiler.schedule.bucket import bucket
@@ -29,46 +29,16 @@ from weft.compiler.schedule.presets import (
     preset,
     with_priorities,
 )
+from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
 from weft.compiler.schedule.split_backward import split_backward
 from weft.hardware.durations import Durations
-from weft.ir.nodes import Phase
-from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
+from weft.ir.plan import Communicator, LocalProgram, RankPlan
 from weft.ir.spec import verify_local
 from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
-from weft.units import Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """What was decided about time.
-
-    Attributes:
-        name: of the preset, or "computed".
-        plans: of the ranks that were planned: of each class of equal ranks the first, and those
-            that were asked for.
-        simulation: in the orders of the plans, of the first of each class; None where nothing had to
-            be decided.
-        classes: for each rank of the program, the first of those that are like it (`schedule/fold.py`).
-    """
-
-    name: str
-    plans: tuple[RankPlan, ...]
-    simulation: Simulation | None = None
-    classes: Mapping[int, int] = field(default_factory=dict)
-
-    def timeline(self, rank: int) -> tuple[Timed, ...]:
-        """The acts of a rank, as simulated; none without a simulation."""
-        if self.simulation is None:
-            return ()
-        return self.simulation.timelines[self.classes[rank]]
-
-    def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """When the acts of a rank begin and end, in the order of time; None without a simulation."""
-        return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
 
 
 def plan_ranks(
@@ -244,42 +214,3 @@ class _Making:
         plans = tuple(ready[program.rank] for program in programs)
         name = draft.rule.name if self.context.options.schedule else "computed"
         return Scheduled(name, plans, simulation, self.classes)
-
-
-def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
-    """Seconds of a step that a rank's compute queue works for each phase, as simulated."""
-    found: dict[Phase, Seconds] = {}
-    if scheduled.simulation is not None:
-        first = scheduled.classes[rank]
-        plan = next(plan for plan in scheduled.plans if plan.rank == first)
-        for act in scheduled.timeline(rank):
-            actor = plan.actors[act.actor]
-            if isinstance(actor, Compute) and actor.queue == COMPUTE:
-                before = found.get(actor.phase, 0.0)
-                found[actor.phase] = Seconds(before + act.end - act.start)
-    return found
-
-
-def bubble(scheduled: Scheduled, rank: int) -> float:
-    """The part of the step's time in which a rank's compute queue has nothing to do, as simulated."""
-    simulation = scheduled.simulation
-    if simulation is None or not simulation.makespan:
-        return 0.0
-    return 1 - sum(busy(scheduled, rank).values()) / simulation.makespan
-
-
-def in_flight(plan: RankPlan, stage: int) -> int:
-    """How many micro-batches a stage can keep between forward and backward on a rank."""
-    actors = plan.actors
-    found = (
-        register.credits
-        for register in plan.registers
-        for maker in (actors[register.producer],)
-        if isinstance(maker, Compute) and maker.phase.stage == stage and register.rate > 1
-        if maker.phase.kind == "forward"
-        if any(
-            isinstance(reader, Compute) and reader.phase.kind != "forward"
-            for reader in (actors[id] for id in register.consumers)
-        )
-    )
-    return max(found, default=1)

@@ -14,7 +14,7 @@ from weft.boxing import COLLECTIVES, Step, steps
 from weft.boxing.halo import Halo
 from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
-from weft.compiler.stages.join import Deduced
+from weft.compiler.stages.lay_out import Deduced
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
 from weft.layout import Layout

@@ -13,7 +13,7 @@ from weft.compiler.context import Stages
 from weft.compiler.families.table import with_statistics
 from weft.compiler.local.node_phases import node_phases
 from weft.compiler.microbatch.loops import cut_leaves
-from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
+from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
 from weft.ir.layouts import layout_of
