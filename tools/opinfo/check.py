@@ -31,7 +31,7 @@ from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
 from weft.ir.nodes import HINT, Hint
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.torch_ops import to_torch
 

@@ -14,7 +14,7 @@ from weft.boxing.halo import Halo, call_halos
 from weft.compiler.signatures import axis_signatures
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops import OpCall, Signature
 from weft.ops.windows import slides_at, window_bytes
 from weft.units import Bytes

@@ -13,8 +13,8 @@ from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Box
-from weft.ir.op_calls import local_op_call
 from weft.ir.plan import LocalCall
+from weft.ir.queries.op_calls import local_op_call
 from weft.layout import Broadcast, Split, placement
 
 PAIR = placement("cpu", [0, 1])

@@ -36,7 +36,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, parse_sbp, placement
 from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic

@@ -18,7 +18,7 @@ from weft.ir.plan import (
     LocalValue,
     RankPlan,
 )
-from weft.ir.replays import GraphMode, Replays
+from weft.ir.queries.replays import GraphMode, Replays
 from weft.runtime.devices.replay import obstacle
 
 

@@ -26,7 +26,7 @@ from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
 from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
 from weft.strategy.parts import Stage

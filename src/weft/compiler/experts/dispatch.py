@@ -24,7 +24,7 @@ from weft.compiler.experts.mixtures import Mixture, mixtures
 from weft.compiler.experts.rows import has_rows, in_blocks, repeated, summed
 from weft.compiler.graph.rewriting import needed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
-from weft.ops.rules.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
+from weft.ops.rules.own.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 
 
 def dispatch_rows(graph: LogicalGraph, context: Context) -> LogicalGraph:

@@ -31,7 +31,7 @@ from weft.compiler.experts.sorted_rows import (
 from weft.compiler.graph.rewriting import needed, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 from weft.ops.call import Token
-from weft.ops.rules.experts import SEGMENTS
+from weft.ops.rules.own.experts import SEGMENTS
 
 _RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
 

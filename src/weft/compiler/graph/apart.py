@@ -23,7 +23,7 @@ from weft.compiler.hints import is_hint
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses, refs
 from weft.ops.rule import aten, factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.factories import UNIFORM
+from weft.ops.rules.tensors.factories import UNIFORM
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
 from weft.ir.renamed import renamed
 from weft.layout import Shares, Split
 from weft.ops.call import Operand, map_argument

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.context import Context
-from weft.ir.alias import variable_views
 from weft.ir.logical import FORWARD, Phase, Ref
 from weft.ir.plan import (
     Exchange,
@@ -19,6 +18,7 @@ from weft.ir.plan import (
     LocalProgram,
     LocalValue,
 )
+from weft.ir.queries.alias import variable_views
 
 
 def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:

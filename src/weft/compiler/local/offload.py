@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from weft.compiler.context import Context
-from weft.ir.alias import view_bases
 from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs
-from weft.ir.memory import value_bytes
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
+from weft.ir.queries.alias import view_bases
+from weft.ir.queries.memory import value_bytes
 from weft.ops.call import Token, map_argument
 from weft.patterns import check_named, covers
 

@@ -19,7 +19,6 @@ from weft.compiler.context import Context
 from weft.compiler.microbatch.forms import even_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Arg, Ref
-from weft.ir.op_calls import local_op_call, local_operands
 from weft.ir.plan import (
     Collective,
     LocalCall,
@@ -29,6 +28,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
+from weft.ir.queries.op_calls import local_op_call, local_operands
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
 from weft.ops.call import map_argument

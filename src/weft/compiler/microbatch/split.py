@@ -34,11 +34,11 @@ from weft.compiler.microbatch.prepare import prepared
 from weft.compiler.microbatch.values import Values
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
-from weft.ops.rules.views import reshape_factors
+from weft.ops.rules.tensors.views import reshape_factors
 
 # The way that was chosen for a call of some sources, and what runs then for each micro-batch.
 _Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], tuple[Way, OpCall]]

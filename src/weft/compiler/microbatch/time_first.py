@@ -32,7 +32,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
 from weft.ops.call import Token

@@ -13,7 +13,7 @@ from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from weft.ir.legal.plans import verify_plan
 from weft.ir.nodes import refs
 from weft.ir.plan import Actor, Compute, LocalCall, LocalUpdate, RankPlan
-from weft.ir.verify_plan import verify_plan
-from weft.ops.rules.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
 
 SUMMED_PRODUCT = "weft.accumulate_mm"
 # BLAS adds to sums of these; integers have other kernels, and of the short floats it would add rounded sums.

@@ -34,9 +34,8 @@ from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
-from weft.ir.layouts import layout_of, lies_evenly
+from weft.ir.legal.plans import verify_plan
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
-from weft.ir.op_calls import op_call
 from weft.ir.plan import (
     Actor,
     Collective,
@@ -49,7 +48,8 @@ from weft.ir.plan import (
     Register,
     Transfer,
 )
-from weft.ir.verify_plan import verify_plan
+from weft.ir.queries.layouts import layout_of, lies_evenly
+from weft.ir.queries.op_calls import op_call
 from weft.layout import Split
 from weft.ops import adapts, shard_places
 from weft.ops.weft_ops import WEFT_OPS

@@ -10,9 +10,9 @@ from weft.compiler.options import Options
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.hardware import Device
 from weft.hardware.durations import Durations
-from weft.ir.layouts import lies_evenly
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, LocalUpdate
+from weft.ir.queries.layouts import lies_evenly
 from weft.units import Seconds, seconds_text
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its

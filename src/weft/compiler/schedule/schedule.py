@@ -33,9 +33,9 @@ from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
 from weft.compiler.schedule.split_backward import split_backward
 from weft.hardware.durations import Durations
+from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
+from weft.ir.legal.tables import verify_local
 from weft.ir.plan import Communicator, LocalProgram, RankPlan
-from weft.ir.spec import verify_local
-from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
 from weft.compiler.schedule.phases import Parts, gather
-from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,
@@ -27,6 +26,7 @@ from weft.ir.plan import (
     LocalProgram,
     LocalUpdate,
 )
+from weft.ir.queries.alias import variable_views
 
 
 @dataclass(frozen=True)

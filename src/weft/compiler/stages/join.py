@@ -15,7 +15,6 @@ from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.context import Stages
 from weft.compiler.layouts.box import describe
-from weft.ir.layouts import layout_of
 from weft.ir.logical import (
     ROLES,
     Box,
@@ -29,6 +28,7 @@ from weft.ir.logical import (
     Value,
     node_outputs,
 )
+from weft.ir.queries.layouts import layout_of
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 

@@ -23,11 +23,11 @@ from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
 from weft.compiler.stages.join import LaidOut, join_stages
 from weft.hardware import CostModel
 from weft.ir import verify
-from weft.ir.layouts import layout_of
 from weft.ir.logical import (
     Input,
     LogicalGraph,
 )
+from weft.ir.queries.layouts import layout_of
 from weft.layout import SBP, Partial, Placement
 
 

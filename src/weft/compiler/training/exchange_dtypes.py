@@ -31,7 +31,7 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
 from weft.ir.renamed import renamed
 from weft.layout import Partial
 from weft.ops import shares_memory

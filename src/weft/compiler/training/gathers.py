@@ -34,7 +34,7 @@ from weft.ir.logical import (
     runs_in_loop,
 )
 from weft.ir.nodes import HINT, TAKE
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
 from weft.ir.renamed import renamed
 from weft.ops import shares_memory
 

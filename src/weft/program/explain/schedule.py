@@ -16,7 +16,6 @@ from weft.compiler.microbatch.loops import cut_leaves
 from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
-from weft.ir.layouts import layout_of
 from weft.ir.logical import (
     Box,
     Call,
@@ -30,6 +29,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
+from weft.ir.queries.layouts import layout_of
 from weft.program.explain.tables import table
 from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
 

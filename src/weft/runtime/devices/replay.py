@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.ir.plan import Compute, RankPlan
-from weft.ir.replays import Replays
+from weft.ir.queries.replays import Replays
 from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.executor.state import Batches
 from weft.runtime.kernels.generated import UNIFORM, Kernel

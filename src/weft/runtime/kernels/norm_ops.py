@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.rules.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

@@ -24,7 +24,7 @@ from weft.ir.plan import (
     RankPlan,
     Register,
 )
-from weft.ir.plan_parser import parse_plan
+from weft.ir.text.plan_parser import parse_plan
 
 
 def example_plan() -> Plan:

@@ -1,4 +1,4 @@
-"""Read the text of a logical graph (see `weft.ir.printer`): `parse_graph(str(graph)) == graph`."""
+"""Read the text of a logical graph (see `weft.ir.text.graph_printer`): `parse_graph(str(graph)) == graph`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.nodes import Sent
-from weft.ir.scanner import Scanner
+from weft.ir.text.scanner import Scanner
 from weft.layout import Placement, Shares
 
 

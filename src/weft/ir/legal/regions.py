@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.ir.alias import copied_results, overwritable
 from weft.ir.plan import Collective, Communicate, Compute, LocalUpdate, RankPlan
+from weft.ir.queries.alias import copied_results, overwritable
 
 
 def in_place_is_last(plan: RankPlan) -> Iterator[str]:

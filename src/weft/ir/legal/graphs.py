@@ -1,4 +1,4 @@
-"""Rules of a legal logical graph; the table of them is in `weft.ir.spec`."""
+"""Rules of a legal logical graph; the table of them is in `weft.ir.legal.tables`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the text of a plan (see `weft.ir.plan_printer`): `parse_plan(str(plan)) == plan`."""
+"""Read the text of a plan (see `weft.ir.text.plan_printer`): `parse_plan(str(plan)) == plan`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.scanner import Scanner
+from weft.ir.text.scanner import Scanner
 
 
 @dataclass

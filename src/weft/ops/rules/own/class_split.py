@@ -14,7 +14,7 @@ from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Adapt, Cut, aten, rule
 from weft.ops.rules.common import FIRST, numbered, shape_of
-from weft.ops.rules.loss import MEAN, NONE
+from weft.ops.rules.layers.loss import MEAN, NONE
 
 NLL_SHARD = "weft.nll_loss_shard"
 NLL_GRADIENT_SHARD = "weft.nll_loss_backward_shard"

@@ -6,6 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from weft.errors import InternalError
+from weft.ir.legal.regions import copies_complete, in_place_is_last, parts_inside
+from weft.ir.legal.time import (
+    control_registers_empty,
+    orders_complete,
+    rates_fit,
+    varying_arguments_complete,
+    versions_complete,
+)
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -18,14 +26,6 @@ from weft.ir.plan import (
     Piece,
     RankPlan,
     Transfer,
-)
-from weft.ir.verify_regions import copies_complete, in_place_is_last, parts_inside
-from weft.ir.verify_time import (
-    control_registers_empty,
-    orders_complete,
-    rates_fit,
-    varying_arguments_complete,
-    versions_complete,
 )
 from weft.layout import Region, region_shape, region_size
 

@@ -1,6 +1,6 @@
 """What is legal, level by level: one table for each, checked after every pass that made something new.
 
-The rules themselves stand in `verify.py`, `verify_local.py`, `verify_plan.py` and `verify_time.py`. Two more
+The rules themselves stand in `graphs.py`, `local_programs.py`, `regions.py`, `plans.py` and `time.py`. Two more
 checks need what lies above: `weft.compiler.signatures` asks the rules of ops about layouts, and
 `verify_communicators` all ranks' communicators about a plan.
 """
@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from weft.errors import InternalError
-from weft.ir.kept import kept_values_stay
-from weft.ir.logical import LogicalGraph, Node
-from weft.ir.plan import LocalProgram
-from weft.ir.printer import node_text
-from weft.ir.verify import (
+from weft.ir.legal.graphs import (
     boxing_keeps_the_tensor,
     dtypes_known,
     hints_given,
@@ -29,7 +25,7 @@ from weft.ir.verify import (
     values_made_before_use,
     varying_arguments_complete,
 )
-from weft.ir.verify_local import (
+from weft.ir.legal.local_programs import (
     LocalFinding,
     exchanges_take_what_is_there,
     forms_are_made,
@@ -41,8 +37,12 @@ from weft.ir.verify_local import (
     local_values_made_before_use,
     loop_complete,
 )
-from weft.ir.verify_plan import COPY_RULES as COPY_RULES
-from weft.ir.verify_plan import PLAN_RULES as PLAN_RULES
+from weft.ir.legal.plans import COPY_RULES as COPY_RULES
+from weft.ir.legal.plans import PLAN_RULES as PLAN_RULES
+from weft.ir.logical import LogicalGraph, Node
+from weft.ir.plan import LocalProgram
+from weft.ir.queries.kept import kept_values_stay
+from weft.ir.text.graph_printer import node_text
 
 # A rule yields (node, what is wrong), or (line of text, what is wrong), for each place where it does not hold.
 GraphRule = Callable[[LogicalGraph], Iterator[tuple[Node, str]]]

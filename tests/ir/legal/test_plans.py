@@ -7,8 +7,8 @@ import re
 import pytest
 
 from weft.errors import InternalError
-from weft.ir.plan_parser import parse_plan
-from weft.ir.verify_plan import PLAN_RULES, verify_communicators, verify_plan
+from weft.ir.legal.plans import PLAN_RULES, verify_communicators, verify_plan
+from weft.ir.text.plan_parser import parse_plan
 
 HEAD = 'plan "p"\ncommunicator 0 = [0, 1]\nrank 0\n'
 X = "register %x : float32[4] batch credits 2 from 0 to [1]\n"

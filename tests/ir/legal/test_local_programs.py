@@ -6,7 +6,7 @@ import pytest
 
 from weft.errors import InternalError, UserError
 from weft.ir import parse_local, verify_local
-from weft.ir.spec import LOCAL_RULES
+from weft.ir.legal.tables import LOCAL_RULES
 
 HEAD = "local program of rank 1 micro 2\n"
 LOOP = "loop %part %h %s\n"

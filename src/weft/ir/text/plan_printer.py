@@ -1,4 +1,4 @@
-"""Text of plans; `weft.ir.plan_parser` reads it back to an equal plan."""
+"""Text of plans; `weft.ir.text.plan_parser` reads it back to an equal plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.ir.plan_nodes import (
     Register,
     Transfer,
 )
-from weft.ir.text import argument_text, call_text, phase_text, quoted, tensor_text
+from weft.ir.text.written import argument_text, call_text, phase_text, quoted, tensor_text
 
 
 def input_text(item: LocalInput) -> str:

@@ -113,7 +113,7 @@ class Scanner:
         return items
 
     def argument(self) -> Any:
-        """One argument tree (see `weft.ir.text.argument_text`)."""
+        """One argument tree (see `weft.ir.text.written.argument_text`)."""
         kind, text = self.kind(), self.peek()
         if self.accept("["):
             return self._items("]", self.argument)

@@ -1,4 +1,4 @@
-"""Rules of a legal local program; the table of them is in `weft.ir.spec`."""
+"""Rules of a legal local program; the table of them is in `weft.ir.legal.tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.ir.nodes import OVER_STEP, VARIABLE_ROLES
 from weft.ir.plan import Exchange, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.plan_printer import input_text, local_text, output_text
+from weft.ir.text.plan_printer import input_text, local_text, output_text
 from weft.units import ITEM_SIZE
 
 # The update that a buffer gets, of which each micro-batch makes a version.

@@ -1,11 +1,11 @@
-"""Text of a node; `weft.ir.parser` reads it back to an equal node."""
+"""Text of a node; `weft.ir.text.graph_parser` reads it back to an equal node."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from weft.ir.nodes import Box, Call, Hint, Input, Location, Node, Output, Update, Value
-from weft.ir.text import call_text, layout_text, phase_text, quoted, tensor_text
+from weft.ir.text.written import call_text, layout_text, phase_text, quoted, tensor_text
 from weft.layout import Placement
 
 

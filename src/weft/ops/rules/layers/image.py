@@ -1,6 +1,6 @@
 """Pooling, padding and resampling of images and volumes: by batch and channels. Space stays whole.
 
-Pooling that may also be split along space stands in `weft.ops.rules.pooling`.
+Pooling that may also be split along space stands in `weft.ops.rules.layers.pooling`.
 """
 
 from __future__ import annotations
