@@ -39,6 +39,7 @@ GATES = (
     Gate("readme", (PYTHON, "-m", "pytest", "-q", "-p", "tools.readme", "README.md")),
     Gate("pages", (PYTHON, "-m", "tools.pages")),
     Gate("words", (PYTHON, "-m", "tools.words")),
+    Gate("leaves", (PYTHON, "-m", "tools.leaves")),
     Gate("mirror", (PYTHON, "-m", "tools.mirror")),
 )
 

@@ -2,6 +2,9 @@
 
 - A relative link leads to a file, and to a heading where it names one.
 - A file that is named in `backticks`, by its whole path or the end of it, exists.
+- Where a page says "`name` in `module.py`", that module has the name.
+- An identifier in `backticks` on the pages about the code, such as `snake_case`, `CamelCase` or `Class.member`, is one
+  of the code.
 - A block marked `python` that begins with `# src/weft/…/module.py` is a part of that module as a stub: each function
   and method stands there with these arguments, annotations and results; classes with these bases.
 """
@@ -16,11 +19,18 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from tools.code_names import CodeNames
+
 # What pages name files of.
 FOLDERS = ("src", "tests", "tools", "benchmarks", "examples", "docs")
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Pages that name the code, and not what other libraries have.
+ABOUT_THE_CODE = ("CONTRIBUTING.md", "docs/design.md", "docs/design/*.md")
+
+_IDENTIFIER = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 _NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))`")
+_PLACED = re.compile(r"((?:`[\w.]+`(?:, | and )?)+) in `([\w./-]+\.py)`")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _STUB = re.compile(r"# (src/\S+\.py)\n")
 
@@ -35,13 +45,20 @@ def pages(root: Path) -> list[Path]:
 
 def complaints(root: Path) -> Iterator[str]:
     """What is wrong in the tree at `root`, a line each."""
-    files = _files(root)
+    files, code = _files(root), CodeNames(root)
+    about_code = {page for pattern in ABOUT_THE_CODE for page in root.glob(pattern)}
     for page in pages(root):
         text = page.read_text()
         prose = _BLOCK.sub("", text)
         found = [
             *broken_links(page, prose),
             *(f"names `{name}`, which is not there" for name in unknown_files(prose, files)),
+            *(f"says {line}, where it is not" for line in misplaced_names(root, prose)),
+            *(
+                f"names `{name}`, which the code has not"
+                for name in unknown_names(prose, code)
+                if page in about_code
+            ),
             *(
                 line
                 for kind, block in _BLOCK.findall(text)
@@ -68,6 +85,24 @@ def unknown_files(prose: str, files: frozenset[str]) -> Iterator[str]:
     """Files that a text names, by their path or the end of it, and that are not there."""
     for name in dict.fromkeys(_NAMED.findall(prose)):
         if name not in files:
+            yield name
+
+
+def misplaced_names(root: Path, prose: str) -> Iterator[str]:
+    """Names that a text places in a module of Python, and that no module of that path has."""
+    for names, place in _PLACED.findall(prose):
+        texts = [path.read_text() for folder in FOLDERS for path in (root / folder).rglob(place)]
+        words = [set(re.findall(r"\w+", text)) for text in texts]
+        for name in re.findall(r"[\w.]+", names.replace(" and ", " ")):
+            if not any(there.issuperset(name.split(".")) for there in words):
+                yield f"`{name}` in `{place}`"
+
+
+def unknown_names(prose: str, code: CodeNames) -> Iterator[str]:
+    """Identifiers that a text names, told from plain words by their spelling, and that are not in the code."""
+    for name in dict.fromkeys(_IDENTIFIER.findall(prose)):
+        spelled = name != name.lower() or "_" in name or "." in name
+        if spelled and not name.endswith((".py", ".md")) and not code.has(name):
             yield name
 
 

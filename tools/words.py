@@ -2,6 +2,7 @@
 
 No two classes have one name, and no class, module or package is named by a word that the glossary has in its column
 "not". Words are compared, not letters: "task" is in `Task` and `next_task.py`, not in `Multitasking`.
+Docstrings say the thing itself: none begins with a word that asks, such as "Whether".
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 GLOSSARY = Path("docs/glossary.md")
 SOURCE = Path("src/weft")
+
+_ASKS = re.compile(r"\s*(Wh(at|ether|ere|ich|en|o|ose|om|y)|How)\b")
 
 # Names that several classes share still. The plan: who works on one of these modules for another reason names the class
 # by what it holds in its package (`Call` of runtime/failures: `PostedCall`; `Step` of boxing: `BoxingStep`) and takes
@@ -73,6 +76,16 @@ def modules(source: Path) -> dict[str, list[Path]]:
     return found
 
 
+def asking(source: Path) -> Iterator[tuple[Path, int, str]]:
+    """Docstrings under a folder, of attributes too, that begin with a word that asks: file, line and that word."""
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    if asks := _ASKS.match(text):
+                        yield path, node.lineno, asks[1]
+
+
 def shared_names(found: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
     """Of what `classes` found, the names that occur more than once."""
     return {name: files for name, files in found.items() if len(files) > 1}
@@ -124,6 +137,11 @@ def complaints(root: Path) -> Iterator[str]:
         if name not in SHARED:
             places = ", ".join(str(path.relative_to(root)) for path in files)
             yield f"several classes are named {name}: {places}; name them apart"
+    for path, line, word in asking(source):
+        yield (
+            f'{path.relative_to(root)}:{line}: the docstring begins with "{word}"; let it say the thing: '
+            'a noun ("Bytes that …"), a verb ("Find …"), or "True where …"'
+        )
     glossary = (root / GLOSSARY).read_text()
     yield from (f"{GLOSSARY}: {word} has two rows" for word in doubled(glossary))
     instead = ruled_out(glossary)

@@ -6,11 +6,12 @@ Planning computes some hundred thousand of them; the lock takes longer than most
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, final, overload
 
 _T = TypeVar("_T")
 
 
+@final
 class cached_property(Generic[_T]):
     """A property that is computed when it is first asked for, and then stands in the object's `__dict__`.
 

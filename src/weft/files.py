@@ -1,4 +1,4 @@
-"""Where weft's own files lie: frames of weft's code are told from the user's by it."""
+"""The folder of weft's own files: frames of weft's code are told from the user's by it."""
 
 from __future__ import annotations
 

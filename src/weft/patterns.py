@@ -25,14 +25,14 @@ from weft.errors import StrategyError
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern names just this: the whole name fits."""
+    """True where a pattern names just this: the whole name fits."""
     return fnmatchcase(name, pattern) or (
         "[" in name and fnmatchcase(name, pattern.replace("[", "[[]"))
     )
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Whether a pattern names this, or a module around it; "embed.*" covers the module "embed" too.
+    """True where a pattern names this, or a module around it; "embed.*" covers the module "embed" too.
 
     The model itself, the path "", is covered by nothing.
     """

@@ -32,7 +32,10 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
-    tools = (f"tools/{name}.py" for name in ("gates", "mirror", "pages", "readme", "words"))
+    tools = (
+        f"tools/{name}.py"
+        for name in ("code_names", "gates", "leaves", "mirror", "pages", "readme", "words")
+    )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
     for name in ("benchmarks/empty.py", "tests/test_empty.py"):
@@ -212,12 +215,57 @@ def make(size: int) -> Made:
         ("[no heading](#gone)", "#gone"),
         ("as in `ir/gone.py`", "`ir/gone.py`"),
         ("as in `bad.py`", "`bad.py`"),
+        ("`kept`, `gone` and `Made.of` in `ir/not_bad.py`", "`gone` in `ir/not_bad.py`"),
+        ("`kept` and `Made.gone` in `ir/not_bad.py`", "`Made.gone` in `ir/not_bad.py`"),
     ],
 )
 def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> None:
-    write(tree / "src/weft/ir/not_bad.py", '"""Of another name."""\n')
+    module = '"""Of another name."""\n\nkept = 1\n\n\nclass Made:\n    of: int\n'
+    write(tree / "src/weft/ir/not_bad.py", module)
     write(tree / "docs/page.md", f"# Page\n\n{text}\n")
     assert_fires(GATE["pages"], tree, "docs/page.md", named)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "make_all",
+        "MadeAll",
+        "make_all(size)",
+        "Kept.make",
+        "Made.gone",
+        "Kept.gone",
+        "weft.ir.gone",
+        "told_once",
+    ],
+)
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md"])
+def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name: str) -> None:
+    """A name that only a docstring has, or a comment, is not in the code."""
+    write(tree / "src/weft/ir/made.py", f'{MADE}\n\nclass Kept:\n    """As `told_once`."""\n')
+    write(tree / page, f"as in `{name}`\n")
+    assert_fires(GATE["pages"], tree, page, name.partition("(")[0])
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("CONTRIBUTING.md", "Made.of"),
+        ("docs/design/ir.md", "Kept.of(name)"),
+        ("docs/design.md", "weft.ir.made"),
+        ("docs/design.md", "a_test_of_it"),
+        ("docs/design.md", "an_option"),
+        ("docs/design.md", "plain"),
+        ("docs/decisions/other.md", "NameOfAnotherLibrary"),
+    ],
+)
+def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None:
+    text = f'{MADE}\n\nclass Kept(Made):\n    option = "an_option"\n'
+    write(tree / "src/weft/ir/made.py", text)
+    write(tree / "tests/ir/test_made.py", "def a_test_of_it(): ...\n")
+    write(tree / page, f"as in `{name}`\n")
+    result = GATE["pages"].run(tree)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -280,6 +328,55 @@ def test_words_fires_for_a_word_with_two_rows(tree: Path) -> None:
     glossary = tree / names.GLOSSARY
     glossary.write_text(glossary.read_text() + "| twice | one | |\n| twice | two | |\n")
     assert_fires(GATE["words"], tree, "twice has two rows")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('"""What a rank holds."""\n', "What"),
+        ('"""Bytes."""\n\n\ndef f() -> bool:\n    """Whether it is so."""\n', "Whether"),
+        ('"""Bytes."""\n\n\nclass A:\n    """Where a value is."""\n', "Where"),
+        ('"""Bytes."""\n\nx = 1\n"""\nHow many there are.\n"""\n', "How"),
+    ],
+    ids=["module", "function", "class", "attribute"],
+)
+def test_words_fires_for_a_docstring_that_asks(tree: Path, text: str, word: str) -> None:
+    write(tree / "src/weft/ir/bad.py", text)
+    assert_fires(GATE["words"], tree, "src/weft/ir/bad.py", f'begins with "{word}"')
+
+
+def test_words_takes_a_docstring_that_says_the_thing(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", '"""True where it is so: what it is, and how."""\n')
+    assert GATE["words"].run(tree).returncode == 0
+
+
+def test_leaves_fires_for_a_class_that_nothing_derives_from(tree: Path) -> None:
+    write(tree / "src/weft/ir/bad.py", "class Base: ...\n\n\nclass Leaf(Base): ...\n")
+    result = GATE["leaves"].run(tree)
+    assert result.stdout == "src/weft/ir/bad.py:4: nothing derives from Leaf: mark it @final\n"
+    assert result.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("src/weft/ir/good.py", "@final\n@dataclass\nclass Leaf: ...\n"),
+        ("src/weft/ir/good.py", "class Leaf(typing.Protocol[T]): ...\n"),
+        ("src/weft/ir/good.py", "class Leaf:\n    @abstractmethod\n    def f(self): ...\n"),
+        ("src/weft/errors.py", "class Leaf(Exception): ...\n"),
+        ("tests/test_fakes.py", "class Leaf: ...\n"),
+    ],
+    ids=["final", "protocol", "abstract", "error", "test"],
+)
+def test_leaves_takes_other_classes(tree: Path, module: str, text: str) -> None:
+    write(tree / module, text)
+    assert GATE["leaves"].run(tree).returncode == 0
+
+
+def test_leaves_takes_a_class_that_a_test_derives_from(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", "class Base: ...\n")
+    write(tree / "tests/test_good.py", "class Fake(good.Base[int]): ...\n")
+    assert GATE["leaves"].run(tree).returncode == 0
 
 
 def test_exceptions_to_one_word_for_one_concept_are_needed_still() -> None:

@@ -71,6 +71,21 @@ def rates(rank: int) -> float:
     return steps(program, batch)
 
 
+def numbers(rank: int) -> float:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    model.factor = 1.0  # type: ignore[assignment]
+    options = {"placement": weft.placement("cpu", [0, 1])}
+    batch = torch.ones(4, 4)
+    loss = lambda model, x: (model(x) * model.factor).square().mean()  # noqa: E731
+    program = weft.compile(model, loss, torch.optim.SGD(model.parameters()), batch, **options)
+    for step in range(3):
+        model.factor = 1.0 + step  # type: ignore[assignment]
+        program.step(batch)
+    model.factor += rank  # type: ignore[operator]
+    return steps(program, batch)
+
+
 def updates(rank: int) -> float:
     program, _, batch = make()
     steps(program, batch)
@@ -526,6 +541,7 @@ def held_alone(rank: int) -> float:
 
 CASES: tuple[Callable[[int], float], ...] = (
     rates,
+    numbers,
     updates,
     other_batch,
     one_label,

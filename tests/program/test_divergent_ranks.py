@@ -32,6 +32,7 @@ def outcomes() -> Any:
     ("case", "words"),
     [
         ("rates", ["different hyperparameters"]),
+        ("numbers", ["numbers of Python that the step reads"]),
         ("updates", ["different hyperparameters", "update=False"]),
         ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
         ("one_label", ["different batches"]),

@@ -309,7 +309,7 @@ class Scaled(nn.Linear):
         self.factor = 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * self.factor
+        return super().forward(x) * round(self.factor)
 
 
 def test_there_are_not_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:

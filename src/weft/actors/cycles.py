@@ -1,4 +1,4 @@
-"""How fast a marked graph can turn: the largest ratio of time to tokens over its cycles.
+"""The speed at which a marked graph can turn: the largest ratio of time to tokens over its cycles.
 
 In the long run a marked graph fires every node once in `max over cycles (seconds / tokens)` and not
 faster (Ramchandani, "Analysis of asynchronous concurrent systems by timed Petri nets", 1974). The
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, final
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -20,6 +20,7 @@ Node = TypeVar("Node", bound=Hashable)
 _ROUNDING = 1e-12
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Edge(Generic[Node]):
     """`target` fires for the n-th time only after `source` has fired `n - tokens` times.

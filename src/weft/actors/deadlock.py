@@ -1,9 +1,9 @@
-"""Why plans that run together stand still: the cycle of acts, each of which waits for the next."""
+"""The reason why plans that run together stand still: the cycle of acts, each of which waits for the next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from weft.actors.machine import QueueMachine
 from weft.actors.messages import Act
@@ -14,6 +14,7 @@ from weft.ir.plan import Communicate, Compute, RankPlan, Register
 Who: TypeAlias = tuple[int, int]
 
 
+@final
 class Meeting(NamedTuple):
     """A communication of several ranks: number `place` of its queue, for a micro-batch."""
 
@@ -44,8 +45,9 @@ def deadlock_text(
     return "\n".join(["the plan would hang: these wait for each other:", *lines])
 
 
+@final
 class _WaitForGraph:
-    """Who waits for whom, over all ranks."""
+    """The waits of all ranks: an edge from each that waits to each that it waits for."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class _WaitForGraph:
         return f"rank {rank}: {phase}{micro}, {actor_text(actor)}".replace(": ,", ":")
 
     def reason(self, who: Who) -> str:
-        """What an act waits for, in words."""
+        """Say in words why an act waits."""
         return self._next(who)[1]
 
     def _micro(self, who: Who) -> int:
@@ -140,7 +142,7 @@ class _WaitForGraph:
                 yield (rank, self._at[rank, queue, place]), f"rank {rank} to take part"
 
     def _is_ready(self, rank: int, who: Who) -> bool:
-        """Whether a rank could take part in the communication of `who`."""
+        """True where a rank could take part in the communication of `who`."""
         queue = self._plans[who[0]].actors[who[1]].queue
         other = self._waiting.get((rank, self._at[rank, queue, self._places[who]]))
         return other is not None and not other.versions and not other.copies
@@ -155,5 +157,5 @@ class _WaitForGraph:
                 yield reader
 
     def _version(self, who: Who, register: Register) -> int:
-        """Which version of a register the next act of an actor makes or reads."""
+        """The version of a register that the next act of an actor makes or reads."""
         return self._micro(who) * register.rate // self._plans[who[0]].actors[who[1]].acts

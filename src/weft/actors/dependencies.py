@@ -1,13 +1,14 @@
-"""What an act needs of others before it may begin: read off the plan, without running it."""
+"""The dependencies of an act, which must be there before it may begin: read off the plan, without running it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.ir.plan import Actor, Hold, RankPlan, Register
 
 
+@final
 class ActKey(NamedTuple):
     """An act: an actor's id, and how often it has acted before, over all steps."""
 
@@ -15,6 +16,7 @@ class ActKey(NamedTuple):
     number: int
 
 
+@final
 class Dependency(NamedTuple):
     """A condition of an act: another act must have ended.
 
@@ -29,6 +31,7 @@ class Dependency(NamedTuple):
     copy: bool
 
 
+@final
 class Dependencies:
     """The conditions of the acts of one rank.
 
@@ -41,7 +44,7 @@ class Dependencies:
         self._registers = {register.value.name: register for register in plan.registers}
 
     def of(self, act: ActKey) -> Iterator[Dependency]:
-        """What an act needs of others, in steps that have been."""
+        """The dependencies of an act, in steps that have been."""
         actor = self._actors[act.actor]
         for name in actor.consumes:
             register = self._registers[name]

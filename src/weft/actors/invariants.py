@@ -1,4 +1,4 @@
-"""What holds of a queue's state after every event, as rules that are checked while debugging.
+"""Invariants of a queue's state, which hold after every event: rules that are checked while debugging.
 
 With `WEFT_DEBUG=1` every machine checks itself (`QueueMachine.check_invariants`) after so many events
 that it costs little, with `WEFT_DEBUG=every` after each. Each rule recomputes from acts and
@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.actors.messages import Act
 from weft.actors.wiring import Port, Task
@@ -21,6 +22,7 @@ VARIABLE = "WEFT_DEBUG"
 _CHEAP = 4
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """The state of a `QueueMachine`, with its words for it; not a copy.
@@ -49,7 +51,7 @@ class QueueState:
     left: Mapping[int, int]
 
     def finished(self, task: Task) -> int:
-        """How many acts of a task have ended."""
+        """The number of acts of a task that have ended."""
         return task.acted - (self.running is not None and self.running.actor == task.id)
 
 
@@ -58,7 +60,7 @@ Rule = Callable[[QueueState], Iterator[str]]
 
 
 def is_debugging() -> bool:
-    """Whether the environment asks for checks."""
+    """True where the environment asks for checks."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 

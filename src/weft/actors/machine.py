@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, final
 
 from weft.actors.invariants import QueueState, check, events_between_checks
 from weft.actors.messages import (
@@ -36,6 +36,7 @@ from weft.errors import InternalError
 from weft.ir.plan import RankPlan
 
 
+@final
 class QueueMachine:
     """Decides when the actors of one queue act.
 
@@ -123,7 +124,7 @@ class QueueMachine:
         return self._start(task)
 
     def finish(self) -> list[Action]:
-        """What `handle` says when the act that runs has been done: the short way for whoever ran it."""
+        """The actions that `handle` gives when the act that runs has been done: the short way for whoever ran it."""
         act = self._running
         if act is None:
             raise InternalError(f"{self.queue}: nothing runs that could have finished")
@@ -136,7 +137,7 @@ class QueueMachine:
 
     @property
     def may_act(self) -> bool:
-        """Whether some act may start now, in any order; never while one runs or when in order."""
+        """True when some act may start now, in any order; never while one runs or when in order."""
         return self._running is None and bool(self._ready)
 
     def ready(self) -> tuple[Act, ...]:
@@ -146,7 +147,7 @@ class QueueMachine:
         return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
 
     def readers_left(self, register: str, version: int) -> int:
-        """How many actors of this queue have not finished with a version, those that run included."""
+        """The number of actors of this queue that have not finished with a version, those that run included."""
         return self._ports[register].local.get(version, 0)
 
     def statistics(self) -> QueueStatistics:
@@ -370,7 +371,7 @@ class QueueMachine:
 
 
 def _waiting(task: Task) -> Waiting:
-    """What the next act of a task lacks."""
+    """The inputs and credits that the next act of a task lacks."""
     step, micro = divmod(task.acted, task.acts)
     versions = [port.register for port in task.consumes if port.arrived <= task.acted]
     versions += [port.register for port in task.holds if port.arrived <= step]

@@ -1,4 +1,4 @@
-"""What goes into a queue's state machine (events) and what comes out (actions and acts).
+"""The messages of a queue's state machine: events go in, actions and acts come out.
 
 Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a
 frozen dataclass. Versions count from 0 for each register, `rate` of them a step. An actor that acts
@@ -9,15 +9,17 @@ it makes is numbered likewise, plus one in a register that was full before the f
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 
+@final
 class Begin(NamedTuple):
     """Event: every actor may now act for step `step`; steps begin in order."""
 
     step: int
 
 
+@final
 class Ready(NamedTuple):
     """Event (`req`): version `version` of `register`, produced on another queue, may be read."""
 
@@ -25,6 +27,7 @@ class Ready(NamedTuple):
     version: int
 
 
+@final
 class Released(NamedTuple):
     """Event (`ack`): another queue has no reader left for version `version` of `register`."""
 
@@ -32,6 +35,7 @@ class Released(NamedTuple):
     version: int
 
 
+@final
 class Finished(NamedTuple):
     """Event: the act that was started has been done."""
 
@@ -40,14 +44,16 @@ class Finished(NamedTuple):
     micro: int = 0
 
 
+@final
 class Act(NamedTuple):
-    """What a machine starts: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
+    """A start by a machine: run actor `actor` for micro-batch `micro` of step `step`, then report `Finished`."""
 
     actor: int
     step: int
     micro: int = 0
 
 
+@final
 class Send(NamedTuple):
     """Action: hand `event` to the machine of `queue`."""
 
@@ -55,6 +61,7 @@ class Send(NamedTuple):
     event: Ready | Released
 
 
+@final
 class Free(NamedTuple):
     """Action: drop version `version` of `register`, made on this queue: no actor of this queue reads it.
 
@@ -65,6 +72,7 @@ class Free(NamedTuple):
     version: int
 
 
+@final
 class EndStep(NamedTuple):
     """Action: every actor of this queue has acted for step `step`."""
 

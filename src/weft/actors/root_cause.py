@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import final
 
 from weft.actors.statistics import QueueStatistics, Waiting
 from weft.ir.plan import RankPlan
@@ -25,8 +26,9 @@ def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[i
     return max(ends, key=lambda end: (ends[end], end), default=())
 
 
+@final
 class _LastWaited:
-    """Who waits for whom.
+    """The waits between actors, each followed to the one that is waited for in the end.
 
     Attributes:
         waiting: what each actor that waits lacks, by its id.

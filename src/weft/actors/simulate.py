@@ -50,7 +50,7 @@ class VirtualClock(Generic[Item]):
         self._count = 0
 
     def __call__(self) -> float:
-        """What time it is."""
+        """The time now, on the virtual clock."""
         return self.now
 
     def after(self, seconds: float, item: Item) -> float:
@@ -61,7 +61,7 @@ class VirtualClock(Generic[Item]):
         return time
 
     def due(self) -> list[Item]:
-        """What happens now, in order; each is told once."""
+        """The items that are due now, in order; each is given once."""
         found = []
         while self._coming and self._coming[0][0] <= self.now:
             found.append(heappop(self._coming)[2])
@@ -75,6 +75,7 @@ class VirtualClock(Generic[Item]):
         return True
 
 
+@final
 class Timed(NamedTuple):
     """One act of a simulation, in seconds from the beginning of the step."""
 
@@ -84,9 +85,10 @@ class Timed(NamedTuple):
     end: float
 
 
+@final
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation showed.
+    """The results of a simulation.
 
     Attributes:
         makespan: seconds of the step.
@@ -119,6 +121,7 @@ def simulate(
     return Simulation(world.clock(), timelines, {} if fixed else world.orders())
 
 
+@final
 @dataclass(eq=False, slots=True)
 class _Lane:
     """A queue of a rank, with what its driver asks of it: its executor and its post. Compared by identity.
@@ -166,7 +169,8 @@ class _Lane:
         """The only step ends when nothing more happens."""
 
 
-@dataclass(eq=False, slots=True)
+@final
+@dataclass(frozen=True, eq=False, slots=True)
 class _Rendezvous:
     """The lanes of a communicator, one for each of its ranks; compared by identity."""
 
@@ -174,7 +178,8 @@ class _Rendezvous:
     lanes: list[_Lane] = field(default_factory=list)
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _World:
     """The state of a simulation.
 

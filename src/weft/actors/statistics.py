@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import final
 
 from weft.actors.messages import Act
 from weft.ir.plan import Actor, Communicate, Compute, RankPlan
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """An actor whose next act, for step `step`, has to wait.
@@ -28,6 +30,7 @@ class Waiting:
     micro: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
     """State of one queue: steps begun, acts started, what runs now, and who waits for what.
@@ -45,7 +48,7 @@ class QueueStatistics:
 
     @property
     def idle(self) -> bool:
-        """Whether every actor has acted for every step begun."""
+        """True when every actor has acted for every step begun."""
         return self.running is None and not self.waiting
 
 
@@ -55,7 +58,7 @@ def actor_text(actor: Actor) -> str:
 
 
 def waiting_text(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> str:
-    """What runs and what waits on the queues of a rank, one line each."""
+    """The acts that run and those that wait on the queues of a rank, as text, one line each."""
     lines = []
     for queue in statistics:
         if queue.running is not None:
@@ -98,5 +101,5 @@ def _waiting_line(plan: RankPlan, waiting: Waiting) -> str:
 
 
 def when_text(actor: Actor, step: int, micro: int) -> str:
-    """When an act is: "step 3", or "step 3, micro-batch 1" of an actor that acts for each."""
+    """The time of an act in words: "step 3", or "step 3, micro-batch 1" of an actor that acts for each."""
     return f"step {step}, micro-batch {micro}" if actor.acts > 1 else f"step {step}"

@@ -1,14 +1,16 @@
-"""How one queue of a plan is wired: its actors as tasks, the registers they touch as ports."""
+"""The wiring of one queue of a plan: its actors as tasks, the registers they touch as ports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.errors import InternalError
 from weft.ir.plan import Actor, Hold, RankPlan, Register
 
 
+@final
 @dataclass(slots=True, eq=False)
 class Task:
     """An actor of this queue.
@@ -37,6 +39,7 @@ class Task:
     fills: tuple[Port, ...] = ()
 
 
+@final
 @dataclass(slots=True, eq=False)
 class Port:
     """A register as one queue sees it.

@@ -40,7 +40,7 @@ def step_node(
     rank: int,
     communicator_of: CommunicatorOf,
 ) -> LocalNode | None:
-    """What `rank` runs for one step of boxing.
+    """The node that `rank` runs for one step of boxing.
 
     Args:
         step: the step.

@@ -1,4 +1,4 @@
-"""How the gradient of a tensor lies, given how the tensor lies."""
+"""The layout of a tensor's gradient, given the layout of the tensor."""
 
 from __future__ import annotations
 

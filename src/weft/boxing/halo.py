@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.cached import cached_property
 from weft.ir.logical import Value
@@ -19,6 +20,7 @@ from weft.ops.windows import slides_at, window_signatures
 from weft.units import ITEM_SIZE, Bytes
 
 
+@final
 @dataclass(frozen=True)
 class Halo:
     """One exchange of border rows.
@@ -36,17 +38,17 @@ class Halo:
 
     @cached_property
     def held(self) -> dict[int, Region]:
-        """What each rank has."""
+        """The region that each rank holds."""
         layout, shape = layout_of(self.value), self.value.shape
         return {rank: layout.local_ranges(shape, rank) for rank in layout.placement.ranks}
 
     @cached_property
     def read(self) -> dict[int, Region]:
-        """What each rank reads."""
+        """The region that each rank reads."""
         return dict(zip(self.held, self.wanted, strict=True))
 
     def bytes(self, group: tuple[int, ...]) -> Bytes:
-        """What crosses between the ranks of a group."""
+        """Bytes that cross between the ranks of a group."""
         missing = 0
         for rank in group:
             kept = overlap(self.held[rank], self.read[rank])
@@ -55,7 +57,7 @@ class Halo:
 
     @property
     def total(self) -> Bytes:
-        """What crosses between ranks in all groups."""
+        """Bytes that cross between ranks in all groups."""
         return Bytes(sum(map(self.bytes, self.groups)))
 
     def group_of(self, rank: int) -> tuple[int, ...]:
@@ -63,7 +65,7 @@ class Halo:
         return next(group for group in self.groups if rank in group)
 
     def transfer(self, rank: int, communicator: int, source: str, output: str) -> Transfer:
-        """What `rank` runs."""
+        """The transfer that `rank` runs."""
         group, dtype = self.group_of(rank), self.value.dtype
         sends, receives = [], []
         for place, peer in enumerate(group):
@@ -130,7 +132,7 @@ def _regions(
 
 
 def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) -> bool:
-    """Whether a call is split along a dimension along which its kernel slides; the same on all ranks."""
+    """True where a call is split along a dimension along which its kernel slides; the same on all ranks."""
     if not slides_at(call.op):
         return False
     for signature, parts in zip(chosen, grid, strict=True):

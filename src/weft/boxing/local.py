@@ -1,14 +1,16 @@
-"""What one rank does in a step of boxing: local shapes, peers, and the pieces that they exchange."""
+"""One rank's share of a step of boxing: local shapes, peers, and the pieces that they exchange."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing.step import Step, StepKind, step_bytes
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, shard_sizes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalStep:
     """One rank's part in a step on one placement.
@@ -47,7 +49,7 @@ class LocalStep:
 
 
 def local_step(step: Step, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
-    """What `rank` does in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
+    """The work of `rank` in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
 
     All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
     balanced shards, so that peers agree on their sizes without asking.

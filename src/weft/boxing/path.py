@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.boxing.step import COLLECTIVES, Step, StepKind, step_bytes, step_kind
 from weft.boxing.transfer import crossing, missing_elements
@@ -80,10 +80,11 @@ def whole_states(options: State, axes: int) -> tuple[State, ...]:
 
 
 def move_weight(kind: StepKind, moved: int) -> int:
-    """What a step weighs against others, in bytes."""
+    """The weight of a step against others, in bytes."""
     return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
 
 
+@final
 @dataclass(frozen=True)
 class _Search:
     """Dijkstra's algorithm over layouts; ties go to fewer steps, then to Broadcast and earlier splits."""
@@ -160,7 +161,7 @@ def _unwind(reached: dict[Layout, Step | None], end: Layout) -> tuple[Step, ...]
 
 
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
-    """Whether `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
+    """True where `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
 
     A later axis that splits the same dimension cuts this axis's pieces. A later Partial with
     another reduction is reduced before this axis's Partial, and a sum of maxima is not a maximum of
@@ -194,7 +195,7 @@ def _moved(
 
 
 def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
-    """Whether two splits divide evenly, however they are cut."""
+    """True where two splits divide evenly, however they are cut."""
     splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
     return all(shape[split.dim] % ranks == 0 for split in splits)
 

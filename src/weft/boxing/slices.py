@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 from weft.ir.plan import Collective
 from weft.ir.queries.memory import value_bytes
@@ -13,6 +14,7 @@ from weft.units import ITEM_SIZE
 SLICE = 256 * 2**20
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Slices:
     """A reduce-scatter in slices: every rank's piece is cut along `axis`, its `extent`, into `length` at a time.
@@ -28,7 +30,7 @@ class Slices:
 
 
 def slices_of(each: Collective) -> Slices | None:
-    """How a reduce-scatter of a large input runs, so that what arrives takes little beside it; None in one go."""
+    """Slices for a reduce-scatter of a large input, to keep memory beside its result small; None to run in one go."""
     whole = value_bytes(each.input)
     if whole <= SLICE or not math.prod(each.sizes):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.layout import IDEMPOTENT, SBP, Broadcast, Layout, Partial, Split
 from weft.units import Bytes
@@ -25,6 +25,7 @@ COLLECTIVES: frozenset[StepKind] = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of boxing.
@@ -43,7 +44,7 @@ class Step:
 
 
 def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
-    """What takes one axis of `parts` ranks from `source` to another SBP in one step; None when nothing does.
+    """The kind of step that takes one axis of `parts` ranks from `source` to `target`; None when no single step does.
 
     Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent
     reduction as it stands; the others keep it on the first rank. Around a piece, and in place of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ State: TypeAlias = tuple[SBP, ...]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalTransfer:
     """One rank's part in a transfer.
@@ -54,7 +55,7 @@ def transfer_ranks(step: Step) -> tuple[int, ...]:
 
 
 def local_transfer(step: Step, shape: tuple[int, ...], rank: int) -> LocalTransfer:
-    """What `rank`, of one of the placements or both, does in `step` on a tensor of whole `shape`."""
+    """The work of `rank`, of one of the placements or both, in `step` on a tensor of whole `shape`."""
     ranks = transfer_ranks(step)
     before, after = step.source, step.target
     held = before.local_ranges(shape, rank) if rank in before.placement.coordinates else None
@@ -108,7 +109,7 @@ def missing_elements(
 def regions_of(
     states: tuple[State, ...], grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[Indices, Indices]:
-    """Where the regions of each state start and end: arrays [states, ranks, dimensions]."""
+    """Starts and ends of the regions of each state: arrays [states, ranks, dimensions]."""
     found = [_state_regions(state, grid, shape) for state in states]
     table = np.array(found, dtype=np.int64).reshape(len(states), 2, math.prod(grid), len(shape))
     return table[:, 0], table[:, 1]

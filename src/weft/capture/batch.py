@@ -1,10 +1,10 @@
-"""What the example batch looks like, and the check that later batches look the same."""
+"""The structure of the example batch, and the check that later batches have the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -13,6 +13,7 @@ from weft.errors import BatchError
 from weft.ops.dtypes import dtype_name
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
     """A tensor of the batch: its key, whole shape and dtype ("int64")."""
@@ -25,6 +26,7 @@ class TensorLeaf:
         return f"a tensor {self.dtype}{list(self.shape)}"
 
 
+@final
 @dataclass(frozen=True)
 class BatchSpec:
     """Containers and leaves of the batch that a step was captured for; leaves that are no tensors are baked in."""
@@ -45,7 +47,7 @@ class BatchSpec:
         return tuple((leaf.key, leaf.shape, getattr(torch, leaf.dtype)) for leaf in self.tensors)
 
     def read_batch(self, batch: Any) -> dict[str, torch.Tensor] | None:
-        """What `flatten_batch` returns, at a tenth of the cost, for plain tensors in dicts, lists and tuples.
+        """Give the result of `flatten_batch`, at a tenth of the cost, for plain tensors in dicts, lists and tuples.
 
         None for any other batch, and for one that differs from the example.
         """
@@ -77,7 +79,7 @@ class BatchSpec:
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
     def differs_in_shape(self, batch: Any) -> bool:
-        """Whether a later batch differs in nothing but shapes, with as many dimensions."""
+        """True where a later batch differs in nothing but shapes, with as many dimensions."""
         found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
         if [leaf.key for leaf in self.leaves] != [key for key, _ in found] or tree != self.tree:
             return False
@@ -101,7 +103,7 @@ class BatchSpec:
 
 
 def describe_batch(batch: Any) -> BatchSpec:
-    """What `batch` looks like.
+    """Describe the structure of `batch`, and the shapes and dtypes of its leaves.
 
     Raises:
         BatchError: when a leaf is neither a dense tensor nor a plain constant, or two leaves have
@@ -155,7 +157,7 @@ def in_order(template: Any, batch: Any) -> Any:
 
 
 def _alike(expected: TensorLeaf | Static, leaf: Any) -> bool:
-    """Whether a leaf is as expected, but for its shape."""
+    """True where a leaf is as expected, but for its shape."""
     if isinstance(expected, Static) or not isinstance(leaf, torch.Tensor):
         try:
             _check_leaf(expected, leaf)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from weft.capture.batch import BatchSpec, describe_batch
+from weft.capture.numbers.changing import ChangingNumber, number_text
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.python.watch import Watch
+from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.trace import (
     LossFunction,
@@ -34,6 +35,7 @@ from weft.ir.logical import Input, LogicalGraph, Role
 _lock = threading.RLock()
 
 
+@final
 @dataclass(frozen=True)
 class Captured:
     """A captured step.
@@ -48,6 +50,7 @@ class Captured:
         watch: values of Python that the step depends on.
         skeletons: of its trace.
         rules: how parameters are updated, by name.
+        numbers: of Python that change between steps, by the key of the constant [] that stands for each.
     """
 
     graph: LogicalGraph
@@ -58,9 +61,15 @@ class Captured:
     watch: Watch = field(default_factory=Watch)
     skeletons: Skeletons | None = None
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
+    numbers: Mapping[str, ChangingNumber] = field(default_factory=dict)
+
+    @property
+    def followed(self) -> list[str]:
+        """The user's names of what is computed of `numbers`."""
+        return sorted({str(number_text(each)) for each in self.numbers.values()})
 
     def unflatten_outputs(self, values: Mapping[str, Any]) -> Any:
-        """What the loss function returned, built from the values of the graph's outputs by key."""
+        """Build the value that the loss function returned from the values of the graph's outputs by key."""
         return self.outputs.unflatten(values)
 
 
@@ -76,6 +85,7 @@ def capture(
     parameters: str | None = None,
     masters: bool = False,
     like: Captured | None = None,
+    changing: Sequence[Entry] = (),
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -96,6 +106,7 @@ def capture(
         masters: whether optimizers update float32 copies of narrower parameters.
         like: the same step for a batch of other shapes, which makes it quicker, and has decided which
             states there are.
+        changing: where numbers of Python stand that change between steps.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -119,6 +130,7 @@ def capture(
             Casts(precision, parameters, device_type),
             apart,
             like.skeletons if like else None,
+            changing,
         )
         groups = {name: group for name, group in groups.items() if name in traced.gradients}
         rules = (
@@ -139,6 +151,7 @@ def capture(
         traced.watch,
         traced.skeletons,
         rules,
+        {f"constant{i}": each for i, each in traced.numbers.items() if f"constant{i}" in constants},
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, final
 from unittest.mock import patch
 
 import torch
@@ -35,6 +35,7 @@ def checkpoints_noted() -> Iterator[None]:
         with note(**({} if inside else {_CHECKPOINT: next(numbers)})):
             yield
 
+    @final
     class Reentrant:
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:

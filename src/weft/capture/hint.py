@@ -35,7 +35,7 @@ def hint(x: torch.Tensor, sbp: SBP | tuple[SBP, ...]) -> torch.Tensor:
 
 
 def capturing() -> bool:
-    """Whether a step is being captured, by this thread."""
+    """True while this thread captures a step."""
     return _capturing.get()
 
 

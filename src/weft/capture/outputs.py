@@ -1,13 +1,14 @@
-"""What the user's loss function returned: where the loss is, and how to build the same containers again."""
+"""The structure of the loss function's result: where the loss is, and how to build the same containers again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
+from weft.capture.numbers.changing import number_now
 from weft.capture.python.numbers import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
@@ -15,6 +16,7 @@ from weft.errors import CaptureError
 _RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Number:
     """A leaf that is a number of Python, read from the tensor with this key."""
@@ -22,6 +24,7 @@ class Number:
     key: str
 
 
+@final
 @dataclass(frozen=True)
 class OutputSpec:
     """Containers and leaves of the returned value; a leaf is the key of a tensor, or a constant handed back as is."""
@@ -37,7 +40,7 @@ class OutputSpec:
 def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
     match leaf:
         case Static():
-            return leaf.value
+            return number_now(leaf.value)
         case Number(key=key):
             return values[key].item()
     return values[leaf]
@@ -46,7 +49,7 @@ def _given(leaf: str | Number | Static, values: Mapping[str, Any]) -> Any:
 def describe_outputs(
     result: Any, loss: torch.Tensor | None
 ) -> tuple[OutputSpec, dict[str, torch.Tensor]]:
-    """How `result` is built, and its tensors by key; the key of `loss` is "loss".
+    """The structure of `result`, and its tensors by key; the key of `loss` is "loss".
 
     An object that is neither tensor nor constant, such as the cache in what a model of
     `transformers` returns, is handed back as None.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,9 +15,10 @@ from weft.errors import CaptureError
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@final
 @dataclass(frozen=True)
 class Casts:
-    """What the forward computes in: "bf16", "fp16", or None for the model's own.
+    """The dtype of the forward: "bf16", "fp16", or None for the model's own.
 
     Attributes:
         compute: of matrix products and convolutions, by autocast.
@@ -31,11 +32,11 @@ class Casts:
 
     @property
     def scaled(self) -> bool:
-        """Whether gradients are so small in the dtype that the loss has to be scaled."""
+        """True where gradients are so small in the dtype that the loss has to be scaled."""
         return "fp16" in (self.compute, self.parameters)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a parameter in the forward."""
+        """The tensor that stands for a parameter in the forward."""
         cast: torch.Tensor = _cast(tensor, self.parameters)
         return cast
 

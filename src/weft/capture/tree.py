@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -28,6 +28,7 @@ from torch.utils._pytree import (
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
+@final
 @dataclass(frozen=True)
 class Kind:
     """The class of an opened container, and the names of what it holds, in order."""
@@ -46,6 +47,7 @@ class Kind:
         return made
 
 
+@final
 class Opened:
     """A container as its kind and its values."""
 
@@ -98,6 +100,7 @@ register_pytree_node(
 Tree: TypeAlias = TreeSpec
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Static:
     """A leaf that is no tensor: baked into the graph, or handed back as it was."""

@@ -1,4 +1,4 @@
-"""Why a run failed: each rank that raises writes a note, and the launcher finds the one that came first.
+"""The reason why a run failed: each rank that raises writes a note, and the launcher finds the one that came first.
 
 When one rank fails, its peers soon fail too, because it no longer answers. The agent only sees exit
 codes, in any order; the notes carry the time and the traceback.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from weft.errors import RankFailure
 from weft.runtime.world.launch import Exit
@@ -26,9 +27,10 @@ NOTES = "WEFT_FAILURE_NOTES"
 CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
 
+@final
 @dataclass(frozen=True)
 class Note:
-    """What a rank wrote down when it raised.
+    """The note that a rank wrote when it raised.
 
     Attributes:
         rank: the global rank.

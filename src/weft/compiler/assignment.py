@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.layout import Layout
 
 
+@final
 @dataclass(frozen=True)
 class Assignment:
     """The layouts of a logical graph.

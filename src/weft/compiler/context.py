@@ -1,9 +1,10 @@
-"""What passes are told besides what they rewrite: `Context`; and where stages run: `Stages`."""
+"""The `Context` that passes are told besides the graph or program that they rewrite, and the `Stages` in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.compiler.hints import GridHints
 from weft.compiler.options import Options
@@ -12,9 +13,10 @@ from weft.ir.logical import LogicalGraph
 from weft.layout import Layout, Placement, broadcast_layout
 
 
+@final
 @dataclass(frozen=True)
 class Stages:
-    """Where each stage runs, and where variables live.
+    """The placements of stages, and the homes of variables.
 
     Attributes:
         placements: of stage 0, 1, ….
@@ -32,9 +34,10 @@ class Stages:
         return broadcast_layout(Placement(self.placements[0].device_type, (len(ranks),), ranks))
 
 
+@final
 @dataclass(frozen=True)
 class Context:
-    """What the user asks for, and what is decided by the time that a pass runs.
+    """The wishes of the user, and all that is decided by the time that a pass runs.
 
     Attributes:
         placement: all ranks.
@@ -64,7 +67,7 @@ class Context:
 
     @property
     def device(self) -> Device:
-        """What computes, and what connects the ranks."""
+        """The device that computes, and the links between the ranks."""
         return self.options.device or usual_device(self.placement.device_type)
 
     @property

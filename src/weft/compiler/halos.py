@@ -44,7 +44,7 @@ def graph_halos(graph: LogicalGraph) -> Iterator[tuple[Halo, Call]]:
 def halo_cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the exchanges before a call cost that is split along `axis` under `signature`.
+    """The cost of the exchanges before a call that is split along `axis` under `signature`.
 
     Args:
         call: with the shapes that it has along `axis` before it is split.

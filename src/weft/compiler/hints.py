@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Value
@@ -14,9 +14,10 @@ from weft.layout import SBP, Partial, Placement, Shares, Split, reductions_of
 Thin: TypeAlias = frozenset[tuple[int, int]]
 
 
+@final
 @dataclass(frozen=True)
 class Hints:
-    """What the user fixed.
+    """The layouts that the user fixed.
 
     Attributes:
         inputs: for an input's key, one SBP for each axis of the placement; None leaves the axis
@@ -51,7 +52,7 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
 
 
 def is_hint(node: object) -> bool:
-    """Whether a node passes its value on as it is, in the layout that its hint says."""
+    """True where a node passes its value on as it is, in the layout that its hint says."""
     return isinstance(node, Call) and node.hint is not None
 
 
@@ -79,7 +80,7 @@ def enough_elements(
     grid: tuple[int, ...],
     thin: Thin = frozenset(),
 ) -> bool:
-    """Whether every rank gets at least one element along each dimension that is split.
+    """True where every rank gets at least one element along each dimension that is split.
 
     Args:
         shape: of the whole tensor.

@@ -1,9 +1,9 @@
-"""What the passes may be told: stages, time and memory, by a strategy; costs and sizes, by those who tune."""
+"""The options of the passes: stages, time and memory, by a strategy; costs and sizes, by those who tune."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 from weft.hardware import CostModel, Device
 from weft.layout import SBP
@@ -16,9 +16,10 @@ Metric: TypeAlias = Literal["grad_norm"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
+@final
 @dataclass(frozen=True)
 class Options:
-    """What the passes may be told.
+    """The options of the passes.
 
     Attributes:
         cost_model: what work and communication cost.
@@ -61,7 +62,7 @@ class Options:
 
 
 def options_of(strategy: Strategy) -> Options:
-    """What the passes need to know of a strategy; the rest as it is for all."""
+    """The options that the passes need from a strategy; the rest as it is for all."""
     names = (each.name for each in fields(strategy) if each.name not in LAYOUTS)
     laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
     told = {name: getattr(strategy, name) for name in names}

@@ -1,4 +1,4 @@
-"""What a pass is, and what runs the tables of passes of `pipeline.py`.
+"""The forms of a pass, and the runners of the tables of passes of `pipeline.py`.
 
 A pass is one public function in a module of its own, pure, of one of two forms:
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.context import Context
 from weft.ir import LocalProgram, LogicalGraph, verify, verify_local
@@ -22,9 +22,10 @@ GraphPass: TypeAlias = Callable[[LogicalGraph, Context], LogicalGraph]
 ProgramPass: TypeAlias = Callable[[LocalProgram, Context], LocalProgram]
 
 
+@final
 @dataclass(frozen=True)
 class Decision:
-    """A row among passes: what is settled, for passes behind it, of the graph as it is by now."""
+    """A row among passes that settles something of the graph as it is by now, for passes behind it."""
 
     decide: Callable[[LogicalGraph, Context], Context]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.context import Context, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
@@ -56,9 +57,10 @@ from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
 
+@final
 @dataclass(frozen=True)
 class Compiled:
-    """What the pipeline made on the way, for `explain` and for the runtime.
+    """The results of the pipeline on its way, for `explain` and for the runtime.
 
     Attributes:
         graph: the logical graph with layouts and boxing.
@@ -121,6 +123,7 @@ LAID: tuple[GraphPass, ...] = (lay_exchanges,)
 ON_RANKS: tuple[ProgramPass, ...] = (overlap, join_losses, copy_escaping_views, offload)
 
 
+@final
 @dataclass(frozen=True)
 class Laid:
     """The graph with a layout for every value, and what was settled on the way.
@@ -136,9 +139,10 @@ class Laid:
     deduced: tuple[Deduced, ...]
 
 
+@final
 @dataclass(frozen=True)
 class Lowered:
-    """What ranks run.
+    """The programs and the plan that ranks run.
 
     Attributes:
         communicators: all of them.
@@ -220,7 +224,7 @@ def lower(laid: Laid, ranks: Sequence[int], before: Cut | None = None) -> Lowere
 
 
 def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int]) -> Compiled:
-    """What was asked for of it; raises where it takes more memory than there may be."""
+    """The parts of the result that were asked for; raises where the plan takes more memory than there may be."""
     graph, schedule, options = laid.graph, lowered.schedule, laid.context.options
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in lowered.programs if program.rank in ranks)

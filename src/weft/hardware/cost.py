@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing import COLLECTIVE_BYTES
 from weft.units import Bytes, Flops
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What deduction minimises, in bytes that cross between devices. All amounts are sums over all devices.
+    """The costs that deduction minimises, in bytes that cross between devices. All amounts are sums over all devices.
 
     Sums, not the slowest device: work that is split costs its whole once, work that is replicated
     costs it on every device. Dividing by the number of devices would change no decision.

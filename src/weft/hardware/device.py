@@ -7,15 +7,17 @@ takes beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.ops import OpCall, flops, traffic
 from weft.ops.cost import tensor_bytes
 from weft.units import Bytes, Flops, Seconds
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one rank's device does in a second.
+    """The speeds of one rank's device, in amounts a second.
 
     Attributes:
         flops: floating-point operations a second.

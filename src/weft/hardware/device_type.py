@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.hardware.device import Device
 from weft.units import Seconds
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class DeviceType:
     """A device type.
@@ -43,5 +45,5 @@ def usual_device(device_type: str) -> Device:
 
 
 def is_launched(device_type: str) -> bool:
-    """Whether a device of this type goes on by itself with what the host has launched."""
+    """True where a device of this type goes on by itself with the work that the host has launched."""
     return DEVICE_TYPES[device_type].launched

@@ -1,9 +1,10 @@
-"""How long the acts of a plan will take, estimated from shapes and a model of the device."""
+"""Durations of the acts of a plan, estimated from shapes and a model of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import final
 
 from weft.errors import RuleError
 from weft.hardware import Device
@@ -28,6 +29,7 @@ from weft.ops.weft_ops import WEFT_OPS
 from weft.units import ITEM_SIZE, Bytes, Flops, Seconds
 
 
+@final
 class Durations:
     """Estimates for the ranks of one program; equal calls, such as those of repeated layers, are estimated once."""
 

@@ -1,16 +1,17 @@
-"""What stands in a call: argument trees with names of values, and what is found of them, once for all copies."""
+"""The arguments of a call: trees with names of values, and facts found in them, once for all copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, final
 
 from weft.cached import cached_property
 from weft.ops.call import Argument, OpCall, Token, map_argument, operand
 from weft.ops.call import Varying as Varying
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A use of the value called `name`."""
@@ -26,7 +27,7 @@ Arg: TypeAlias = (
 
 
 class Arguments:
-    """What stands in the argument trees of a call; a call never changes, so that each is walked once.
+    """The contents of a call's argument trees; a call never changes, so that each is walked once.
 
     Copies with the same arguments, or with other names in them, share what was found (`changed`, `with_names`).
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any
+from typing import Any, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import (
@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 
+@final
 @dataclass(frozen=True)
 class LogicalGraph:
     """A training or evaluation step at logical size.
@@ -145,7 +146,7 @@ class LogicalGraph:
 
 
 def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
-    """Whether a node runs once per micro-batch, where `loop` holds the loop values before it."""
+    """True where a node runs once per micro-batch, with `loop` the loop values before it."""
     if isinstance(node, Call) and node.varyings:
         return True
     return not loop.isdisjoint(node.uses)

@@ -6,7 +6,7 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.arguments import Arg as Arg
@@ -35,6 +35,7 @@ MASTER = "weft_master"
 PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Value:
     """A tensor of the graph: its name, whole shape, dtype, and, once deduced, its layout."""
@@ -45,9 +46,10 @@ class Value:
     layout: Layout | None = None
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in the user's program a node comes from.
+    """The place in the user's program that a node comes from.
 
     Attributes:
         file: path of the source file.
@@ -73,6 +75,7 @@ class Location:
         return f"{where}{inside}{' (backward)' if self.backward else ''}"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Phase:
     """The stage that runs a call, and whether it belongs to its forward or its backward."""
@@ -91,9 +94,10 @@ FORWARD = Phase(0, "forward")
 HINT, TAKE = "weft.hint", "weft.take"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """How the result of a call is to lie, whatever that costs.
+    """The layout that the result of a call is to have, whatever that costs.
 
     Attributes:
         sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
@@ -109,7 +113,7 @@ class Hint:
         return ", ".join("*" if sbp is None else str(sbp) for sbp in self.sbps)
 
     def at(self, axis: int) -> SBP | None:
-        """What it says of one axis."""
+        """The SBP that the hint asks for on one axis."""
         return self.sbps[axis if len(self.sbps) > 1 else 0]
 
     def with_axis(self, axis: int, sbp: SBP | None) -> Hint:
@@ -118,6 +122,7 @@ class Hint:
         return Hint((*self.sbps[:place], sbp, *self.sbps[place + 1 :]), self.stored)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Input:
     """A value that comes from outside: a variable (parameter, buffer, state), a leaf of the batch, a constant.
@@ -149,6 +154,7 @@ class Input:
         return ()
 
 
+@final
 @dataclass(frozen=True)
 class Call(Arguments):
     """One call of an op.
@@ -176,6 +182,7 @@ class Call(Arguments):
         return tuple(value for value in self.outputs if value is not None)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Box:
     """Boxing: `output` is `input` in another layout. `cause` names the node that asked for it, in words."""
@@ -195,6 +202,7 @@ class Box:
         return (self.input.name,)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Update:
     """Write a new version of the variable `target` in place.
@@ -232,6 +240,7 @@ class Update:
         )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Output:
     """A value that `step` returns; `key` is its place in what the loss function returned, such as "loss" or "[1]"."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import is_
+from typing import final
 
 from weft.cached import cached_property
 from weft.ir.nodes import VARIABLE_ROLES
@@ -75,6 +76,7 @@ __all__ = [
 ]
 
 
+@final
 @dataclass(frozen=True)
 class LocalProgram:
     """One rank's view of the step, in the order it may run on one thread.
@@ -119,9 +121,10 @@ class LocalProgram:
         return "\n".join([*lines, *map(output_text, self.outputs)]) + "\n"
 
 
+@final
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank runs. `actors[i].id == i`; within a queue, actors stand in the order of their work.
+    """The plan of one rank. `actors[i].id == i`; within a queue, actors stand in the order of their work.
 
     An in-order queue with an entry in `orders` runs a step's acts in that order, any other one in
     the order of its actors.
@@ -185,6 +188,7 @@ class RankPlan:
         return "\n".join(lines) + "\n"
 
 
+@final
 @dataclass(frozen=True)
 class Plan:
     """The plans of some or all ranks, with every communicator of the world."""

@@ -7,7 +7,7 @@ one actor to another stand in registers. An actor acts once a step, or once for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import FORWARD, Arg, Arguments, Phase, Role
@@ -45,6 +45,7 @@ COMPUTE = "compute"
 HOST = "host"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Communicator:
     """An ordered group of ranks with one queue of its own; collectives on it run in the order of the plan."""
@@ -57,6 +58,7 @@ class Communicator:
         return f"comm:{self.id}"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalValue:
     """A local tensor: name, local shape, dtype."""
@@ -66,6 +68,7 @@ class LocalValue:
     dtype: str
 
 
+@final
 @dataclass(frozen=True)
 class LocalCall(Arguments):
     """A call of an op on local tensors; `op` is an ATen name or one of weft's local ops (`weft.…`)."""
@@ -87,6 +90,7 @@ class LocalCall(Arguments):
         return tuple(value for value in self.outputs if value is not None)
 
 
+@final
 @dataclass(frozen=True)
 class LocalUpdate:
     """Write a new version of the local shard `target` in place (see `weft.ir.logical.Update`)."""
@@ -112,6 +116,7 @@ class LocalUpdate:
         return ()
 
 
+@final
 @dataclass(frozen=True)
 class Collective:
     """One collective on one local tensor, as rank number `index` of its communicator sees it.
@@ -158,6 +163,7 @@ class Collective:
         return (self.output,)
 
 
+@final
 @dataclass(frozen=True)
 class Transfer:
     """An exchange of pieces between the ranks of two placements, as one rank of the communicator sees it.
@@ -183,7 +189,7 @@ class Transfer:
 
     @property
     def kind(self) -> Literal["transfer"]:
-        """What runs."""
+        """The kind of exchange."""
         return "transfer"
 
     @cached_property
@@ -201,6 +207,7 @@ Exchange: TypeAlias = Collective | Transfer
 LocalNode: TypeAlias = LocalCall | LocalUpdate | Exchange
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalInput:
     """A local value that comes from outside: the shard of a variable, of a batch leaf, or of a constant."""
@@ -210,6 +217,7 @@ class LocalInput:
     key: str
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class LocalOutput:
     """A local value that the step returns under `key`."""
@@ -218,6 +226,7 @@ class LocalOutput:
     key: str
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Register:
     """A counted slot for one local tensor.
@@ -256,6 +265,7 @@ class OncePerStep:
         return 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Feed(OncePerStep):
     """Host actor: takes the user's batch; leaf `keys[i]` fills register `produces[i]`."""
@@ -270,6 +280,7 @@ class Feed(OncePerStep):
         return ()
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Compute:
     """A segment: local calls and updates that run without a stop on the compute queue.
@@ -300,6 +311,7 @@ class Compute:
     replayed: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Communicate:
     """One or more collectives of one kind, or one transfer, on one communicator, run as one.
@@ -330,6 +342,7 @@ class Communicate:
         return (*made, *self.signals)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Fetch(OncePerStep):
     """Host actor: hands the results of the step to the caller."""
@@ -344,6 +357,7 @@ class Fetch(OncePerStep):
         return ()
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Hold(OncePerStep):
     """Owner of the registers that no actor ever rewrites: constants, and variables without an update. Never acts."""
@@ -357,6 +371,7 @@ class Hold(OncePerStep):
         return ()
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Order:
     """The order of one step's acts on an in-order queue: (actor id, micro-batch)."""

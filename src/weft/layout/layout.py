@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.cached import cached_property
 from weft.errors import LayoutError
@@ -12,9 +13,10 @@ from weft.layout.region import Region, region_shape, shard_region
 from weft.layout.sbp import SBP, Broadcast, Partial, Split
 
 
+@final
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor lies: `sbp[i]` says how along axis `i` of `placement`.
+    """The layout of a tensor: `sbp[i]` says how it lies along axis `i` of `placement`.
 
     Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the
     next cuts the pieces.

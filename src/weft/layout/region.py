@@ -36,7 +36,7 @@ def region_size(region: Region) -> int:
 
 
 def overlap(one: Region, other: Region) -> Region:
-    """What two regions of one tensor have in common; its size is 0 when that is nothing."""
+    """The region that two regions of one tensor have in common; its size is 0 when there is none."""
     found = []
     for (start, length), (start_of_other, length_of_other) in zip(one, other, strict=True):
         first = max(start, start_of_other)

@@ -1,4 +1,4 @@
-"""How one tensor lies along one axis of a grid of ranks: Split, Broadcast or Partial (OneFlow, section 3.1)."""
+"""The SBP of one tensor along one axis of a grid of ranks: Split, Broadcast or Partial (OneFlow, section 3.1)."""
 
 from __future__ import annotations
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import final
 
 from weft.errors import LayoutError
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The order of a dimension that joins parts, such as the rows of queries, keys and values in one matrix.
@@ -37,7 +39,7 @@ class Shares:
 
     @property
     def pieces(self) -> frozenset[tuple[int, int]]:
-        """Where each part begins and ends, as users know the dimension."""
+        """The begin and the end of each part, as users know the dimension."""
         return frozenset(pairwise((0, *accumulate(self.parts))))
 
     def in_blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:

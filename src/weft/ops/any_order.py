@@ -1,4 +1,4 @@
-"""Which ops do not care in which order rows stand: what their rules tell.
+"""The ops that do not care in which order rows stand, by their rules.
 
 A factor that may be split says that the op works on blocks of it one by one, and joins or adds up
 the results. Where localizing needs no offset, it may as well be permuted.
@@ -31,7 +31,7 @@ Rows: TypeAlias = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 def rows_of(
     call: OpCall, here: Mapping[int, int], rows: int, made: Mapping[int, int] = _NONE
 ) -> Rows | None:
-    """Where the rows are in the operands and results of a call that does not care about their order.
+    """The dimensions of the rows in the operands and results of a call that does not care about their order.
 
     Args:
         call: the call.
@@ -77,12 +77,12 @@ def _rows_of(
 
 
 def _may_move(rule: Rule, op: str) -> bool:
-    """Whether no local argument can depend on where rows begin."""
+    """True where no local argument can depend on where rows begin."""
     return rule.adapt is None or op in _SIZES or op in _POSITIONS
 
 
 def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
-    """Whether a factor is the rows and nothing else wherever it stands."""
+    """True where a factor is the rows and nothing else wherever it stands."""
     specs = [call.operands[operand] for operand in slots(call)] + list(call.results)
     sizes = {
         size

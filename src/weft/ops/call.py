@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.layout import SBP
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Token:
     """A constant of torch that the graph carries by name: `Token("dtype", "float32")`, `Token("device", "cpu")`.
@@ -22,6 +23,7 @@ class Token:
     name: str
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Operand:
     """The place of a tensor in an argument tree: operand number `index` of the call."""
@@ -29,6 +31,7 @@ class Operand:
     index: int
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Varying:
     """An argument that differs between micro-batches: `values[m]` in micro-batch `m`; holds no tensors."""
@@ -43,6 +46,7 @@ Argument: TypeAlias = (
 )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape and dtype of a tensor; `dtype` is torch's name without the prefix, such as "float32"."""
@@ -51,6 +55,7 @@ class TensorSpec:
     dtype: str
 
 
+@final
 @dataclass(frozen=True)
 class OpCall:
     """One call of the op `op`, such as "aten.mm.default".
@@ -75,6 +80,7 @@ class OpCall:
         return hash((self.op, self.args, self.kwargs, self.operands, self.results))
 
 
+@final
 @dataclass(frozen=True)
 class Signature:
     """One legal combination of SBPs of an op along one axis of a grid.

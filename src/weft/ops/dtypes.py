@@ -10,7 +10,7 @@ _KNOWN = frozenset((*_FLOATS, *_PARTS, *_INTEGERS, "bool"))
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """Whether every value of the dtype `narrow` is one of `wide`."""
+    """True where every value of the dtype `narrow` is one of `wide`."""
     if {wide, narrow} - _KNOWN:
         return wide == narrow
     if narrow in _PARTS:
@@ -28,12 +28,12 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def keeps(made: str, given: str) -> bool:
-    """Whether the numbers of which elements consist, real and imaginary parts, lose nothing from `given` to `made`."""
+    """True where the numbers that make up elements, real and imaginary parts, lose nothing from `given` to `made`."""
     return holds(_PARTS.get(made, made), _PARTS.get(given, given))
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether the dtype is one of integers."""
+    """True where the dtype is one of integers."""
     return "int" in dtype
 
 

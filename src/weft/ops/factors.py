@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import final
 
 from weft.cached import cached_property
 from weft.errors import RuleError
@@ -32,6 +33,7 @@ ELLIPSIS = "..."
 Dims = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class Factors:
     """The factor of each dimension of one call's tensors.
@@ -60,6 +62,7 @@ class Factors:
         return tuple(dict.fromkeys(name for name in labels if name != WHOLE))
 
 
+@final
 @dataclass(frozen=True)
 class Equation:
     """A parsed factor notation, before it meets a call."""

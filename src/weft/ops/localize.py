@@ -1,4 +1,4 @@
-"""What one rank of a grid axis runs of a call.
+"""The part of a call that one rank of a grid axis runs.
 
 Where a dimension has fewer elements than there are ranks, some ranks hold nothing of it. Many
 kernels refuse empty tensors, or even end the process; so such a rank runs `weft.blank` in place of
@@ -51,7 +51,7 @@ def localize(call: OpCall, signature: Signature, parts: int, index: int) -> OpCa
 
 
 def _has_nothing(cut: Cut) -> bool:
-    """Whether the rank holds nothing of what is split and has nothing else to add to a sum either."""
+    """True where the rank holds nothing of a split operand and has nothing else to add to a sum either."""
     call, signature = cut.whole, cut.signature
     rule = rule_of(call)
     if rule.view or not call.operands:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from weft.errors import RuleError
 from weft.layout import Reduction, Split, shard_range
@@ -20,9 +20,10 @@ from weft.ops.whole import runs_whole
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
-    """Which piece of a call is being localized: the whole call, its signature, and the rank's place on the axis."""
+    """The piece of a call that is being localized: the whole call, its signature, and the rank's place on the axis."""
 
     whole: OpCall
     signature: Signature
@@ -46,9 +47,10 @@ class Cut:
 Adapt: TypeAlias = Callable[[OpCall, Cut], OpCall]
 
 
+@final
 @dataclass(frozen=True)
 class Rule:
-    """What weft knows about an op; see `rule` for the fields."""
+    """The facts that weft knows about an op; see `rule` for the fields."""
 
     factors: str | Callable[[OpCall], Factors]
     linear: Groups | Callable[[OpCall], Groups] = ()
@@ -175,7 +177,7 @@ def kept_results(op: str) -> tuple[int, ...]:
 
 
 def shares_memory(op: str) -> bool:
-    """Whether a result of the op may be its first operand, or a view of it."""
+    """True where a result of the op may be its first operand, or a view of it."""
     return op in _SHARING
 
 
@@ -196,12 +198,12 @@ def kept_readers(op: str) -> tuple[str, ...]:
 
 
 def has_rule(op: str) -> bool:
-    """Whether the op has a rule."""
+    """True where the op has a rule."""
     return op in _RULES
 
 
 def adapts(op: str) -> bool:
-    """Whether the arguments of a shard of the op may be others than those of the whole."""
+    """True where the arguments of a shard of the op may be others than those of the whole."""
     found = _RULES.get(op)
     return found is not None and found.adapt is not None
 

@@ -159,13 +159,13 @@ def _existing(groups: Groups, call: OpCall) -> Groups:
 
 
 def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
-    """Whether Partial(sum) passes: a number other than 0 would be added once on every rank."""
+    """True where Partial(sum) passes: a number other than 0 would be added once on every rank."""
     members = (call.args[i] for i in group if i < len(call.args))
     return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
 
 
 def _keeps(call: OpCall, group: tuple[int, ...]) -> bool:
-    """Whether the results' dtypes hold what the summands hold: rounding them loses what cancels in their sum."""
+    """True where the results' dtypes hold every summand's values: rounding would lose bits that cancel in their sum."""
     given = {
         call.operands[operand].dtype
         for i in group

@@ -7,8 +7,10 @@ them against this table.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import final
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class WeftOp:
     """One of weft's own ops.

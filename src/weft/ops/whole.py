@@ -55,7 +55,7 @@ _UNSAFE = _RANDOM | _DATA_DEPENDENT | _STRIDED | _WRITING
 
 
 def runs_whole(op: str) -> bool:
-    """Whether `op`, such as "aten.linalg_qr.default", may run whole without a rule that says so."""
+    """True where `op`, such as "aten.linalg_qr.default", may run whole without a rule that says so."""
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.partition(".")
     writes = name.endswith("_") and not name.endswith("__")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from math import prod
+from typing import final
 
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.arguments import argument, operand_indices
@@ -24,6 +25,7 @@ from weft.ops.signatures import signatures
 from weft.units import ITEM_SIZE, Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A rank's place along one dimension over which a kernel slides.
@@ -50,7 +52,7 @@ class Frame:
 
     @property
     def cut(self) -> bool:
-        """Whether the dimension is split."""
+        """True where the dimension is split."""
         return (self.out_count, self.in_count) != (self.count, self.size)
 
     @property
@@ -106,9 +108,10 @@ def whole_frame(
     return Frame(size, count, kernel, stride, padding, dilation, 0, count, 0, size)
 
 
+@final
 @dataclass(frozen=True)
 class Sliding:
-    """How an op slides.
+    """The way in which an op slides along dimensions.
 
     Attributes:
         frames: from a call on whole tensors to the frames of its last dimensions; () where it does
@@ -139,7 +142,7 @@ def slides(op: str, sliding: Sliding) -> None:
 
 
 def slides_at(op: str) -> bool:
-    """Whether calls of the op may have windows."""
+    """True where calls of the op may have windows."""
     return op in _SLIDING
 
 
@@ -186,7 +189,7 @@ def _signature(call: OpCall, sliding: Sliding, dim: int) -> Signature:
 def windows(
     call: OpCall, signature: Signature, parts: int, index: int
 ) -> tuple[Window | None, ...]:
-    """What rank `index` of an axis reads of each operand; None where that is its shard."""
+    """The window that rank `index` of an axis reads of each operand; None where that is its shard."""
     none = (None,) * len(call.operands)
     if signature not in window_signatures(call, parts):
         return none
@@ -245,7 +248,7 @@ def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
 
 
 def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes, int]:
-    """What the ranks of an axis fetch from each other before a call, and in how many exchanges."""
+    """Bytes that the ranks of an axis fetch from each other before a call, and the number of exchanges."""
     moved = [0] * len(call.operands)
     for index in range(parts):
         for i, window in enumerate(windows(call, signature, parts, index)):

@@ -1,4 +1,4 @@
-"""What users call: compile, Program."""
+"""The part that users call: compile, Program."""
 
 from weft.program.compile import compile as compile
 from weft.program.feeding.buckets import Buckets as Buckets

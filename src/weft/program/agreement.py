@@ -1,12 +1,12 @@
-"""What all ranks must hold alike in a step, as checksums: the batch that each is given whole, hyperparameters."""
+"""Checksums of all that ranks must hold alike in a step: the batch that each is given whole, hyperparameters."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ _STRIDE = 7919
 _FIRST, _EVERY, _BYTES = 4, 16, 2**22
 
 
+@final
 @dataclass(frozen=True)
 class BatchSums:
     """Checksums of a batch.
@@ -51,7 +52,7 @@ class BatchSums:
 
 @cache
 def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
-    """Whether some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
+    """True where some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
     places = layout.placement.coordinates
     if not places.keys() >= set(ranks):
         return False
@@ -59,6 +60,7 @@ def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
     return all(isinstance(sbp, Broadcast) or len({*each}) == 1 for sbp, *each in along)
 
 
+@final
 @dataclass(frozen=True)
 class Stamps:
     """The stamps of a step, one for each group of ranks that talk to each other."""
@@ -68,7 +70,7 @@ class Stamps:
     call: int
 
     def among(self, ranks: tuple[int, ...]) -> int:
-        """What goes with messages between some ranks."""
+        """The stamp of messages between some ranks."""
         written = written_among(ranks)
         return int(Stamp(self.sums.alike(ranks), written, self.options, self.call))
 
@@ -106,6 +108,12 @@ def _checksum(leaf: Tensor, step: int, before: int) -> int:
     return zlib.crc32(values.tobytes(), before)
 
 
+def checksum_of_numbers(numbers: Iterable[float]) -> int:
+    """Of numbers of Python that a step reads; 0 of none."""
+    return zlib.crc32(" ".join(map(repr, numbers)).encode())
+
+
+@final
 class OptionsChecksum:
     """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind.
 
@@ -135,7 +143,7 @@ class OptionsChecksum:
 
 
 def _number(value: Any) -> Any:
-    """What is compared of a hyperparameter: the number in a tensor, where the host need not wait for it."""
+    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it."""
     if not isinstance(value, Tensor):
         return value
     return value.item() if value.device.type == "cpu" and value.numel() == 1 else type(value)
@@ -150,7 +158,7 @@ def _text(value: Any) -> str:
 
 
 def _places(shape: tuple[int, ...], step: int) -> tuple[slice, ...]:
-    """Which elements of a leaf stand for all of it in a step: of each dimension as many as there is room for."""
+    """The elements of a leaf that stand for all of it in a step: of each dimension as many as there is room for."""
     return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -141,9 +141,10 @@ def compile(
     return program
 
 
+@final
 @dataclass(frozen=True)
 class _Wanted:
-    """What is asked for, but for the step itself."""
+    """The arguments of `compile`, but for the step itself."""
 
     world: World
     placement: Placement

@@ -1,4 +1,4 @@
-"""What all processes of a world agree on before a program runs."""
+"""Agreement of all processes of a world before a program runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def agreed_seed(seed: int, world: World) -> int:
 
 
 def agreed(world: World, what: str, work: Callable[[], T]) -> T:
-    """What `work` gives this process, once it has succeeded on all. Every process must call it.
+    """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
 
     Args:
         world: of all ranks.
@@ -46,7 +46,7 @@ def agreed(world: World, what: str, work: Callable[[], T]) -> T:
 
 
 def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
-    """What each rank tells, on all of them, unless one refuses. Every process must call it.
+    """The texts that ranks tell, on all of them, unless one refuses. Every process must call it.
 
     Args:
         world: of all ranks.
@@ -122,7 +122,7 @@ def check_same_asked(texts: list[str]) -> None:
 
 
 def _read(text: str) -> list[str]:
-    """What `told` sends, or what something else does."""
+    """Read the texts that `told` sends, or that another exchange does."""
     try:
         found = json.loads(text)
     except ValueError:

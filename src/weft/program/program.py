@@ -20,7 +20,7 @@ from weft.errors import RankFailure, UserError
 from weft.hardware import links_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
-from weft.program.agreement import BatchSums, OptionsChecksum, Stamps
+from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.everyone import agreed
 from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
@@ -152,7 +152,8 @@ class Program:
                 training.gradients.take()
         stamp = None
         if self._setting.several:
-            stamp = Stamps(sums, options, self._chain).among
+            numbers = checksum_of_numbers(variants.current.numbers.values())
+            stamp = Stamps(sums, options ^ numbers, self._chain).among
         try:
             results, self.metrics = variants.current.step(
                 self._setting, self._steps, feeds, not adds, stamp
@@ -277,11 +278,12 @@ class Program:
             setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
         )
 
-        def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, batch, first[0])
-
         step = Step(setting.model, function, None, example)
-        return Program(Variants(setting, first, Optimizers(), plan), step)
+
+        def plan(batch: Any) -> Planned:
+            return evaluation(setting, trained, function, batch, first[0], step.changing)
+
+        return Program(Variants(setting, first, step, plan), step)
 
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
@@ -346,7 +348,7 @@ class Program:
         return full_states(optimizer)
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
-        """What the program is, what its ranks send and hold, what limits it, in some 25 lines.
+        """Describe the program in some 25 lines: what its ranks send and hold, what limits it.
 
         Times are estimates from shapes; bytes and memory are those of the plan.
 
@@ -377,7 +379,7 @@ class Program:
         return program_memory(self._compiled.peaks, measured)
 
     def trace(self, path: str | Path | None = None) -> Trace:
-        """When every act of the last step ran, on all ranks, and what queues waited for.
+        """The times of every act of the last step, on all ranks, and the waits of their queues.
 
         It says which batch that step was planned for. Every process must call it. After `recording`,
         the trace holds all steps of it until the next step begins.

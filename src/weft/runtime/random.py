@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ def uniform(
     return _draw(key, size, offset, length, dtype=dtype, device=device)
 
 
+@final
 class DrawKeys:
     """The keys of a segment's random ops in the memory of a device, written before each replay.
 
@@ -90,7 +92,7 @@ class DrawKeys:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """What `uniform` draws for the step whose keys are there when it runs."""
+        """The draw of `uniform` for the step whose keys are there when it runs."""
         place = self._places.setdefault(salt, len(self._places))
         return _draw(self._keys[place], size, offset, length, dtype=dtype, device=device)
 
@@ -111,7 +113,7 @@ def _draw(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor:
-    """What `uniform` draws, given the key as int64: a number, or a tensor of shape `[]`."""
+    """The draw of `uniform`, given the key as int64: a number, or a tensor of shape `[]`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     result = torch.empty(tuple(length), dtype=exact, device=device)
     if result.numel():

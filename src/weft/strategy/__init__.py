@@ -1,4 +1,4 @@
-"""What users write in a strategy: plain data that can be saved, loaded and compared, and ready-made strategies."""
+"""The data that users write as a strategy: plain, to be saved, loaded and compared; and ready-made strategies."""
 
 from weft.strategy.parts import Stage as Stage
 from weft.strategy.parts import Zero as Zero

@@ -1,4 +1,4 @@
-"""What the fields of a strategy may be."""
+"""Checks of the fields of a strategy."""
 
 from __future__ import annotations
 

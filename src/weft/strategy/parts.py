@@ -1,4 +1,4 @@
-"""What the fields of a strategy hold beside patterns, layouts and numbers: stages, shards, orders of work."""
+"""The fields of a strategy beside patterns, layouts and numbers: stages, shards, orders of work."""
 
 from __future__ import annotations
 

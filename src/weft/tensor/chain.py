@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from weft.units import ITEM_SIZE
 Locals = tuple[Tensor, ...]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Steps that take a tensor's local tensors from one layout to another.
@@ -45,7 +46,7 @@ class Chain:
 
     @property
     def bytes(self) -> int:
-        """What the steps move over all ranks."""
+        """Bytes that the steps move over all ranks."""
         return sum(step.bytes for step in self.steps)
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -152,6 +152,7 @@ def from_local(
     return made
 
 
+@final
 class _FromLocal(torch.autograd.Function):
     """Parts to a global tensor; every part of a sum gets the whole gradient."""
 

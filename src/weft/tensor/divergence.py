@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -148,6 +148,7 @@ def _told_of_circles(channel: Channel, what: str) -> Iterator[None]:
         looking.end()
 
 
+@final
 class _Looking:
     """One wait."""
 
@@ -209,7 +210,7 @@ def check_every_op() -> Iterator[None]:
 
 
 def checking() -> bool:
-    """Whether every op is compared."""
+    """True while every op is compared."""
     return _checking.get()
 
 

@@ -238,6 +238,7 @@ def keep_gradient_with(parameter: Any) -> None:
     parameter.keeps_gradient = parameter.register_hook(_Laying(parameter.spec.layout))
 
 
+@final
 class _Laying:
     """A hook that brings gradients to a layout; of eager steps only."""
 
@@ -254,6 +255,7 @@ _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _data: Any = Tensor.data
 
 
+@final
 class _ToGlobal(torch.autograd.Function):
     """Boxing. A gradient is right in any layout; it goes back to the splits that the tensor came in."""
 
@@ -280,13 +282,14 @@ def _boxed_back(gradient: GlobalTensor, source: Layout) -> GlobalTensor:
 
 
 def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
-    """What `x` is in another layout, in the usual order; on its own placement it needs no other world than its own."""
+    """Spec and locals of `x` in another layout, in the usual order; on its own placement it needs no other world."""
     own = x.spec.mesh
     stays = own.in_process and layout.placement == own.placement
     mesh = own if stays else own.at(layout.placement)
     return relaid(x.spec, x.locals, layout, mesh, x.shares, None)
 
 
+@final
 class _ToLocal(torch.autograd.Function):
     """The only local tensor as a plain one."""
 
@@ -301,6 +304,7 @@ class _ToLocal(torch.autograd.Function):
         return GlobalTensor(spec, (gradients[0],))
 
 
+@final
 class _Full(torch.autograd.Function):
     """A Broadcast tensor as a plain one, with which all processes compute the same."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +16,7 @@ from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import LocalWorld, World
 
 
+@final
 class Mesh:
     """A placement in a world.
 
@@ -41,7 +43,7 @@ class Mesh:
 
     @property
     def in_process(self) -> bool:
-        """Whether all ranks of the placement live in this process, so that nothing has to be sent."""
+        """True where all ranks of the placement live in this process, so that nothing has to be sent."""
         return len(self.ranks) == len(self.placement.ranks)
 
     def at(self, placement: Placement) -> Mesh:
@@ -49,7 +51,7 @@ class Mesh:
         return mesh_of(placement, self.family if placement in self.family else frozenset())
 
     def same_job(self, other: Mesh) -> bool:
-        """Whether the ranks of both are the same processes; all local worlds live in this one."""
+        """True where the ranks of both are the same processes; all local worlds live in this one."""
         return _job(self.world) is _job(other.world)
 
     def device_of(self, rank: int) -> torch.device:

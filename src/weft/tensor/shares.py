@@ -112,7 +112,7 @@ def ordered(tensor: Any, implicit: str = "") -> Any:
 
 
 def stand_in(tensor: Any, why: str) -> Any:
-    """What an op sees of a tensor that is stored in shares: an ordered copy, whose writes go there."""
+    """The tensor that an op sees in place of one that is stored in shares: an ordered copy, whose writes go there."""
     made = ordered(tensor, why)
     made.origin = InOrder(tensor, partial(ordered, implicit=why), elements=True)
     made.hold = tensor.hold
@@ -168,7 +168,7 @@ def _note(tensor: Any, made: Any) -> None:
 
 
 def originals(made: Any, of: dict[int, Any]) -> Any:
-    """What an op returns, with tensors in place of the stand-ins that it wrote."""
+    """The results of an op, with tensors in place of the stand-ins that it wrote."""
     if isinstance(made, list | tuple):
         return type(made)(originals(part, of) for part in made)
     return of.get(id(made), made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -14,6 +15,7 @@ from weft.ops.dtypes import dtype_name
 from weft.tensor.mesh import Mesh
 
 
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Spec:
     """Shape, strides and dtype of the whole tensor, and where it lies; compared by identity."""

@@ -85,7 +85,7 @@ _OF_TRANSFORMERS: dict[str, Callable[..., Any]] = {
 
 
 def of_libraries() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """What stands for the ops of libraries that are loaded."""
+    """The functions that stand for ops of libraries, for those libraries that are loaded."""
     named = (
         (getattr(torch.ops.transformers, name, None), f) for name, f in _OF_TRANSFORMERS.items()
     )

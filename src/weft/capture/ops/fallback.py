@@ -1,4 +1,4 @@
-"""What becomes of ops that have no sharding rule: torch's own decomposition into ops that have one, where there is any.
+"""Ops without a sharding rule: torch's own decomposition into ops that have one, where there is any.
 
 An op without a rule and without a decomposition stays; it runs whole when it is a plain function
 (`weft.ops.whole`).
@@ -37,7 +37,7 @@ def fallback() -> Decompositions:
 
 
 def _has_rule(op: str) -> bool:
-    """Whether the op has a rule, or the one that returns what it writes: writes become functions."""
+    """True where the op has a rule, or the one that returns the written tensor has: writes become functions."""
     name, _, overload = op.rpartition(".")
     return has_rule(op) or (name.endswith("_") and has_rule(f"{name[:-1]}.{overload}"))
 
@@ -66,7 +66,7 @@ def strided() -> Decompositions:
 def _positions(
     size: Sequence[int], stride: Sequence[int], offset: int, device: torch.device
 ) -> torch.Tensor:
-    """Where the elements of a strided view stand in the memory of a contiguous tensor."""
+    """Positions of the elements of a strided view in the memory of a contiguous tensor."""
     position = torch.full((), offset, dtype=torch.int64, device=device)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         along = torch.arange(length, device=device) * step

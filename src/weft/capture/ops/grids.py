@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch._decomp.decompositions import affine_grid_generator
 from torch.overrides import TorchFunctionMode
 
 
+@final
 class GridsOfOne(TorchFunctionMode):
     """While this lasts, such a grid is made of plain ops; torch's backward of it writes the number 0 as a constant."""
 

@@ -269,7 +269,7 @@ def _cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
 
 
 def _geometric_(self: Tensor, p: float) -> Tensor:
-    """How often a coin is thrown until the first heads: at least once."""
+    """The number of throws of a coin until the first heads: at least one."""
     if p == 1:
         return self.fill_(1)
     drawn = uniform(self.shape, self.dtype, self.device)

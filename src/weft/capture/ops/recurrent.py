@@ -9,7 +9,7 @@ projections, packed sequences, and layers of which a strategy splits a weight.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from weft.ops.rules.layers.recurrent import saved_bytes
 _FUSED = (torch.float32, torch.bfloat16)
 
 
+@final
 class LayersKept(TorchFunctionMode):
     """While this lasts, `torch.lstm` records one op for each layer and direction.
 
@@ -41,7 +42,7 @@ class LayersKept(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _keeps(self, args: Sequence[Any]) -> bool:
-        """Whether these are the arguments of layers without projections, on a batch that is not packed."""
+        """True where these are the arguments of layers without projections, on a batch that is not packed."""
         if len(args) != 9 or not isinstance(args[1], list | tuple):
             return False
         x, first, weights, has_biases, layers, _, _, bidirectional, batch_first = args
@@ -60,7 +61,7 @@ class LayersKept(TorchFunctionMode):
 
 
 def _cast_to(x: Tensor) -> torch.dtype | None:
-    """What autocast casts the operands of a layer to, as it does for the kernels of eager PyTorch."""
+    """The dtype that autocast casts the operands of a layer to, as it does for the kernels of eager PyTorch."""
     kind = x.device.type
     casts = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if casts else None

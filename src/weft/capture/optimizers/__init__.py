@@ -1,1 +1,1 @@
-"""What an optimizer does to one parameter."""
+"""Optimizers in capture: the update of one parameter."""

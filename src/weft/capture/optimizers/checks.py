@@ -1,4 +1,4 @@
-"""What an optimizer must not do in a compiled step: look at several parameters, call hooks, wrap another one.
+"""Check that an optimizer can run in a compiled step: it looks at one parameter, calls no hooks and wraps no other.
 
 And what its hyperparameters must be.
 """
@@ -35,7 +35,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
 
 
 def _is_like(value: Any, usual: Any) -> bool:
-    """Whether an option may stand where `usual` does; what is no number may be anything."""
+    """True where an option may stand where `usual` does; an option that is no number may be anything."""
     if isinstance(usual, tuple | list):
         return (
             isinstance(value, tuple | list)
@@ -120,7 +120,7 @@ def check_apart(
 
 
 def updates_parts_alike(copy: Callable[..., Any], dims: int) -> bool:
-    """Whether the parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+    """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
 
     What ops do not show: an update may ask for the parameter's shape.
     """

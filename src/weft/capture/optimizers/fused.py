@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from torch import Tensor
 Tensors: TypeAlias = Sequence[Tensor]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class _Scaling:
-    """What a gradient scaler adds: gradients are divided by `scale`; nothing is written where `found` is 1."""
+    """The additions of a gradient scaler: gradients are divided by `scale`; nothing is written where `found` is 1."""
 
     scale: Tensor | None
     found: Tensor | None

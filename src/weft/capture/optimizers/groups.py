@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 
 from weft.errors import UserError
 
 
+@final
 @dataclass(frozen=True)
 class Optimizers:
     """The user's optimizers, in the order in which they were given; none in evaluation.

@@ -1,4 +1,4 @@
-"""What an optimizer does to one parameter, found by running its own `step` on tensors without data.
+"""The update of one parameter, found by running the optimizer's own `step` on tensors without data.
 
 Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
 graph. Only three
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -48,6 +48,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """A tensor that the optimizer keeps for a parameter, such as "exp_avg"."""
@@ -57,9 +58,10 @@ class StateSpec:
     dtype: str
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How one parameter is updated: optimizer class, parameter group, states, and whether element by element.
+    """The update of one parameter: optimizer class, parameter group, states, and whether element by element.
 
     Groups are numbered through all optimizers (`weft.capture.optimizers.groups`).
     """
@@ -179,8 +181,9 @@ def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> f
     return frozenset(name for name, x in copy.state[probe].items() if isinstance(x, torch.Tensor))
 
 
+@final
 class KeptStates:
-    """Which states updates keep, by the options that the groups had when the step was compiled.
+    """The states that updates keep, by the options that the groups had when the step was compiled.
 
     Args:
         optimizers: the user's.
@@ -221,7 +224,7 @@ class KeptStates:
 
 
 def _flag(option: Any) -> Any:
-    """What of an option decides which states there are: whether it is 0, not how large."""
+    """The part of an option that decides which states there are: whether it is 0, not how large."""
     return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
 
 
@@ -326,6 +329,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     return tuple(found)
 
 
+@final
 class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes which ops on more than one element mix elements.
 
@@ -355,7 +359,7 @@ def _is_elementwise(op: Any) -> bool:
 
 
 def _fills_where(op: Any, args: Sequence[Any]) -> bool:
-    """Whether this is `x[mask] = number`, with a mask of the shape of x."""
+    """True where this is `x[mask] = number`, with a mask of the shape of x."""
     if op.overloadpacket.__name__ not in ("index_put", "index_put_"):
         return False
     x, indices, value = args[:3]

@@ -1,1 +1,1 @@
-"""What a step reads of Python, and what Python does around it: watched, put back, or refused."""
+"""Values that a step reads of Python, and effects that Python has around it: watched, put back, or refused."""

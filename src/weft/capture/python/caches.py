@@ -45,7 +45,7 @@ def take_caches(graph: torch.fx.Graph, names: Sequence[str]) -> None:
 
 
 def _depends(cache: torch.fx.Node) -> bool:
-    """Whether a value depends on an input of the graph."""
+    """True where a value depends on an input of the graph."""
     waiting, seen = [cache], set()
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Whether an exception that a frame would raise would be caught before it leaves what is captured.
+"""Find whether an exception that a frame would raise would be caught before it leaves the captured step.
 
 A raise that the program catches is a branch. `try` statements, contexts that swallow, and what the
 interpreter itself catches are looked for in all frames from the one that raises up to the capture.
@@ -23,7 +23,7 @@ from weft.files import PACKAGE
 
 
 def may_swallow(manager: Any) -> bool:
-    """Whether an exception may end at a context manager.
+    """True where an exception may end at a context manager.
 
     Args:
         manager: its class, an object of it, or a function of `contextlib.contextmanager`; of anything
@@ -46,14 +46,14 @@ def _nodes(function: Callable[..., Any], kind: type[ast.AST]) -> Iterator[Any]:
 
 
 def _catches_at_yield(statement: ast.Try) -> bool:
-    """Whether a `try` around a `yield` has a handler that does not end by raising."""
+    """True where a `try` around a `yield` has a handler that does not end by raising."""
     nodes = [node for one in statement.body for node in ast.walk(one)]
     waits = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes)
     return waits and any(not isinstance(each.body[-1], ast.Raise) for each in statement.handlers)
 
 
 def _gives_true(statement: ast.Return) -> bool:
-    """Whether a `return` of an `__exit__` may return what is true."""
+    """True where a `return` of an `__exit__` may return a true value."""
     value = statement.value
     return value is not None and not (isinstance(value, ast.Constant) and not value.value)
 
@@ -80,7 +80,7 @@ def kind_raised(frame: FrameType, statement: ast.stmt) -> Kind:
 
 
 def is_caught(frame: FrameType | None, kind: Kind, passed: tuple[str, ...]) -> bool:
-    """Whether an exception raised where a frame is may be caught by it, or by its callers in the capture.
+    """True where an exception raised where a frame is may be caught by it, or by its callers in the capture.
 
     Args:
         frame: the one that raises.
@@ -103,7 +103,7 @@ def is_caught(frame: FrameType | None, kind: Kind, passed: tuple[str, ...]) -> b
 
 
 def _ends_iteration(frame: FrameType, kind: Kind) -> bool:
-    """Whether a loop over an object without `__iter__` may end by this exception."""
+    """True where a loop over an object without `__iter__` may end by this exception."""
     return frame.f_code.co_name == "__getitem__" and (kind is None or issubclass(kind, IndexError))
 
 
@@ -154,7 +154,7 @@ def _lines(node: Any) -> tuple[int, int] | None:
 
 
 def _meets(statement: Any, block: str, frame: FrameType, kind: Kind) -> tuple[bool, Kind]:
-    """Whether a statement may stop an exception from one of its blocks; else the class that leaves it."""
+    """True where a statement may stop an exception from one of its blocks; else also the class that leaves it."""
     if isinstance(statement, (ast.With, ast.AsyncWith)):
         return any(_suppresses(each.context_expr, frame, kind) for each in statement.items), kind
     if type(statement).__name__ not in _TRIES:
@@ -172,7 +172,7 @@ def _meets(statement: Any, block: str, frame: FrameType, kind: Kind) -> tuple[bo
 
 
 def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: Kind) -> bool:
-    """Whether one of the types of a handler, None for all, may fit an exception."""
+    """True where one of the types of a handler, None for all, may fit an exception."""
     for each in types:
         value = BaseException if each is None else _value(frame, each)
         known = value if isinstance(value, tuple) else (value,)
@@ -184,7 +184,7 @@ def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: Kind) -> bo
 
 
 def _suppresses(context: ast.expr, frame: FrameType, kind: Kind) -> bool:
-    """Whether the context of a `with` may swallow an exception."""
+    """True where the context of a `with` may swallow an exception."""
     if not isinstance(context, ast.Call):
         return may_swallow(_value(frame, context))
     function = _value(frame, context.func)
@@ -195,7 +195,7 @@ def _suppresses(context: ast.expr, frame: FrameType, kind: Kind) -> bool:
 
 
 def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
-    """Whether statements may end by `return`, `break`, `continue` or wait in a `yield`, not by an exception."""
+    """True where statements may end by `return`, `break`, `continue` or wait in a `yield`, not by an exception."""
     for node in body:
         if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
             return True
@@ -209,7 +209,7 @@ def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
 
 
 def _value(frame: FrameType, node: ast.expr) -> Any:
-    """What a name, an attribute or a tuple of them is in a frame; None where that is not seen."""
+    """The value of a name, an attribute or a tuple of them in a frame; None where that is not seen."""
     if isinstance(node, ast.Tuple):
         return tuple(_value(frame, one) for one in node.elts)
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What a step changes of Python and could read in the next step: iterators, generators of random numbers, and errors.
+"""Python's state that a step changes and the next could read: iterators, random number generators, and errors.
 
 Other values are compared before and after a trace by the recorder.
 """
@@ -9,7 +9,7 @@ import queue
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from weft.errors import CaptureError
 _DEPTH = 4
 
 
+@final
 class Moving:
     """Objects which a step that only reads them advances, with where they were before it."""
 
@@ -27,7 +28,7 @@ class Moving:
         self._seen: dict[int, tuple[Any, str, Any]] = {}
 
     def see(self, value: Any, text: str) -> bool:
-        """Whether a value, which the user calls `text`, is such an object; from now on it is looked after."""
+        """Look after a value, which the user calls `text`, from now on; False where it is no such object."""
         if not _moves(value):
             return False
         self._seen.setdefault(id(value), (value, text, _at(value)))
@@ -84,7 +85,7 @@ def _moves(value: Any) -> bool:
 
 
 def _at(value: Any, depth: int = _DEPTH) -> Any:
-    """Where an object is, to be compared; None when that cannot be seen."""
+    """The position of an object, to be compared; None when that cannot be seen."""
     if isinstance(value, random.Random):
         return repr(value.getstate())
     if isinstance(value, np.random.Generator):
@@ -102,7 +103,7 @@ def _at(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _reduced(value: Any, depth: int) -> str:
-    """How an iterator would be pickled, with the iterators that it takes from."""
+    """An iterator as it would be pickled, with the iterators that it takes from."""
     parts = value.__reduce__()
     flat = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
     words = []

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -38,6 +38,7 @@ _TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instru
 _Place: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 
 
+@final
 @dataclass(frozen=True)
 class Check:
     """A truth test that may have one outcome only: which, and in words what happens else."""
@@ -118,7 +119,7 @@ def _tests(node: ast.AST) -> Iterator[tuple[ast.expr, bool, ast.stmt]]:
 
 
 def _raises(body: list[ast.stmt]) -> bool:
-    """Whether these statements, once begun, end by raising."""
+    """True where these statements, once begun, end by raising."""
     *before, last = body
     plain = (ast.Assign, ast.AnnAssign, ast.Expr)
     # A generator that yields before it raises may never go on.

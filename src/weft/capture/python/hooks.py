@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -20,7 +20,7 @@ Hook: TypeAlias = Callable[[torch.Tensor], Any]
 
 
 def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Hook, ...]]:
-    """What `register_hook` put on each parameter, in order.
+    """The hooks that `register_hook` put on each parameter, in order.
 
     Raises:
         CaptureError: for a hook of `register_post_accumulate_grad_hook`.
@@ -36,6 +36,7 @@ def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Ho
     return {name: _of_users(one._backward_hooks) for name, one in parameters.items()}
 
 
+@final
 class Hooked:
     """The hooks of parameters, to be compared before every step.
 
@@ -78,7 +79,7 @@ class Hooked:
 
 
 def registered() -> int:
-    """How many hooks have been registered in this process, on whatever."""
+    """The number of hooks that have been registered in this process, on whatever."""
     return RemovableHandle.next_id
 
 

@@ -8,7 +8,7 @@ else is done with it. A truth test of it is that of the tensor, which may be a c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ _KEPT = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__clas
 _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 
 
+@final
 class LaterNumber:
     """A number that there is once the step runs.
 
@@ -57,7 +58,7 @@ for _name in {*dir(int), *dir(float), *dir(complex)} - _KEPT:
 
 
 def is_later(value: Any) -> bool:
-    """Whether a value is a number that there is once the step runs."""
+    """True where a value is a number that there is once the step runs."""
     return type(value) is LaterNumber
 
 
@@ -100,7 +101,7 @@ def _allclose(
 
 
 def _both_real(one: Tensor, other: Tensor) -> bool:
-    """Whether the values of both are there, as of tensors from outside."""
+    """True where the values of both are there, as of tensors from outside."""
     return not is_fake(one) and not is_fake(other)
 
 

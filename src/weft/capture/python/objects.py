@@ -1,4 +1,4 @@
-"""What a trace reads of objects that are no modules of the model: the user's, other modules, settings of libraries.
+"""A trace's reads of objects that are no modules of the model: the user's, other modules, settings of libraries.
 
 While a step is traced, reading an attribute of such an object is noted, at any depth, in its own methods and
 properties too. Objects that the step itself makes are none of them: it makes them anew each time.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -33,16 +33,16 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types in CPython
 
 
 class Notes(Protocol):
-    """Where is noted what is read."""
+    """The receiver of notes about objects and functions that are read."""
 
     def add(self, entry: Entry, read: bool = False) -> None:
         """A value; `read` where it is known that the step has read it."""
 
     def inside(self, value: Any, text: str) -> None:
-        """What is in a container or object."""
+        """Note the items of a container or the attributes of an object."""
 
     def function(self, function: Any) -> None:
-        """What a function of the user's names, below partials and methods."""
+        """Note the names that a function of the user's uses, below partials and methods."""
 
     def inherited(self, owner: Any, own: dict[str, Any], name: str, text: str) -> None:
         """An attribute that an object has not itself, but of its class, or not at all.
@@ -57,6 +57,7 @@ class Notes(Protocol):
         """An attribute of a class."""
 
 
+@final
 @dataclass(frozen=True)
 class _Known:
     """An object that was there before the step, kept alive; its attributes then; whether it is the user's own."""
@@ -67,6 +68,7 @@ class _Known:
     users: bool
 
 
+@final
 class Objects:
     """The objects that a trace comes across.
 
@@ -133,7 +135,7 @@ class Objects:
         self._notes.add(Entry(space, "content", space.get("content", b""), f"the values of {text}"))
 
     def named_by(self, function: types.FunctionType, seen: Sequence[Any]) -> None:
-        """What a function of the user's names in modules and classes, in its defaults and in the environment.
+        """Note the modules, classes and settings that a function of the user's names, its defaults and the environment.
 
         Args:
             seen: what its globals and closures hold.
@@ -153,7 +155,7 @@ class Objects:
             self._notes.inside(value, f"a default of {function.__qualname__}")
 
     def named_in_class(self, cls: type, names: frozenset[str]) -> None:
-        """What is named of a class of the user's."""
+        """Note the names that a class of the user's uses."""
         if not users_module(cls.__module__):
             return
         for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
@@ -187,7 +189,7 @@ class Objects:
             self._notes.function(value)
 
     def _module(self, module: types.ModuleType, names: frozenset[str], depth: int = _DEEP) -> None:
-        """What is named of a module of Python; of a library's, its functions."""
+        """Note the names that a module of Python uses; of a library's, its functions."""
         own, users = vars(module), users_module(module.__name__)
         if not depth or module.__name__.partition(".")[0] == "weft":
             return
@@ -246,7 +248,7 @@ class Objects:
 
 
 def _noted(cls: type) -> bool:
-    """Whether reading attributes of a class's instances can be noted, and what is read is worth it."""
+    """True where reads of the attributes of a class's instances can be noted, and are worth it."""
     packages = {each.__module__.partition(".")[0] for each in cls.__mro__[:-1]}
     first = cls.__module__.partition(".")[0]
     plain = issubclass(cls, (*PLAIN, *FUNCTIONS, type, types.ModuleType, nn.Module, torch.Tensor))

@@ -1,4 +1,4 @@
-"""What the user's functions see beside their arguments: globals, closures, what they are bound to."""
+"""Objects that the user's functions see beside their arguments: globals, closures, owners of bound methods."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _inner(constants: Iterable[Any]) -> Iterator[types.CodeType]:
 
 
 def is_users(function: Any) -> bool:
-    """Whether a function is the user's own, not of a library that is installed."""
+    """True where a function is the user's own, not of a library that is installed."""
     plain = plain_function(function)
     if plain is None:
         return False

@@ -1,4 +1,4 @@
-"""What a trace reads of Python, so that it can be compared before every step (`weft.capture.python.watch`).
+"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.python.watch`).
 
 That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
 which modules, parameters and buffers each module has; globals and variables of closures that the user's own
@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 
+from weft.capture.numbers.changing import is_changing
 from weft.capture.python.changes import Moving
 from weft.capture.python.numbers import is_later
 from weft.capture.python.objects import Objects
@@ -59,10 +60,12 @@ _PARTS = ("modules", "parameters", "buffers")
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
 
 
+@final
 class Counted(CaptureError):
     """A step changes a number that it has read."""
 
 
+@final
 class Recorder:
     """Collects what the trace of one step reads."""
 
@@ -136,7 +139,7 @@ class Recorder:
             )
 
     def watch(self) -> Watch:
-        """What is to be compared before every step.
+        """The values that are to be compared before every step.
 
         Call it before what the step wrote is put back.
 
@@ -205,7 +208,7 @@ class Recorder:
         return f"{path}.{name}" if path else name
 
     def _parts(self, module: nn.Module, path: str) -> None:
-        """Which modules, parameters and buffers a module has."""
+        """Note the modules, parameters and buffers of a module."""
         where = path or type(module).__name__
         for kind, part in zip(_PARTS, _parts_of(module), strict=True):
             self._size(part, f"{kind} of {where}")
@@ -279,7 +282,7 @@ class Recorder:
         return self._spaces.setdefault(cls, vars(cls))
 
     def function(self, function: Any) -> None:
-        """What a function of the user's names, and what it is bound to."""
+        """Note the names that a function of the user's uses, and the object that it is bound to."""
         if isinstance(function, types.MethodType | partial):
             for owner in bound_to(function):
                 self._inside(owner, type(owner).__name__)
@@ -307,6 +310,8 @@ class Recorder:
 
     def add(self, entry: Entry, read: bool = False) -> None:
         """Watch a value; `read` where it is known that the step has read it."""
+        if is_changing(entry.value):
+            return
         if entry.key not in self._seen:
             self._seen.add(entry.key)
             self._entries.append(entry)
@@ -377,7 +382,7 @@ class Recorder:
     def _items(self, space: Space, held: Mapping[Any, Any], text: str, depth: int) -> None:
         for name, value in list(held.items()):
             if isinstance(name, str) and name not in self._named:
-                if isinstance(value, PLAIN):
+                if isinstance(value, PLAIN) and not is_changing(value):
                     self._beside.append(Entry(space, name, value, text.format(name)))
                 continue
             self.add(Entry(space, name, value, text.format(name)))
@@ -389,7 +394,7 @@ def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _alone(value: Any) -> bool:
-    """Whether a value has nothing inside that is to be watched."""
+    """True where a value has nothing inside that is to be watched."""
     if isinstance(value, tuple):
         return all(isinstance(part, PLAIN) for part in value)
     return isinstance(value, (*PLAIN, torch.Tensor, *FUNCTIONS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from weft.capture.tracing.fx import Refusal, copy_noted
 F = torch.nn.functional
 
 
+@final
 class Rewritten(TorchFunctionMode):
     """While this lasts, calls of these functions run as what stands for them."""
 
@@ -65,7 +66,7 @@ def _cov(
 
 
 def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> bool:
-    """Whether weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
+    """True where weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
     given = [one for one in (frequencies, weights) if one is not None]
     whole = frequencies is None or not frequencies.is_floating_point()
     broken = weights is None or weights.is_floating_point()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
-from weft.capture.python.watch import MISSING, Cell, Entry, Items
+from weft.capture.python.watch import MISSING, Entry
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 # What objects need to be handed on; texts are for messages.
@@ -17,6 +16,7 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__str__", "__repr__
 _KEPT |= {"__dir__", "__sizeof__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getstate__"}
 
 
+@final
 class Spy:
     """A number that may be kept and counted on with; whatever else is done with it raises, and is noted."""
 
@@ -52,7 +52,7 @@ for _name in _ARITHMETIC:
 
 
 def is_spy(value: Any) -> bool:
-    """Whether a value is a number that says when it is read."""
+    """True where a value is a number that says when it is read."""
     return type(value) is Spy
 
 
@@ -63,30 +63,16 @@ def spied(entries: Sequence[Entry]) -> Iterator[list[str]]:
     places = []
     for entry in entries:
         now = entry.space.get(entry.name, MISSING)
-        if _is_number(now) and _is_number(entry.value) and _put(entry, Spy(now, reads)):
+        if _is_number(now) and _is_number(entry.value) and entry.replaceable:
+            entry.put(Spy(now, reads))
             places.append((entry, now))
     try:
         yield reads
     finally:
         for entry, now in places:
-            _put(entry, now)
+            if entry.replaceable:  # a deque may have become shorter
+                entry.put(now)
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
-
-
-def _put(entry: Entry, value: Any) -> bool:
-    """Put a value in the place of another one, where its place can be written."""
-    space = entry.space
-    if isinstance(space, Cell):
-        space.cell.cell_contents = value
-    elif isinstance(space, dict):
-        space[entry.name] = value
-    elif isinstance(space, Items) and isinstance(space.items, list | deque):
-        if entry.name >= len(space.items):
-            return False
-        space.items[entry.name] = value
-    else:
-        return False
-    return True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, contains, getitem, is_, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ Space: TypeAlias = Any  # with `get(name, default)`
 _content = attrgetter("cell_contents")
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A value that was read: `space.get(name)` gives what it is now; `text` is how the user calls it.
@@ -40,11 +41,28 @@ class Entry:
 
     @property
     def key(self) -> tuple[int, Any]:
-        """Which value it is."""
+        """The identity of the value that is watched."""
         return getattr(self.space, "key", id(self.space)), self.name
 
+    @property
+    def replaceable(self) -> bool:
+        """True where `put` can put another object in its place."""
+        if isinstance(self.space, Items):
+            mutable = isinstance(self.space.items, list | deque)
+            return mutable and bool(self.name < len(self.space.items))
+        return isinstance(self.space, dict | Cell)
+
+    def put(self, value: Any) -> None:
+        """Put another object in its place, past whatever sets the user's attributes."""
+        if isinstance(self.space, Cell):
+            self.space.cell.cell_contents = value
+        elif isinstance(self.space, Items):
+            self.space.items[self.name] = value
+        else:
+            self.space[self.name] = value
+
     def holds(self) -> bool:
-        """Whether it is what it was."""
+        """True while the value is the one of the capture."""
         value = self.space.get(self.name, MISSING)
         if value is self.value or _same(value, self.value):
             return True
@@ -52,17 +70,23 @@ class Entry:
         return self.made and hasattr(type(value), "sbp")
 
     @property
+    def value_now(self) -> Any:
+        """The present value; `MISSING` when it is gone."""
+        return self.space.get(self.name, MISSING)
+
+    @property
     def now(self) -> str:
-        """What it is at present."""
-        value = self.space.get(self.name, MISSING)
+        """The present value, in words."""
+        value = self.value_now
         return "gone" if value is MISSING else _shown(value)
 
     @property
     def then(self) -> str:
-        """What it was when the step was captured."""
+        """The value at capture, in words."""
         return "not there" if self.value is MISSING else _shown(self.value)
 
 
+@final
 class Watch:
     """The values that a captured step depends on, each once."""
 
@@ -88,6 +112,8 @@ class Watch:
         self._arrays, self._contents = _columns((e.space.array, e.value) for e in arrays)
         sets = [entry for entry in entries if isinstance(entry.space, Members)]
         self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
+        outcomes = [entry for entry in entries if isinstance(entry.space, Outcome)]
+        self._computed, self._outcomes = _columns((e.space.compute, e.value) for e in outcomes)
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> Watch:
         """Without what is another value already: what the step has left behind says nothing of the next one.
@@ -106,12 +132,12 @@ class Watch:
         try:
             if self._same():
                 return None
-        except (KeyError, IndexError, ValueError, AttributeError):
-            pass  # something is gone
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, ArithmeticError):
+            pass  # something is gone, or cannot be computed any more
         return next((entry for entry in self.entries if not entry.holds()), None)
 
     def _same(self) -> bool:
-        """Whether everything is the same object, and nothing has come."""
+        """True where everything is the same object, and nothing has come."""
         now = chain(
             chain.from_iterable([read(space) for read, space in self._readers]),
             map(getitem, self._spaces, self._names),
@@ -125,9 +151,11 @@ class Watch:
             and list(map(len, self._sized)) == self._sizes
             and self._sets == self._members
             and [each.tobytes() for each in self._arrays] == self._contents
+            and [compute() for compute in self._computed] == self._outcomes
         )
 
 
+@final
 class Cell:
     """A variable of a closure, with the `get` of a dict."""
 
@@ -142,6 +170,7 @@ class Cell:
             return default
 
 
+@final
 class Items:
     """A list, with the `get` of a dict."""
 
@@ -153,8 +182,9 @@ class Items:
         return self.items[number] if number < len(self.items) else default
 
 
+@final
 class Size:
-    """How many items a container has, with the `get` of a dict; `name` is `len`."""
+    """The number of items that a container has, with the `get` of a dict; `name` is `len`."""
 
     def __init__(self, items: Collection[Any]) -> None:
         self.key = id(items)
@@ -164,8 +194,9 @@ class Size:
         return len(self.items)
 
 
+@final
 class Members:
-    """What is in a set, with the `get` of a dict; `name` is `set`."""
+    """The members of a set, with the `get` of a dict; `name` is `set`."""
 
     def __init__(self, items: set[Any]) -> None:
         self.key = id(items)
@@ -175,6 +206,7 @@ class Members:
         return frozenset(self.items)
 
 
+@final
 class Attribute:
     """An attribute that is in no dict (`__slots__`), with the `get` of one."""
 
@@ -189,6 +221,7 @@ class Attribute:
             return default
 
 
+@final
 class Content:
     """The values of an array of numpy, as bytes, with the `get` of a dict; `name` is `content`."""
 
@@ -201,7 +234,22 @@ class Content:
         return self.array.tobytes()
 
 
-_APART = (Size, Members, Attribute, Content)
+@final
+class Outcome:
+    """The result of counting with numbers, such as a comparison, with the `get` of a dict."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.key = id(self)
+        self.compute = compute
+
+    def get(self, _name: str, default: Any) -> Any:
+        try:
+            return self.compute()
+        except (TypeError, ArithmeticError, ValueError):
+            return default
+
+
+_APART = (Size, Members, Attribute, Content, Outcome)
 _Group: TypeAlias = tuple[Any, list[Any], list[Any]]
 
 
@@ -232,7 +280,7 @@ def _columns(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def is_plain(value: Any, depth: int = 5) -> bool:
-    """Whether a value can be compared by itself."""
+    """True where a value can be compared by itself."""
     if isinstance(value, dict):
         value = (*value, *value.values())
     if isinstance(value, tuple | list | set | frozenset):
@@ -241,7 +289,7 @@ def is_plain(value: Any, depth: int = 5) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether plain values are equal; a number is no flag, and nan is nan."""
+    """True where plain values are equal; a number is no flag, and nan is nan."""
     if type(one) is not type(other) or not is_plain(one) or not is_plain(other):
         return False
     # The text tells 1 from True inside of containers, too.

@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -58,9 +58,10 @@ _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
 _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 
+@final
 @dataclass(frozen=True)
 class Boundary:
-    """What stands at the borders of the fx graph.
+    """The inputs and outputs at the borders of the fx graph.
 
     Attributes:
         inputs: role and key of every placeholder, in order.
@@ -97,6 +98,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     return LogicalGraph(name, (*kept, *_paired(_salted(calls)), *updates, *outputs))
 
 
+@final
 class _Names:
     """Hands out names that are legal in the text of a graph, each once."""
 
@@ -113,6 +115,7 @@ class _Names:
         return name
 
 
+@final
 class _Reader:
     """Reads fx nodes in order and keeps what stands for each of them."""
 
@@ -213,7 +216,7 @@ class _Reader:
                 self._refs[user] = Ref(value.name)
 
     def _require(self, output: Any) -> None:
-        """What the step must hold for is asked for by its first output, which the caller gets: the loss in training."""
+        """Ask for conditions of the step by its first output, which the caller gets: the loss in training."""
         for node in self._required if output is not None else ():
             condition, *message = node.args
             place, first = location_of(node), self.results[0]
@@ -270,7 +273,7 @@ def _is_dense(result: Any) -> bool:
 
 
 def _output_mask(node: torch.fx.Node) -> Sequence[bool]:
-    """Which gradients a fused backward makes; BatchNorm's shape function makes all whatever it says."""
+    """The gradients that a fused backward makes; BatchNorm's shape function makes all, whatever its mask says."""
     schema = getattr(node.target, "_schema", None)
     named = zip(schema.arguments, node.args, strict=False) if schema else ()
     mask: Any = next((value for one, value in named if one.name == "output_mask"), ())
@@ -303,7 +306,7 @@ def _same_as(node: torch.fx.Node) -> Any:
 
 
 def _is_double_transpose(node: torch.fx.Node) -> bool:
-    """Whether a transpose undoes the one that made its operand."""
+    """True where a transpose undoes the one that made its operand."""
     source = node.args[0] if node.args else None
     dims = _swapped(node)
     return isinstance(source, torch.fx.Node) and dims is not None and dims == _swapped(source)

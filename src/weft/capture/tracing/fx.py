@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.fx.traceback
@@ -63,12 +63,12 @@ def fake_tensor(
 
 
 def is_fake(value: Any) -> bool:
-    """Whether a value is a tensor without data."""
+    """True where a value is a tensor without data."""
     return isinstance(value, FakeTensor)
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
+    """True where a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
     if not is_fake(tensor):
         return True
     mode = get_proxy_mode()
@@ -99,7 +99,7 @@ def trace_like(
     mode: FakeMode,
     table: Decompositions,
 ) -> torch.fx.GraphModule | None:
-    """What `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
+    """The graph that `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
 
     It refuses nothing: what writes a tensor of elsewhere did so in the other trace, too.
     """
@@ -138,6 +138,7 @@ def functional(
     return found
 
 
+@final
 class _Functional(torch.fx.Interpreter):
     """Runs a graph of which writes become values.
 
@@ -173,7 +174,7 @@ def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
-    """Whether a copy in place of a view is not as good: it, or what it was made of, is written behind it."""
+    """True where a copy in place of a view would not do: it, or the tensor that it views, is written behind it."""
     roots = copy, _root(copy.args[0])  # type: ignore[arg-type]
     return any(_written_after(graph, copy, root) for root in roots)
 
@@ -181,7 +182,7 @@ def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
 def _written_after(
     graph: torch.fx.Graph, view: torch.fx.Node, of: torch.fx.Node | None = None
 ) -> bool:
-    """Whether anything behind a node writes to what it looks at, or to another tensor."""
+    """True where anything behind a node writes to the tensor that it looks at, or to another one."""
     nodes = list(graph.nodes)
     root = _root(view) if of is None else of
     writers = (
@@ -194,7 +195,7 @@ def _written_after(
 
 
 def _root(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node looks at, behind views and writes in place."""
+    """The node whose memory a node looks at, behind views and writes in place."""
     while isinstance(node.target, torch._ops.OpOverload):
         aliases = any(result.alias_info for result in node.target._schema.returns)
         if not aliases or not isinstance(node.args[0], torch.fx.Node):
@@ -204,16 +205,18 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _changes(target: Any, table: Decompositions) -> bool:
-    """Whether an op may look different in a functional trace; views do not, where nothing is written."""
+    """True where an op may look different in a functional trace; views do not, where nothing is written."""
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
     return target in table or target._schema.is_mutable
 
 
+@final
 class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
 
 
+@final
 class _NoOutsideWrites(DispatchMode):  # type: ignore[no-untyped-call]
     """Stops an op before it writes a real tensor: without this it would run on the user's data."""
 
@@ -240,6 +243,7 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
 
 
+@final
 class _Noted:
     """Adds notes to the ones that nodes are recorded with.
 

@@ -7,12 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.numbers.changing import is_changing
 from weft.capture.python.numbers import is_later
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
 from weft.capture.python.spies import is_spy
@@ -76,9 +77,10 @@ def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
 
 def _holds_fakes(container: _Container) -> bool:
     held = list(container.values() if isinstance(container, dict) else container)
-    return any(map(is_fake, held)) or any(map(is_spy, held))
+    return any(any(map(stands, held)) for stands in (is_fake, is_spy, is_changing))
 
 
+@final
 @dataclass(frozen=True)
 class Slot:
     """A place of the model: the module, its path, the name in it, and the stand-in there."""
@@ -152,6 +154,7 @@ def _not_replaced(slot: Slot, reason: str) -> CaptureError:
     return CaptureError(f"the step puts another value in the place of {slot.full_name}: {reason}")
 
 
+@final
 class _Replacing(TorchFunctionMode):
     """Calls of torch's functions with tensors of the model are made with their stand-ins."""
 
@@ -207,7 +210,7 @@ def _reached(roots: Sequence[Any]) -> list[_Container]:
 
 
 def _may_hold(each: Any) -> bool:
-    """Whether a step can put something into it: a container, or an object of a user's class."""
+    """True where a step can put something into the value: a container, or an object of a user's class."""
     if isinstance(each, _CONTAINERS):
         return True
     if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):

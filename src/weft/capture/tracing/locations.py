@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.nn.modules.module import (
@@ -42,30 +42,30 @@ _BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autogr
 
 @cache
 def in_library(file: str) -> bool:
-    """Whether a source file belongs to torch or weft, not to the user."""
+    """True where a source file belongs to torch or weft, not to the user."""
     return file.startswith(_LIBRARIES)
 
 
 def installed(file: str) -> bool:
-    """Whether a source file belongs to a package that pip installed, whoever wrote it."""
+    """True where a source file belongs to a package that pip installed, whoever wrote it."""
     return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
 
 
 @cache
 def standard(file: str) -> bool:
-    """Whether a source file belongs to Python's own library."""
+    """True where a source file belongs to Python's own library."""
     return file.startswith((*_STANDARD, "<frozen ")) and not installed(file)
 
 
 @cache
 def users_file(file: str) -> bool:
-    """Whether a source file is the user's own: neither torch's nor weft's, nor installed, nor Python's own library."""
+    """True for a source file of the user's own: neither torch's nor weft's, nor installed, nor Python's own library."""
     return not (in_library(file) or installed(file) or standard(file))
 
 
 @cache
 def users_module(name: str) -> bool:
-    """Whether the user's own code has made a module of Python, by its name."""
+    """True where the user's own code has made a module of Python, given by name."""
     if name == "__main__":
         return True
     own = sys.modules.get(name)
@@ -76,6 +76,7 @@ def users_module(name: str) -> bool:
     return users_file(file)
 
 
+@final
 class LinesNoted(TorchFunctionMode):
     """While this lasts, nodes are recorded with the user's line that called into torch."""
 
@@ -136,7 +137,7 @@ def backward_noted() -> Any:
 
 
 def in_backward(node: torch.fx.Node) -> bool:
-    """Whether a node belongs to the backward pass; `locate` keeps that."""
+    """True where a node belongs to the backward pass; `locate` keeps that."""
     return bool(notes_of(node).get(_BACKWARD))
 
 

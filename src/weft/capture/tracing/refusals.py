@@ -96,7 +96,7 @@ def refuse_reading(op: str) -> CaptureError:
 
 
 def _advice(frames: _Frames) -> str | None:
-    """What would do instead, for code of libraries that is known to need values."""
+    """Advice for code of libraries that is known to need values: a way that would work."""
     for frame, _ in reversed(frames):
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         for end, function, advice in _KNOWN:
@@ -108,7 +108,7 @@ def _advice(frames: _Frames) -> str | None:
 
 
 def _is_mixture(frame: FrameType) -> bool:
-    """Whether a frame of `transformers` belongs to a mixture of experts."""
+    """True where a frame of `transformers` belongs to a mixture of experts."""
     return "Experts" in type(frame.f_locals.get("self")).__name__
 
 
@@ -150,7 +150,7 @@ def _check_random(
 
 
 def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    """Whether a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
+    """True where a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
     names = [argument.name for argument in op._schema.arguments]
     if "dropout_p" not in names:
         return True

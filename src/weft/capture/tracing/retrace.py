@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.fx._symbolic_trace as symbolic_trace
@@ -36,7 +36,7 @@ _KEPT_COMPOSITE = (_aten.size.default, _aten.stride.default, _aten.storage_offse
 
 
 def skeleton(graph: torch.fx.Graph) -> Skeleton:
-    """What must be equal for a graph of other shapes to be believed."""
+    """The facts that must be equal for a graph of other shapes to be believed."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     return tuple(
         (
@@ -54,7 +54,7 @@ def retrace(
     table: Mapping[Any, Callable[..., Any]],
     like: Skeleton,
 ) -> torch.fx.GraphModule | None:
-    """What `make_fx(function, table)(*inputs)` gives, recorded lightly; None when it is not like the first trace.
+    """The graph of `make_fx(function, table)(*inputs)`, recorded lightly; None when it is not like the first trace.
 
     Args:
         function: to be run; anew by `make_fx` when this gives None.
@@ -76,7 +76,7 @@ def retrace(
 
 @contextmanager
 def _as_traced() -> Iterator[None]:
-    """What `make_fx` sets that a step could see: the flag of a trace, and no cache of autocast."""
+    """Set the state that `make_fx` sets and a step could see: the flag of a trace, and no cache of autocast."""
     flag, cached = symbolic_trace._is_fx_tracing_flag, torch.is_autocast_cache_enabled()
     symbolic_trace._is_fx_tracing_flag = True
     torch.set_autocast_cache_enabled(False)
@@ -87,10 +87,12 @@ def _as_traced() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
+@final
 class _NotLight(Exception):
     """An op that needs what `make_fx` knows."""
 
 
+@final
 class _Light(TorchDispatchMode):
     """Records the ops that run below autograd while this lasts, after their decompositions.
 
@@ -213,7 +215,7 @@ def _kind(func: Any) -> Any:
 
 @cache
 def _is_special(func: Any) -> bool:
-    """Whether `make_fx` does more with an op than to record it."""
+    """True where `make_fx` does more with an op than to record it."""
     if not isinstance(func, OpOverload):
         return True
     moves = func._schema.name in ("aten::set_", "aten::resize_", "aten::is_nonzero")
@@ -222,5 +224,5 @@ def _is_special(func: Any) -> bool:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether an op may be made of others, which autograd would have seen in its place."""
+    """True where an op may be made of others, which autograd would have seen in its place."""
     return isinstance(func, OpOverload) and func not in _KEPT_COMPOSITE and func._can_decompose()

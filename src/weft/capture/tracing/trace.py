@@ -5,15 +5,21 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from weft.capture.batch import BatchSpec, TensorLeaf
 from weft.capture.checkpoints import checkpoints_noted
 from weft.capture.hint import hints_recorded
+from weft.capture.numbers.changing import (
+    ChangingNumber,
+    ChangingNumbers,
+    CountedWithTensors,
+    plain_number,
+)
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
@@ -49,13 +55,14 @@ from weft.capture.tracing.locations import (
 )
 from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
 from weft.capture.tracing.retrace import Skeleton, skeleton
-from weft.capture.tracing.same import same_graph
+from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tree import unflatten
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]
 
 
+@final
 @dataclass(frozen=True)
 class Variables:
     """The model's own tensors by name; a tensor with two names stands under the first."""
@@ -64,6 +71,7 @@ class Variables:
     buffers: Mapping[str, torch.Tensor]
 
 
+@final
 @dataclass(frozen=True)
 class Skeletons:
     """Of the trace of a step, and of that without writes in place, where it is another one."""
@@ -72,9 +80,10 @@ class Skeletons:
     functional: Skeleton | None = None
 
 
+@final
 @dataclass(frozen=True)
 class Traced:
-    """What the trace found.
+    """The findings of a trace.
 
     Attributes:
         graph: functional fx graph. Inputs: parameters, buffers, tensors of the batch, constants.
@@ -86,6 +95,7 @@ class Traced:
         recurrent: names of the parameters of recurrent layers.
         watch: values of Python that the step depends on.
         skeletons: for a trace for other shapes.
+        numbers: that change between steps, by the positions of the constants that stand for them.
     """
 
     graph: torch.fx.Graph
@@ -96,6 +106,7 @@ class Traced:
     recurrent: frozenset[str]
     watch: Watch
     skeletons: Skeletons
+    numbers: Mapping[int, ChangingNumber]
 
 
 def read_variables(model: torch.nn.Module) -> Variables:
@@ -114,22 +125,23 @@ def trace_step(
     casts: Casts | None = None,
     apart: Collection[str] = (),
     like: Skeletons | None = None,
+    changing: Sequence[Entry] = (),
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
     Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
-    shapes it is quicker, where this one is like that.
+    shapes it is quicker, where this one is like that. Numbers in the places `changing` become constants that are
+    written before every step, where the step counts with them.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
 
-    def begin() -> tuple[_Step, Any]:
-        step = _Step(
-            model, loss_fn, variables, batch, training, casts or Casts(device=device), apart
-        )
+    def begin(numbers: ChangingNumbers | None = None) -> tuple[_Step, Any]:
+        cast = casts or Casts(device=device)
+        step = _Step(model, loss_fn, variables, batch, training, cast, apart, numbers)
         return step, _fakes(variables, example, mode, device, training)
 
     step, inputs = begin()
@@ -147,6 +159,9 @@ def trace_step(
     assert module is not None  # `_trace` raises
     if step.made:
         _check_made(step.made, begin, mode, table)
+    numbers = ChangingNumbers(changing)
+    if numbers.entries:
+        step, module = _with_numbers(numbers, (step, module), begin, mode, table)
     found = Skeletons(skeleton(module.graph))
     take_caches(module.graph, step.caches)
     copies = noted_copies(module.graph)
@@ -167,8 +182,13 @@ def trace_step(
         step.gradients,
         constants,
         step.recurrent,
-        step.watch.settled(constants),
+        Watch((*step.watch.settled(constants).entries, *step.outcomes)),
         found,
+        {
+            i: numbers.tensors[id(each)][1]
+            for i, each in enumerate(constants)
+            if id(each) in numbers.tensors
+        },
     )
 
 
@@ -178,7 +198,7 @@ def _traced(
     inputs: Any,
     begin: Callable[[], tuple[_Step, Any]],
 ) -> torch.fx.GraphModule | None:
-    """What `run(step, inputs)` traces; afterwards what the step wrote is as it was.
+    """Trace `run(step, inputs)`; afterwards everything that the step wrote is as it was.
 
     A step that has changed a value of Python which it could have read is traced once more, from there: only where
     that gives the same graph, and reads no number that it has changed, every step is the one that was captured.
@@ -255,6 +275,25 @@ def _check_made(
                 space[name] = value
 
 
+def _with_numbers(
+    numbers: ChangingNumbers,
+    plain: tuple[_Step, torch.fx.GraphModule],
+    begin: Callable[[ChangingNumbers], tuple[_Step, Any]],
+    mode: FakeMode,
+    table: Any,
+) -> tuple[_Step, torch.fx.GraphModule]:
+    """The step that takes some numbers from tensors, where it is that which was traced with the numbers; else that."""
+    with restored(plain[0].model, plain[0].loss_fn), numbers.placed():
+        step, inputs = begin(numbers)
+        try:
+            with _running(step):
+                module = _trace(step, inputs, mode, table)
+        except Exception:  # something takes numbers only
+            return plain
+    now = {key: plain_number(number) for key, (_, number) in numbers.tensors.items()}
+    return (step, module) if same_but_for(plain[1], module, now) else plain
+
+
 def _trace(step: _Step, inputs: Any, mode: FakeMode, table: Decompositions) -> torch.fx.GraphModule:
     try:
         return trace(step, inputs, mode, table)
@@ -281,6 +320,7 @@ def _fakes(
     )
 
 
+@final
 class _Step:
     """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
 
@@ -293,8 +333,10 @@ class _Step:
         training: bool,
         casts: Casts,
         apart: Collection[str] = (),
+        numbers: ChangingNumbers | None = None,
     ) -> None:
         self.model = model
+        self.numbers = numbers
         self.loss_fn = loss_fn
         self.variables = variables
         self.batch = batch
@@ -333,15 +375,21 @@ class _Step:
         return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
-        """What the user's function returns."""
+        """Run the user's function; returns its result."""
         by_name = dict(zip(self.variables.parameters, parameters, strict=True))
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
-        with GridsOfOne(), Rewritten(), layers, self.lines, checkpoints_noted(), casts:
+        counting = CountedWithTensors() if self.numbers else nullcontext()
+        with GridsOfOne(), Rewritten(), counting, layers, self.lines, checkpoints_noted(), casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
+
+    @property
+    def outcomes(self) -> Sequence[Entry]:
+        """Results of what was done with numbers that change."""
+        return self.numbers.outcomes if self.numbers else ()
 
     def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Which calls of a mixture of experts run on rows in buffers, and which values are sent there.
+"""The calls of a mixture of experts that run on rows in buffers, and the values that are sent there.
 
 - The products, and calls on rows alone between them.
 - Before them, calls on rows of which one operand alone is wide: it is sent in place of their result.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
+from typing import final
 
 from weft.compiler.experts.mixtures import Mixture
 from weft.compiler.experts.rows import has_rows, summed, works_on_rows
@@ -26,9 +27,10 @@ def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
     return frozenset(found.inside)
 
 
+@final
 @dataclass
 class _Found:
-    """What runs on rows in buffers: calls by id.
+    """The calls, by id, that run on rows in buffers.
 
     Attributes:
         ids: the experts of the rows; before they are known nothing can be sent.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.experts.buffer_calls import calls_in_buffers
@@ -44,6 +45,7 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     return needed(replace(graph, nodes=tuple(writer.nodes)))
 
 
+@final
 @dataclass
 class _Writer:
     """Writes the nodes of the new graph.
@@ -110,7 +112,7 @@ class _Writer:
                 self.nodes.append(Call(COMBINE, args, (), (value,), node.location, node.phase))
 
     def _reads_rows(self, user: Node, name: str) -> bool:
-        """Whether a node outside of the buffers reads rows, not sums of those of each token."""
+        """True where a node outside of the buffers reads rows, not sums of those of each token."""
         if id(user) in self.inside:
             return False
         made = [value.name for value in _outputs(user)]
@@ -118,7 +120,7 @@ class _Writer:
         return not readers or any(self._source(reader) != name for reader in readers)
 
     def _source(self, node: Node) -> str | None:
-        """What is made in the buffers, where a call adds up the rows of each token of it."""
+        """The value made in the buffers, where a call adds up the rows of each token of it."""
         found = summed(self.graph, node) if isinstance(node, Call) else None
         if found is None or not self._whole_tokens(found[1]):
             return None
@@ -138,7 +140,7 @@ class _Writer:
         return (Ref(block.name), self._places(), mixture.groups, mixture.capacity, 0, each)
 
     def _whole_tokens(self, each: int) -> bool:
-        """Whether all rows of a token, `each`, are in one group."""
+        """True where all rows of a token, `each`, are in one group."""
         return self.mixture.ids.shape[0] // each % self.mixture.groups == 0
 
     def _block(self, node: Call, arg: Arg) -> Ref:
@@ -163,7 +165,7 @@ class _Writer:
         self.nodes.append(Call(DISPATCH, args, (), (block,), node.location, node.phase))
 
     def _route(self, node: Call) -> None:
-        """Where rows go, and the experts of those that come, counted from each block's first."""
+        """Find the places that rows go to, and the experts of those that come, counted from each block's first."""
         if self.places is not None:
             return
         mixture, ids = self.mixture, self.mixture.ids

@@ -47,7 +47,7 @@ def _reads(graph: LogicalGraph, node: Call, experts: int) -> bool:
 
 
 def _adds(graph: LogicalGraph, node: Call, ids: Collection[Arg]) -> bool:
-    """Whether rows are added to zeros [experts, n] at the experts of `ids`."""
+    """True where rows are added to zeros [experts, n] at the experts of `ids`."""
     match node:
         case Call(op=op, args=(Ref(name=x), (Ref() as at,), Ref(), True)) if (
             op == PUT and at in ids

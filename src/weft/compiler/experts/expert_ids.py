@@ -1,4 +1,4 @@
-"""Which expert each sorted row has, where a graph counts it from the sorted experts themselves; once, where not."""
+"""The expert of each sorted row, where a graph counts it from the sorted experts themselves; once, where not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
 
 
 def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
-    """Whether two values are one, or alike views of one."""
+    """True where two values are one, or alike views of one."""
     one, two = graph.producers[a], graph.producers[b]
     if a == b or not isinstance(one, Call) or not isinstance(two, Call):
         return a == b
@@ -90,7 +90,7 @@ def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
 
 
 def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
-    """Whether all numbers are in [0, experts): they were chosen among so many."""
+    """True where all numbers are in [0, experts): they were chosen among so many."""
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op in _SAME and isinstance(maker.args[0], Ref):
         name = maker.args[0].name
@@ -106,7 +106,7 @@ def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
 
 
 def _is_choice(graph: LogicalGraph, maker: Call, name: str, experts: int) -> bool:
-    """Whether a value is where in a dimension of no more than `experts` elements something was found."""
+    """True where a value says where in a dimension of no more than `experts` elements something was found."""
     result, place, default = _CHOICES[maker.op]
     chosen = maker.outputs[result]
     shape = graph.values[_name(maker.args[0])].shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import final
 
 from weft.compiler.context import Context, Stages
 from weft.compiler.experts.expert_biases import biases, table_of
@@ -18,6 +19,7 @@ from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
 
 
+@final
 @dataclass(frozen=True)
 class Mixture:
     """The products of one mixture of experts in a forward, a backward or both.
@@ -99,7 +101,7 @@ def note_mixtures(graph: LogicalGraph, context: Context) -> Context:
 def _splits_experts(
     graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
 ) -> bool:
-    """Whether the user splits the experts of some product over several ranks."""
+    """True where the user splits the experts of some product over several ranks."""
     grid = stages.placements[calls[0].phase.stage].shape
     on_grid = hints.get(len(grid), Hints())
     products = (call for call in calls if call.op == EXPERT_MM)

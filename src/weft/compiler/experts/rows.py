@@ -30,7 +30,7 @@ _ALIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "uniform")
 
 
 def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
-    """Whether a call makes each of `rows` rows of its results from the same rows of operands."""
+    """True where a call makes each of `rows` rows of its results from the same rows of operands."""
     made = [value for value in node.outputs if value]
     if not made or any(value.shape[:1] != (rows,) for value in made):
         return False
@@ -45,7 +45,7 @@ def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
 
 
 def has_rows(graph: LogicalGraph, node: Call, name: str, rows: int) -> bool:
-    """Whether an operand of such a call has the rows in its first dimension."""
+    """True where an operand of such a call has the rows in its first dimension."""
     shape = graph.values[name].shape
     rank = max(len(value.shape) for value in node.outputs if value)
     return shape[:1] == (rows,) and (node.op in _DIMS or len(shape) == rank)
@@ -131,7 +131,7 @@ def summed(graph: LogicalGraph, call: Call) -> tuple[str, int] | None:
 def _maker_behind(
     graph: LogicalGraph, name: str, through: tuple[str, ...], rank: int
 ) -> Call | None:
-    """What made a value, behind one view to `rank` dimensions and copies."""
+    """The call that made a value, behind one view to `rank` dimensions and copies."""
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op in through:
         source = _ref(maker.args[0])

@@ -1,4 +1,4 @@
-"""Which values only move their rows when a sort is taken out: the proof behind `weft.compiler.experts.unsorted`.
+"""The values that only move their rows when a sort is taken out: the proof behind `weft.compiler.experts.unsorted`.
 
 A sort of s numbers gives its values and a permutation of their positions. Without it both would stand
 in the old order: `value[i] = old[permutation[i]]`. The proof follows what is computed from them. A
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
@@ -46,6 +46,7 @@ _SIZED = frozenset(
 )
 
 
+@final
 @dataclass(frozen=True)
 class Row:
     """Rows along `dim` stand in the order of the sort."""
@@ -53,6 +54,7 @@ class Row:
     dim: int
 
 
+@final
 @dataclass(frozen=True)
 class Places:
     """Numbers of rows in the order of the sort."""
@@ -62,10 +64,11 @@ Kind: TypeAlias = Row | Places
 
 
 def moved_by(graph: LogicalGraph, sort: Call) -> Mapping[str, Kind] | None:
-    """What the sort of a vector moves, by name; None where something else depends on its order."""
+    """The values that the sort of a vector moves, by name; None where something else depends on its order."""
     return _Proof(graph, sort).run()
 
 
+@final
 class _Proof:
     def __init__(self, graph: LogicalGraph, sort: Call) -> None:
         self.graph = graph
@@ -105,7 +108,7 @@ class _Proof:
         return True
 
     def _at_places(self, node: Call) -> bool:
-        """Whether moved rows are read at places, which puts them back."""
+        """True where moved rows are read at places, which puts them back."""
         x, indices = node.args
         at = [(dim, i.name) for dim, i in enumerate(_parts(indices)) if isinstance(i, Ref)]
         if len(at) != 1 or not isinstance(x, Ref):
@@ -145,7 +148,7 @@ class _Proof:
         return shape == self.graph.values[values].shape and shape[:1] == (self.rows,)
 
     def _is_alike(self, name: str, dim: int) -> bool:
-        """Whether all rows along a dimension are the same: made so, or stretched."""
+        """True where all rows along a dimension are the same: made so, or stretched."""
         maker = self.graph.producers[name]
         if not isinstance(maker, Call):
             return False
@@ -205,7 +208,7 @@ class _Proof:
 
 
 def is_plain_sort(graph: LogicalGraph, node: Node) -> bool:
-    """Whether a node sorts a vector, the smallest first."""
+    """True where a node sorts a vector, the smallest first."""
     if not isinstance(node, Call) or node.op not in SORTS or not isinstance(node.args[0], Ref):
         return False
     settings = dict(node.kwargs)
@@ -217,7 +220,7 @@ def is_plain_sort(graph: LogicalGraph, node: Node) -> bool:
 
 
 def is_range(graph: LogicalGraph, name: str) -> bool:
-    """Whether a value is 0, 1, 2, …"""
+    """True where a value is 0, 1, 2, …"""
     maker = graph.producers[name]
     if not isinstance(maker, Call) or not maker.op.startswith("aten.arange."):
         return False

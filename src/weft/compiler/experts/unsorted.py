@@ -16,6 +16,7 @@ Where the proof fails the graph stays as it was: correct, with the rows of all r
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.experts.expert_biases import bias_gradients
@@ -74,7 +75,8 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
     return None if left else found
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of the new graph.
 
@@ -94,7 +96,7 @@ class _Writer:
         self.nodes.append(node)
 
     def _is_known(self, node: Call) -> bool:
-        """Whether a call was written in another way, or is not needed."""
+        """True where a call was written in another way, or is not needed."""
         match node:
             case Call(op="aten.floor_divide.default", args=(Ref(name=i), int(k))) if k > 0:
                 return self._divided(node, i, k)

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import final
 
+from weft.cached import cached_property
 from weft.compiler.families.family import Family, Placed, SampleStatistics, Site
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
@@ -30,12 +32,12 @@ _CHANNELS = 1  # the dimension
 
 
 def _forward(call: Call | OpCall) -> bool:
-    """Whether a call is a BatchNorm in training, forward."""
+    """True where a call is a BatchNorm in training, forward."""
     return call.op in (_FOLLOWING, _PLAIN) and call.args[5] is True
 
 
 def _in_training(call: Call | OpCall) -> bool:
-    """Whether a call is a BatchNorm in training, forward or backward."""
+    """True where a call is a BatchNorm in training, forward or backward."""
     return _forward(call) or (call.op == _BACKWARD and call.args[7] is True)
 
 
@@ -53,7 +55,7 @@ def _split_signature(call: OpCall, dim: int) -> Signature:
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
-    """What a BatchNorm in training allows besides what its rule says."""
+    """The signatures that a BatchNorm in training allows besides those of its rule."""
     if not _in_training(call):
         return ()
     sizes = enumerate(call.operands[0].shape)
@@ -64,7 +66,7 @@ def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
 def _cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the reduction inside of a BatchNorm costs whose batch is split along `axis`; else 0."""
+    """The cost of the reduction inside of a BatchNorm whose batch is split along `axis`; else 0."""
     if not _in_training(call) or not _over(signature.operands[0]):
         return 0.0
     numbers = 2 * call.operands[0].shape[_CHANNELS] * prod(grid) // grid[axis]
@@ -73,7 +75,7 @@ def _cost(
 
 
 def _over(sbp: SBP) -> bool:
-    """Whether statistics are taken over a dimension that is split so."""
+    """True where statistics are taken over a dimension that is split so."""
     return isinstance(sbp, Split) and sbp.dim != _CHANNELS
 
 
@@ -88,7 +90,8 @@ def _size(call: OpCall) -> int:
     return prod(shape) // shape[_CHANNELS]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Parts:
     """One BatchNorm taken apart; notes the layouts of what it makes in `values`."""
 
@@ -97,11 +100,23 @@ class _Parts:
     reads: tuple[Layout, ...]
     values: dict[str, Layout]
 
+    @cached_property
+    def known(self) -> dict[str, Layout]:
+        """The layouts in which operands are read: the call's own, and those of sums."""
+        return dict(zip(operand_names(self.node), self.reads, strict=True))
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the input."""
+        return self.graph.values[operand_names(self.node)[0]].shape
+
+    @property
+    def count(self) -> int:
+        """The number of elements of a channel."""
+        return prod(self.shape) // max(1, self.shape[_CHANNELS])
+
     def calls(self) -> Iterator[Placed]:
         """The calls in order, each with the layouts in which it reads its operands."""
-        self.known = dict(zip(operand_names(self.node), self.reads, strict=True))
-        shape = self.graph.values[operand_names(self.node)[0]].shape
-        self.shape, self.count = shape, prod(shape) // max(1, shape[_CHANNELS])
         yield from self._backward() if self.node.op == _BACKWARD else self._forward()
 
     def _forward(self) -> Iterator[Placed]:

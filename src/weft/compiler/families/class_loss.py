@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.family import Placed, Site, replaced
@@ -52,7 +53,7 @@ def _over_classes(layout: Layout) -> Layout:
 def _instead(
     graph: LogicalGraph, softmax: Call, assignment: Assignment, numbers: Mapping[int, int]
 ) -> dict[int, Placed | None] | None:
-    """What takes the place of the readers of a log-softmax; None where one of them needs it whole."""
+    """The nodes that take the place of the readers of a log-softmax; None where one of them needs it whole."""
     layout = assignment.operands[numbers[id(softmax)]][0]
     name, scores = _name(softmax), softmax.args[0]
     of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
@@ -73,6 +74,7 @@ def _instead(
     return found
 
 
+@final
 @dataclass(frozen=True)
 class _Reads:
     """Looks at the readers of one log-softmax; all must read it in the layout that `expected` says."""
@@ -84,7 +86,7 @@ class _Reads:
     def replaced(
         self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
     ) -> Iterator[tuple[int, Placed | None]]:
-        """What takes the place of one reader; nothing where it cannot be replaced."""
+        """The nodes that take the place of one reader; nothing where it cannot be replaced."""
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.assignment import Assignment
 from weft.hardware import CostModel
@@ -24,6 +24,7 @@ Placed: TypeAlias = "tuple[Call, tuple[Layout, ...]]"
 Count: TypeAlias = tuple[str, tuple[Call, ...]]
 
 
+@final
 @dataclass(frozen=True)
 class Site:
     """A call that may be taken apart.
@@ -41,6 +42,7 @@ class Site:
     values: dict[str, Layout]
 
 
+@final
 @dataclass(frozen=True)
 class SampleStatistics:
     """Ops that take statistics over the samples of a batch, of which each micro-batch has its own.
@@ -66,9 +68,10 @@ class SampleStatistics:
     made_by: str
 
 
+@final
 @dataclass(frozen=True)
 class Family:
-    """What a family of ops does beyond its rules.
+    """The work of a family of ops beyond its rules.
 
     Attributes:
         ops: the ops that it speaks of.

@@ -44,7 +44,7 @@ def join_losses(program: LocalProgram, context: Context) -> LocalProgram:
 
 
 def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:
-    """What takes the place of nodes, by their numbers; None where nothing does."""
+    """The calls that take the place of nodes, by their numbers; None for a node that nothing replaces."""
     reads = Counter(name for node in program.nodes for name in node.reads)
     reads.update(output.name for output in program.outputs)
     losses: dict[str, tuple[int, LocalCall]] = {}

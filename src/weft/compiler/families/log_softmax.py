@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 from weft.compiler.families.family import Family, Placed, Site
 from weft.hardware import CostModel
@@ -81,6 +81,7 @@ def _everywhere(call: OpCall, sbp: SBP) -> Signature:
     return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
 
 
+@final
 class LogSoftmax:
     """One log-softmax, or its backward, taken apart; notes the layouts of what it makes."""
 
@@ -91,7 +92,7 @@ class LogSoftmax:
 
     @property
     def apart(self) -> bool:
-        """Whether an operand is split along the dimension of the softmax."""
+        """True where an operand is split along the dimension of the softmax."""
         return any(self.split in layout.sbp for layout in self.reads)
 
     @property

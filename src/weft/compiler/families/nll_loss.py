@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
+from typing import final
 
 from weft.compiler.families.family import Count, Family
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
@@ -29,6 +30,7 @@ def _ignores_counts(call: Call) -> bool:
     return call.op in _BACKWARD and call.args[4] == SUM
 
 
+@final
 class _Counting:
     """The total weight of a negative log-likelihood's targets, from the targets alone."""
 

@@ -34,7 +34,7 @@ def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Sig
 def reduction_cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """What the reductions inside of a call cost that is taken apart when split so along `axis`; else 0."""
+    """The cost of the reductions inside of a call that is taken apart when split so along `axis`; else 0."""
     family = family_of(call.op)
     return family.cost(call, signature, grid, axis, model) if family else 0.0
 
@@ -53,14 +53,14 @@ def expand(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalGraph, A
 
 
 def sample_statistics(call: Call | OpCall) -> SampleStatistics | None:
-    """Whose statistics over samples a call takes, forward or backward; None where it takes none."""
+    """The kind of statistics over samples that a call takes, forward or backward; None where it takes none."""
     family = family_of(call.op)
     found = family.statistics if family else None
     return found if found is not None and found.applies(call) else None
 
 
 def takes_statistics(call: Call | OpCall) -> bool:
-    """Whether a call takes statistics over samples, forward."""
+    """True where a call takes statistics over samples, forward."""
     found = sample_statistics(call)
     return found is not None and found.takes(call)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.graph.rewriting import needed, renamed
@@ -26,9 +27,10 @@ from weft.ops.rules.common import pointwise
 from weft.ops.rules.tensors.factories import UNIFORM
 
 
+@final
 @dataclass(frozen=True)
 class Merged:
-    """Which dimension of a tensor merges which sizes.
+    """The dimension of a tensor that merges others, with their sizes.
 
     Attributes:
         rank: of the tensor.
@@ -50,7 +52,7 @@ class Merged:
         return None if dim == self.dim else dim + (len(self.sizes) - 1) * (dim > self.dim)
 
     def turned(self, order: Sequence[int]) -> tuple[Merged, tuple[int, ...]]:
-        """What the dimensions in another order merge, and the order of those that are apart."""
+        """The merged sizes after the dimensions are put in another order, and the order of those that are apart."""
         more = range(len(self.sizes))
         groups = [
             [dim + i for i in more] if dim == self.dim else [dim + more[-1] * (dim > self.dim)]
@@ -60,18 +62,18 @@ class Merged:
         return Merged(self.rank, list(order).index(self.dim), self.sizes), apart
 
     def stretches(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor broadcasts to the same elements, whether they are merged or apart."""
+        """True where a tensor broadcasts to the same elements, whether they are merged or apart."""
         behind = self.rank - 1 - self.dim
         return prod(shape[: max(0, len(shape) - behind)]) == 1
 
     def parted_by(self, apart: tuple[int, ...], after: tuple[int, ...]) -> bool:
-        """Whether a view of the tensor, whose shape is `apart` when it is, cuts wherever this merges."""
+        """True where a view of the tensor, whose shape is `apart` when it is, cuts wherever this merges."""
         ends = list(accumulate(apart, mul))
         return set(ends[self.dim : self.dim + len(self.sizes) - 1]) <= set(accumulate(after, mul))
 
 
 def merged_by(before: Sequence[int], after: tuple[int, ...]) -> Merged | None:
-    """What a view from `before` merges in one dimension of `after`; None where it is not just one."""
+    """The dimension and sizes that a view from `before` merges in one of `after`; None where it is not just one."""
     ends = (1, *accumulate(after, mul))
     cuts = sorted({1, *accumulate(before, mul), *ends})
     if 0 in cuts or any(high % low for low, high in pairwise(cuts)):
@@ -119,6 +121,7 @@ def _by_name(graph: LogicalGraph) -> list[tuple[str, Node]]:
     return [(value.name if value else "", node) for value, node in made]
 
 
+@final
 @dataclass
 class _Writer:
     """Writes each call as it was, and before it the same apart; what nobody needs goes later.
@@ -212,7 +215,7 @@ class _Writer:
         self.lifted.add(made.name)
 
     def _is_apart(self, name: str, merged: Merged) -> bool:
-        """Whether a value may be read apart; what is made of nothing is made apart."""
+        """True where a value may be read apart; values made of nothing are made apart."""
         if name in self.apart:
             return self.apart[name][1] == merged
         value, maker = self.graph.values[name], self.graph.producers[name]
@@ -306,7 +309,7 @@ def _arguments(node: Call, merged: Merged) -> tuple[Arg, ...] | None:
 
 
 def _made(node: Node) -> Value | None:
-    """What a call makes, where that is one value."""
+    """The value that a call makes, where it makes one."""
     return node.outputs[0] if isinstance(node, Call) and len(node.outputs) == 1 else None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from weft.ir.logical import Call, LogicalGraph, Node, Ref
 _DROPPED = -3.3e38
 
 
+@final
 @dataclass(frozen=True)
 class _Form:
     """At which positions an op has its query and its flag; masks stand by name."""
@@ -93,7 +95,7 @@ def _keeps_all(mask: Known) -> bool:
 
 
 def _is_causal(mask: Known, length: int) -> bool:
-    """Whether query `q` of `length` keeps just the keys `[0, q]`."""
+    """True where query `q` of `length` keeps just the keys `[0, q]`."""
     keys = None if isinstance(mask, Along) else kept_keys(mask, _kept)
     if keys is None or keys[0].any():
         return False
@@ -101,7 +103,7 @@ def _is_causal(mask: Known, length: int) -> bool:
 
 
 def _kept(element: Scalar) -> bool | None:
-    """Whether an element of a mask keeps its key; None for what only makes it weigh more or less."""
+    """True where an element of a mask keeps its key; None where it only makes the key weigh more or less."""
     if isinstance(element, bool):
         return element
     if element == 0:

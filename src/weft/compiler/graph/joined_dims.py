@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import final
 
 from weft.compiler.graph.joined_ends import Piece, parted, pieces_of, takes_one
 from weft.compiler.hints import is_hint
@@ -19,6 +20,7 @@ from weft.ops.any_order import rows_of
 from weft.ops.call import OpCall
 
 
+@final
 @dataclass(frozen=True)
 class JoinedDim:
     """A dimension, wherever ops pass it on in any order.
@@ -153,6 +155,7 @@ class _Walk:
         return tuple(pairwise(range(0, self.size + 1, self.size // count))) if walk.taken else ()
 
 
+@final
 @dataclass
 class _Parts(_Walk):
     """Goes along a dimension of parts, up to where they are taken, or made, one by one.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+from typing import final
 
 from weft.layout import Shares
 from weft.ops.arguments import argument, normal_dim, slot_specs
@@ -31,9 +32,10 @@ _Shape = tuple[int, ...]
 Piece = tuple[int, int]
 
 
+@final
 @dataclass(frozen=True)
 class InBlocks:
-    """What runs in place of a call.
+    """The calls that run in place of one.
 
     Attributes:
         op, args: on operands with the blocks apart.
@@ -47,7 +49,7 @@ class InBlocks:
 
 
 def pieces_of(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
-    """What a call cuts out of dimension `dim` of its operand, or puts into that of its result.
+    """The pieces that a call cuts out of dimension `dim` of its operand, or puts into that of its result.
 
     Nothing where it does neither.
     """
@@ -83,7 +85,7 @@ def parted(call: OpCall, dim: int, joins: bool) -> int | None:
 
 
 def takes_one(call: OpCall, dim: int, joins: bool) -> bool:
-    """Whether a call takes indices of dimension `dim` of its operand, or makes that of its result, one by one."""
+    """True where a call takes indices of dimension `dim` of its operand, or makes that of its result, one by one."""
     known = _MAKES if joins else _TAKES
     if call.op not in known:
         return bool(pieces_of(call, dim, joins))
@@ -93,7 +95,7 @@ def takes_one(call: OpCall, dim: int, joins: bool) -> bool:
 
 
 def in_blocks(call: OpCall, shares: Shares) -> InBlocks:
-    """What does within each block what a call does with the whole dimension.
+    """The calls that do within each block the work of a call on the whole dimension.
 
     Args:
         call: one of those for which there are pieces, or `parted` says where the parts are.
@@ -182,7 +184,7 @@ def _of_glu(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
 
 
 def _range(call: OpCall, size: int, first: int) -> tuple[int, int]:
-    """Where a slice begins and ends, which the arguments from number `first` on say."""
+    """The begin and the end of a slice, which the arguments from number `first` on say."""
     start = argument(call, first, "start", None)
     end = argument(call, first + 1, "end", None)
     begin, stop, _ = slice(start, end).indices(size)

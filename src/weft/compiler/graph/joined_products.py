@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.context import Context
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
@@ -23,6 +23,7 @@ STACK, VIEW, SUM = "aten.stack.default", "aten.view.default", "aten.sum.dim_IntL
 _Names: TypeAlias = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class _Term:
     """`xᵀ y`, or without `y` the sum over the rows of `x`; `calls` make it and nothing else."""
@@ -33,6 +34,7 @@ class _Term:
     y: str | None = None
 
 
+@final
 @dataclass(frozen=True)
 class _Sum:
     """A sum of terms that are joined, `others` that are not, and the `adds` below its last one."""
@@ -60,7 +62,7 @@ def join_products(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _sums(graph: LogicalGraph) -> dict[int, _Sum]:
-    """What is joined, by the id of the add that stands for the whole sum."""
+    """The sums that are joined, by the id of the add that stands for the whole sum."""
     order = {name: position for position, name in enumerate(graph.values)}
     trees = {id(root): (root, *_tree(graph, root)) for root in _roots(graph)}
     split = {key: _terms(graph, names) for key, (_, names, _) in trees.items()}
@@ -98,7 +100,7 @@ def _groups(
 
 
 def _pays(term: _Term, graph: LogicalGraph) -> bool:
-    """Whether stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
+    """True where stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
     assert term.y is not None  # only products are asked
     (rows, m), (_, n) = graph.values[term.x].shape, graph.values[term.y].shape
     return 2 * rows * (m + n) < 3 * m * n
@@ -123,7 +125,7 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 
 
 def _tree(graph: LogicalGraph, root: Call) -> tuple[_Names, tuple[Call, ...]]:
-    """What a sum adds up, and the adds below its root."""
+    """The names that a sum adds up, and the adds below its root."""
     names: list[str] = []
     adds: list[Call] = []
     waiting: list[Node] = [root]
@@ -164,11 +166,12 @@ def _term(graph: LogicalGraph, name: str) -> _Term | None:
 
 
 def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
-    """What makes a value that is read once."""
+    """The node that makes a value which is read once."""
     return graph.producers[name] if len(graph.users[name]) == 1 else None
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of the new graph."""
 
@@ -178,7 +181,7 @@ class _Writer:
     stacks: dict[_Names, Value] = field(default_factory=dict)
 
     def write(self, root: Node, found: _Sum) -> None:
-        """What the add `root` stands for."""
+        """Write the nodes that the add `root` stands for."""
         assert isinstance(root, Call)  # sums are calls
         (total,) = node_outputs(root)
         parts = list(found.others)

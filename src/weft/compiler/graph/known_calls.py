@@ -1,4 +1,4 @@
-"""What the calls of a graph make that depends on no input: each call as a function of known values.
+"""The values that calls of a graph make without any input: each call as a function of known values.
 
 Whatever an op or an argument is not listed for is unknown, and so is all that is made of it.
 """

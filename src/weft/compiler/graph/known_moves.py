@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from weft.compiler.graph.known_values import (
 from weft.ir.logical import Arg, Call, Ref, Value
 
 
+@final
 @dataclass(frozen=True)
 class Step:
     """One call, and what is known before it."""
@@ -54,7 +55,7 @@ class Step:
         return self.of(self.arg(position))
 
     def of(self, arg: Arg) -> Known | None:
-        """What is known of a tensor or a number."""
+        """The known value of a tensor or a number."""
         match arg:
             case Ref(name=name):
                 return self.known.get(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ Function: TypeAlias = Callable[..., Data]
 _FLIPPED = {"le": "ge", "lt": "gt", "ge": "le", "gt": "lt", "eq": "eq", "ne": "ne"}
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Along:
     """A tensor that varies along one dimension.
@@ -39,6 +40,7 @@ class Along:
     axis: int = 0
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Band:
     """A tensor [..., queries, keys]: `inside` where first[q] ≤ k < last[q], else `outside`.
@@ -90,7 +92,7 @@ def value_of(known: Known | None) -> Scalar | None:
 
 
 def is_exact(known: Known) -> bool:
-    """Whether the elements are integers or booleans."""
+    """True where the elements are integers or booleans."""
     if isinstance(known, Along):
         return known.data.dtype.kind in "ib"
     return isinstance(known.inside, int) and isinstance(known.outside, int)

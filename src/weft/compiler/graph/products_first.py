@@ -11,6 +11,7 @@ Before: a graph as captured. After: an equal one up to the order of floating-poi
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.context import Context
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
@@ -45,7 +46,7 @@ def _products(graph: LogicalGraph) -> set[str]:
 
 
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
-    """Whether a node is a plain sum of two tensors that are alike."""
+    """True where a node is a plain sum of two tensors that are alike."""
     if not isinstance(node, Call) or node.op != ADD or node.kwargs:
         return False
     names = {arg.name for arg in node.args if isinstance(arg, Ref)}
@@ -54,12 +55,13 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 
 
 def _is_term(graph: LogicalGraph, node: Node) -> bool:
-    """Whether a sum is only a term of another one."""
+    """True where a sum is only a term of another one."""
     users = graph.users[_name(node)]
     return len(users) == 1 and _is_sum(graph, users[0])
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Sums:
     """Sums so far, in the order of the graph, added up by kind.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 from weft.compiler.context import Context, Stages
 from weft.compiler.graph.joined_dims import JoinedDim, joined_dim
@@ -64,7 +64,8 @@ def store_in_shares(graph: LogicalGraph, context: Context) -> LogicalGraph:
 _Found = list[tuple[Shares, JoinedDim]]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Search:
     """Looks for parameters whose split is none of the parts.
 
@@ -106,7 +107,7 @@ class _Search:
         }
 
     def _fits(self, joined: JoinedDim, ranks: int) -> bool:
-        """Whether there are several parts, which the ranks divide, and no variable is split otherwise."""
+        """True where there are several parts, which the ranks divide, and no variable is split otherwise."""
         splits = (
             self._splits(node).get(joined.dims[node.value.name], ranks)
             for node in self.graph.of_kind(Input)
@@ -139,7 +140,7 @@ def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) 
 def _agree(
     graph: LogicalGraph, joined: JoinedDim, shares: Shares, given: Mapping[str, Shares]
 ) -> bool:
-    """Whether every variable that has a dimension is stored in the same shares, of the parts that are cut."""
+    """True where every variable that has a dimension is stored in the same shares, of the parts that are cut."""
     variables = (n for n in graph.of_kind(Input) if n.value.name in joined.dims)
     return joined.pieces <= shares.pieces and all(
         given.get(node.key) == replace(shares, dim=joined.dims[node.value.name])
@@ -147,7 +148,8 @@ def _agree(
     )
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the graph with some dimensions in shares."""
 

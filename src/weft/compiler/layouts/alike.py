@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.table import legal_signatures
@@ -32,9 +33,10 @@ NEAR = 2
 _SLICE = "aten.slice.Tensor"
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Match:
-    """How the nodes of a graph correspond to those of one that is alike.
+    """The correspondence between the nodes of a graph and those of one that is alike.
 
     Attributes:
         names: for each value of the graph, the other's; for a slice that the other has not, what it is of.
@@ -67,10 +69,10 @@ class Match:
         """A slice that only the other graph has."""
         (read,), (made,) = node_uses(node), node_outputs(node)
         self._of[made.name] = self._of.get(read, read)
-        self.sliced |= {read, made.name}
+        self.sliced.update((read, made.name))
 
     def _same(self, one: Node, other: Node) -> bool:
-        """Whether two nodes do the same with the same values, whatever sizes and numbers they have."""
+        """True where two nodes do the same with the same values, whatever sizes and numbers they have."""
         work = _work(one)
         return work is not None and work == _work(other) and self._reads(_read(one), _read(other))
 
@@ -82,7 +84,7 @@ class Match:
 
 
 def _work(node: Node) -> tuple[object, ...] | None:
-    """What a node does, apart from sizes, numbers and what it reads; None for boxing, which comes later."""
+    """The work of a node apart from sizes, numbers and operands; None for boxing, which comes later."""
     match node:
         case Call():
             return "call", node.op, node.phase, node.hint
@@ -100,7 +102,7 @@ def _read(node: Node) -> tuple[str, ...]:
 
 
 def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
-    """How a graph corresponds to another one; None where they are not alike, or their sizes are not close."""
+    """The match of a graph with another one; None where they are not alike, or their sizes are not close."""
     found, number, every = Match(), 0, before.nodes
     if before.micro_batches != graph.micro_batches:
         return None
@@ -138,7 +140,7 @@ def _pairs(
 
 
 def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
-    """Whether dtypes are the same, and so are numbers of dimensions, and sizes are close."""
+    """True where dtypes are the same, and so are numbers of dimensions, and sizes are close."""
     for dtype, shape, other, now in {(a.dtype, a.shape, b.dtype, b.shape) for a, b in pairs}:
         least, most = sorted((prod(shape), prod(now)))
         if dtype != other or len(shape) != len(now) or most > NEAR * least:
@@ -149,6 +151,7 @@ def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
 _NONE: Thin = frozenset()
 
 
+@final
 @dataclass(frozen=True)
 class Solved:
     """A deduction: what `weft.compiler.layouts.deduce.deduce` was given, and what it found."""
@@ -173,7 +176,7 @@ class Solved:
         return assignment if _fits(graph, hints, placement, assignment) else None
 
     def _slices_whole(self, found: Match) -> bool:
-        """Whether slices that only one of the graphs has are of what every rank holds whole."""
+        """True where slices that only one of the graphs has are of values that every rank holds whole."""
         shared, values = self.assignment.shared, self.assignment.values
         return not any(
             name in shared or set(values[name].sbp) != {Broadcast()} for name in found.sliced
@@ -193,7 +196,7 @@ class Solved:
         return replace(before, values=values, operands=operands, shared=shared, taken=True)
 
     def _allowed(self, hints: Hints) -> bool:
-        """Whether every input lies as hints say, and none that they fixed before has become free."""
+        """True where every input lies as hints say, and none that they fixed before has become free."""
         before, values = self.hints, self.assignment.values
         if hints.stored != before.stored or not before.inputs.keys() <= hints.inputs.keys():
             return False
@@ -206,7 +209,7 @@ class Solved:
 
 
 def _fits(graph: LogicalGraph, hints: Hints, placement: Placement, assignment: Assignment) -> bool:
-    """Whether the rules allow the layouts, and every rank has a part of what is split."""
+    """True where the rules allow the layouts, and every rank has a part of each split tensor."""
     grid, thin = placement.shape, thin_splits(graph, hints, placement)
     for value in (node.value for node in graph.of_kind(Input)):
         sbps = assignment.values[value.name].sbp
@@ -236,7 +239,7 @@ def _legal(
     thin: tuple[Thin, ...],
     grid: tuple[int, ...],
 ) -> bool:
-    """Whether the rule of a call allows the layouts of its operands and results, axis by axis."""
+    """True where the rule of a call allows the layouts of its operands and results, axis by axis."""
     signatures = tuple(_signatures(layouts, results, len(grid)))
     if not all_have_elements(call, signatures, grid, thin):
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
@@ -53,7 +54,8 @@ def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     return replace(graph, nodes=tuple(nodes + tail))
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Boxings:
     """All boxings of a graph, found before the graph is rebuilt.
 

@@ -1,4 +1,4 @@
-"""What boxing costs between any two layouts of one tensor, as tables over all pairs."""
+"""The costs of boxing between any two layouts of one tensor, as tables over all pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ Table: TypeAlias = npt.NDArray[np.float64]
 SBPs: TypeAlias = tuple[SBP, ...]
 
 
+@final
 @dataclass(frozen=True)
 class BoxingCosts:
     """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.
@@ -84,7 +85,7 @@ class BoxingCosts:
         return costs.reshape((len(options),) * (2 * len(self.grid)))
 
     def _grown(self, states: Sequence[SBPs], size: int) -> Table:
-        """How many bytes all ranks together hold more after boxing than before."""
+        """Bytes that all ranks together hold more after boxing than before."""
         held = np.array([size * self._copies(state) for state in states], np.float64)
         grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
         return grown

@@ -90,7 +90,7 @@ def _assignment(
 
 
 def _wanted(update: Update, name: str, values: Mapping[str, Layout]) -> Layout:
-    """How an update reads `name`: its source as its target lies, states as they are, numbers whole."""
+    """The layout in which an update reads `name`: its source as its target lies, states as they are, numbers whole."""
     target = values[update.target.name]
     if update.skip is not None and name == update.skip.name:
         return broadcast_layout(target.placement)

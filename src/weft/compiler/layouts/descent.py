@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 
@@ -101,6 +102,7 @@ def _form(problem: Problem) -> tuple[object, ...]:
     return tuple(variables), tuple(problem.edges)
 
 
+@final
 @dataclass(frozen=True)
 class _Descent:
     """The steps of one descent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ def without_dominated(
     return _Pruning(unary, pairwise).run()
 
 
+@final
 @dataclass
 class _Pruning:
     """The state of the walk.
@@ -100,7 +101,7 @@ class _Pruning:
         return _undominated(dearer)
 
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
-        """How much dearer each choice is at most than each other one, on one table."""
+        """The most by which each choice is dearer than each other one, on one table."""
         theirs = self.left[other]
         key = (name, mine.tobytes(), self.names[other])
         if key not in self.worst:

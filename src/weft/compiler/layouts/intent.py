@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def _of_use(sbp: SBP | None) -> Intent:
 def charges(
     intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
 ) -> Table:
-    """How many times its idle bytes an edge is charged, for each SBP before and each after on one axis."""
+    """The number of times that an edge is charged its idle bytes, for each SBP before and each after on one axis."""
 
     def factor(before: SBP, after: SBP) -> float:
         match intent, before, after:
@@ -132,7 +132,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 
 def is_ours(node: Call) -> bool:
-    """Whether a call is no hint of the user's, which ends what the strategy means."""
+    """True where a call is no hint of the user's, by which the strategy's intent ends."""
     return node.hint is None or node.hint.stored is not None
 
 
@@ -163,7 +163,7 @@ def _passed(node: Call) -> tuple[str, ...]:
 
 
 def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
-    """Whether a gradient is one that was there before, in another form."""
+    """True where a gradient is one that was there before, in another form."""
     node = graph.producers[name]
     size = math.prod(graph.values[name].shape)
     return isinstance(node, Call) and any(
@@ -172,7 +172,7 @@ def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> b
 
 
 def measures(node: Node) -> bool:
-    """Whether a node only takes a number from a gradient."""
+    """True where a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
@@ -192,7 +192,7 @@ def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
 
 
 def _as_whole(node: Node) -> Node:
-    """Where a call says how something is stored: what it says where nothing is stored in shards."""
+    """A call's storage where nothing is stored in shards, if the call says how something is stored."""
     hint = node.hint if isinstance(node, Call) else None
     if not isinstance(node, Call) or hint is None or hint.stored is None:
         return node
@@ -200,9 +200,10 @@ def _as_whole(node: Node) -> Node:
     return changed(node, hint=hint.with_axis(hint.stored, whole))
 
 
+@final
 @dataclass(frozen=True)
 class Storage:
-    """What may lie otherwise along an axis than where parameters are whole.
+    """The values that may lie otherwise along an axis than where parameters are whole.
 
     Attributes:
         made: values that may be made otherwise.
@@ -215,7 +216,7 @@ class Storage:
 
 
 def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storage:
-    """What may lie otherwise along `axis` than where parameters are whole.
+    """The values that may lie otherwise along `axis` than where parameters are whole.
 
     Args:
         graph: with the takes and hints of `weft.compiler.training.zero`.

@@ -1,8 +1,9 @@
-"""What deductions remember, and what they find."""
+"""The memory of deductions, and their findings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import final
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from weft.hardware import CostModel
 from weft.ops import Signature
 
 
+@final
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: for each variable, its signature on each axis.
+    """The choice of a deduction: for each variable, its signature on each axis.
 
     Attributes:
         signatures: the choices.
@@ -34,9 +36,10 @@ class Choice:
     broken: int = 0
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What boxing on an edge costs, and 1 where an intent forbids it; compared by identity."""
+    """The costs of boxing on an edge, and 1 where an intent forbids it; compared by identity."""
 
     boxing: Table
     forbidden: Table | None = None
@@ -47,9 +50,10 @@ class Costs:
         return float(self.boxing.max())
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Known:
-    """What deductions on grids of one shape remember: nothing in it depends on the problem.
+    """The memory of deductions on grids of one shape: nothing in it depends on the problem.
 
     Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
     Stages on equal grids share it, so that equal ones are solved once.
@@ -63,17 +67,27 @@ class Known:
     numbers: dict[object, int] = field(default_factory=dict)
     solved: dict[tuple[object, ...], Choice] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.work = WorkOptions(self.grid, self.cost_model)
-        self.given = GivenOptions(self.grid, self.cost_model)
-        self.boxing = BoxingCosts(self.grid, self.cost_model)
+    @cached_property
+    def work(self) -> WorkOptions:
+        """Options of calls."""
+        return WorkOptions(self.grid, self.cost_model)
+
+    @cached_property
+    def given(self) -> GivenOptions:
+        """Options of inputs."""
+        return GivenOptions(self.grid, self.cost_model)
+
+    @cached_property
+    def boxing(self) -> BoxingCosts:
+        """Costs of boxing by tensor."""
+        return BoxingCosts(self.grid, self.cost_model)
 
     def number(self, of: object) -> int:
         """A number for what is looked up again and again: a tensor, or signatures."""
         return self.numbers.setdefault(of, len(self.numbers))
 
     def times(self, options: Options, times: int) -> Table:
-        """What options cost that run several times a step; one table for equal ones."""
+        """The costs of options that run several times a step; one table for equal ones."""
         key = options, times
         if times > 1 and key not in self.repeated:
             self.repeated[key] = options.costs * times

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from weft.units import Bytes, Flops
 PerAxis: TypeAlias = tuple[Signature, ...]
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Options:
     """The signatures to choose from, and what each costs by itself; compared by identity."""
@@ -46,6 +47,7 @@ class Options:
         return self._sbps[key]
 
 
+@final
 @dataclass(frozen=True)
 class WorkOptions:
     """Options of op calls on a grid; equal calls share them."""
@@ -104,6 +106,7 @@ class WorkOptions:
         return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
+@final
 @dataclass(frozen=True)
 class GivenOptions:
     """Options of inputs, hints, outputs and Shares."""
@@ -125,7 +128,7 @@ class GivenOptions:
         return self._known[key]
 
     def _split_charge(self, given: Given, axis: int, chosen: PerAxis) -> float:
-        """What splitting an input costs where the user left it free."""
+        """The charge for splitting an input that the user left free."""
         if not given.prefer_broadcast or len(given.choices[axis]) == 1:
             return 0.0
         unused = self._idle(given, axis, chosen)
@@ -166,7 +169,7 @@ class GivenOptions:
 
 
 def start(variable: Variable, axes: int) -> PerAxis:
-    """Where the search starts: everything Broadcast, which is always legal."""
+    """The start of the search: everything Broadcast, which is always legal."""
     match variable:
         case Work(call=call):
             operands, results = len(call.operands), len(call.results)
@@ -180,7 +183,7 @@ def start(variable: Variable, axes: int) -> PerAxis:
 def all_have_elements(
     call: OpCall, chosen: PerAxis, grid: tuple[int, ...], thin: Sequence[Thin] = ()
 ) -> bool:
-    """Whether no operand or result is split into more pieces than it has elements, except where `thin` says so."""
+    """True where no operand or result is split into more pieces than it has elements, except where `thin` says so."""
     specs = (*call.operands, *call.results)
     by_axis = ((*signature.operands, *signature.results) for signature in chosen)
     sbps = tuple(zip(*by_axis, strict=True)) if chosen else ((),) * len(specs)

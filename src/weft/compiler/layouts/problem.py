@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.layouts.intent import Intents, Storage, intents
@@ -17,6 +17,7 @@ from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import tensor_spec
 
 
+@final
 @dataclass(frozen=True)
 class Work:
     """A call of an op: chooses among the signatures of its rule.
@@ -31,6 +32,7 @@ class Work:
     times: int = 1
 
 
+@final
 @dataclass(frozen=True)
 class Given:
     """A variable with its own list of signatures for each axis.
@@ -56,6 +58,7 @@ class Given:
     fed: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Share:
     """The layout to which a value with several readers is boxed once for all of them."""
@@ -68,6 +71,7 @@ class Share:
 Variable: TypeAlias = Work | Given | Share
 
 
+@final
 @dataclass(frozen=True)
 class Edge:
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
@@ -85,7 +89,8 @@ class Edge:
     times: int = 1
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Problem:
     """Variables and edges of a graph.
 
@@ -110,7 +115,7 @@ class Problem:
     micro_batches: int = 1
 
     def times(self, name: str) -> int:
-        """How often a value is made in a step."""
+        """The number of times that a value is made in a step."""
         return self.micro_batches if name in self.loop else 1
 
     def of(self, free: Storage) -> frozenset[int]:
@@ -226,7 +231,7 @@ def _whole_targets(graph: LogicalGraph) -> dict[str, str]:
 
 
 def _readers(graph: LogicalGraph) -> dict[str, int]:
-    """How many nodes read each value and may want it boxed; the target and states of an update stay where they are."""
+    """The number of nodes that read each value and may want it boxed; an update's target and states stay in place."""
     found = dict.fromkeys(graph.values, 0)
     for name, nodes in graph.users.items():
         found[name] = sum(not isinstance(n, Update) or n.source.name == name for n in nodes)

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -29,6 +29,7 @@ IMPROVEMENT_ROUNDS = 50
 _TOLERANCE = 1e-12
 
 
+@final
 class Solution(NamedTuple):
     """The choice of each variable, their total cost, and the least that any choices could cost."""
 
@@ -38,10 +39,11 @@ class Solution(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether the cost is proven least."""
+        """True where the cost is proven least."""
         return self.cost <= self.bound + _TOLERANCE * abs(self.cost)
 
 
+@final
 class _Factor(NamedTuple):
     """A cost table over some variables: `table.ndim == len(variables)`."""
 
@@ -49,6 +51,7 @@ class _Factor(NamedTuple):
     table: Table
 
 
+@final
 class _Eliminated(NamedTuple):
     """A variable with the tables that say which choice is best once all others of them are made."""
 
@@ -95,7 +98,8 @@ def minimize(
     return found
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Known:
     """Tables that were made of others, by the identity of these.
 
@@ -106,7 +110,7 @@ class _Known:
     sources: list[object] = field(default_factory=list)
 
     def get(self, key: tuple[object, ...], sources: object, make: Callable[[], _T]) -> _T:
-        """What `make` gives, once for a key; `sources` are kept, so that their identities stay theirs."""
+        """The result of `make`, called once for a key; `sources` are kept, so that their identities stay theirs."""
         if key not in self.made:
             self.sources.append(sources)
             self.made[key] = make()
@@ -153,6 +157,7 @@ class _Known:
         return self.get(key, tables, lambda: int(np.argmin(sum(map(_along, tables, where)))))
 
 
+@final
 @dataclass
 class _Elimination:
     """The state of one elimination.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
@@ -22,7 +22,7 @@ ThinSplits: TypeAlias = Mapping[str, Thin]
 
 
 def thin_splits(graph: LogicalGraph, hints: Hints, placement: Placement) -> ThinSplits:
-    """What the user's thin splits lead to, in both directions along the graph."""
+    """The consequences of the user's thin splits, in both directions along the graph."""
     spread = _Spread(graph, placement.shape)
     for name, sbps in _fixed(graph, hints, placement):
         spread.add(name, _thin(graph.values[name].shape, sbps, placement.shape))
@@ -55,6 +55,7 @@ def _thin(
             yield from ((axis, dim) for axis in axes)
 
 
+@final
 @dataclass
 class _Spread:
     """The thin splits found so far; `changed` says whether the last round found any."""

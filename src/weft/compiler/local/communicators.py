@@ -1,4 +1,4 @@
-"""Which groups of ranks talk to each other: one communicator for each group, numbered alike on every rank."""
+"""The groups of ranks that talk to each other: one communicator for each group, numbered alike on every rank."""
 
 from __future__ import annotations
 

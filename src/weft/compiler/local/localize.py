@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
@@ -45,7 +45,7 @@ def localize(
     communicators: tuple[Communicator, ...],
     homes: Mapping[str, int] | None = None,
 ) -> LocalProgram:
-    """What `rank` runs of `graph`: what lies on placements that hold it, and its part of boxing between placements.
+    """The part of `graph` that `rank` runs: nodes on placements that hold it, its part of boxing between placements.
 
     Args:
         graph: with layouts on all values.
@@ -62,7 +62,7 @@ def localize_all(
     communicators: tuple[Communicator, ...],
     homes: Mapping[str, int] | None = None,
 ) -> dict[int, LocalProgram]:
-    """What each of some ranks runs, as `localize` says."""
+    """The programs that some ranks run, as `localize` says."""
     shared = _Shared(
         graph,
         {c.ranks: c.id for c in communicators},
@@ -98,9 +98,10 @@ def _program(view: _View) -> LocalProgram:
     return LocalProgram(view.rank, *parts, graph.micro_batches, loop, view.origins)
 
 
+@final
 @dataclass(frozen=True)
 class _Shared:
-    """What the walks of all ranks have in common.
+    """The data that the walks of all ranks have in common.
 
     Attributes:
         communicator_of: the communicator of a group of ranks.
@@ -122,7 +123,7 @@ class _Shared:
     made: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
 
     def call(self, node: Call, rank: int) -> OpCall:
-        """What `rank` runs of a call.
+        """The local form of a call for `rank`.
 
         Raises:
             InternalError: where the layouts of its results say otherwise.
@@ -155,7 +156,8 @@ class _Shared:
         return call
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _View:
     """The state of the walk of one rank.
 
@@ -183,7 +185,7 @@ class _View:
         return LocalValue(value.name, shape, value.dtype)
 
     def holds(self, name: str) -> bool:
-        """Whether this rank is in the placement of a value."""
+        """True where this rank is in the placement of a value."""
         return self.rank in layout_of(self.graph.values[name]).placement.coordinates
 
     def noted(self, node: Node, local: LocalNode) -> LocalNode:
@@ -285,7 +287,7 @@ def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) ->
 
 
 def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
-    """What `rank` runs of a call; arguments that differ between micro-batches vary."""
+    """The local form of a call for `rank`; arguments that differ between micro-batches vary."""
     if not node.varyings:
         return _at_micro_batch(graph, node, rank, 0)
     every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
@@ -305,7 +307,7 @@ def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> O
 
 
 def _place_of(graph: LogicalGraph, node: Node) -> Placement | None:
-    """Where a call or an update runs: where what it makes or writes lies. None of other nodes."""
+    """The place where a call or an update runs: where its results, or its targets, lie. None of other nodes."""
     match node:
         case Call():
             return layout_of(node.makes[0]).placement

@@ -72,7 +72,7 @@ def _modules(graph: LogicalGraph) -> dict[str, str]:
 
 
 def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
-    """What forward calls make and backward nodes read, with the place of the first that does."""
+    """Values that forward calls make and backward nodes read, with the place of the first that does."""
     bases = view_bases(program.nodes)
     first: dict[str, int] = {}
     staying = {output.name for output in program.outputs}

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, final
 
 from weft.compiler.context import Context
 from weft.compiler.microbatch.forms import even_signatures
@@ -73,6 +73,7 @@ def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
     return [each for each in leaves if each.value.shape[0] == size > 0 == size % parts]
 
 
+@final
 @dataclass
 class _Cutter:
     """Cuts one node after another.
@@ -201,7 +202,7 @@ class _Cutter:
         return True
 
     def _boxing(self, node: LocalCall) -> bool:
-        """What boxing does on a rank alone is the same for each part, but along the dimension it changes."""
+        """Give a boxing on one rank alone to each part, the same for each but along the dimension it changes."""
         (name,), (made,) = local_operands(node), node.makes
         place = _BOXING[node.op]
         if place is not None and node.args[place] == self.cut[name]:
@@ -249,7 +250,7 @@ class _Cutter:
 
 
 def _local_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
-    """What one part runs of a call."""
+    """The call that one part runs for a call of the batch."""
 
     def back(leaf: Any) -> Any:
         return Ref(reads[leaf.index]) if isinstance(leaf, Operand) else leaf

@@ -1,1 +1,1 @@
-"""What a rank holds in memory when it holds most, read off its plan; and the limit on it."""
+"""The memory that a rank holds when it holds most, read off its plan; and the limit on it."""

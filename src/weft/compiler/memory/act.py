@@ -1,4 +1,4 @@
-"""What one act takes beside what it reads: temporaries that are freed after their last use, and what it leaves.
+"""The memory that one act takes beside its inputs: temporaries that are freed after their last use, and its results.
 
 The walk follows `runtime/kernels/generated.py` and `runtime/executor/optimizer.py`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
@@ -43,7 +43,7 @@ def act_memory(
     sources: Collection[str],
     registers: Mapping[str, Kind],
 ) -> ActMemory:
-    """What an act of `actor` takes.
+    """The memory that an act of `actor` takes.
 
     Args:
         actor: any; those of the host take nothing.
@@ -84,10 +84,11 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
 
 
 def _is_blank(call: LocalCall) -> bool:
-    """Whether a rank that does not keep a value makes a neutral one in its place."""
+    """True where a rank that does not keep a value makes a neutral one in its place."""
     return call.op == "weft.keep" and call.args[1] is False
 
 
+@final
 @dataclass(frozen=True)
 class _Segment:
     """A run of calls.
@@ -131,7 +132,7 @@ class _Segment:
         }
 
     def _highest(self, taken: Collection[Taken]) -> tuple[Counter[Kind], int]:
-        """What is taken when it is most, and the place of the call that runs then."""
+        """The memory that is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, int]]] = {}
         for each in taken:
             if self.lasting.isdisjoint(each.names):

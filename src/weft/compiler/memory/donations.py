@@ -1,4 +1,4 @@
-"""Who writes over what, stated in the plan: all-reduces over their input, and what must be copied before.
+"""Writes over memory, stated in the plan: all-reduces over their input, and the values that must be copied before.
 
 Before: a plan with its registers. After: an all-reduce runs in place where nobody else holds the
 memory of its input, so gradients are reduced where they lie, with no bucket to fill and to empty;

@@ -1,4 +1,4 @@
-"""What collectives and transfers take while they run, as `runtime/channels/collectives.py` runs them."""
+"""The memory that collectives and transfers take while they run, as `runtime/channels/collectives.py` runs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.units import ITEM_SIZE
 
 
 def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
-    """What an act of a communicating actor takes and leaves.
+    """The memory that an act of a communicating actor takes and leaves.
 
     Args:
         actor: what runs.
@@ -38,12 +38,12 @@ def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
 
 
 def _in_place(each: Exchange) -> TypeGuard[Collective]:
-    """Whether an exchange writes its result over its input."""
+    """True where an exchange writes its result over its input."""
     return isinstance(each, Collective) and each.in_place
 
 
 def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:
-    """What exchanges take. An input of an all-reduce goes once there is a copy of it."""
+    """The memory that exchanges take. An input of an all-reduce goes once there is a copy of it."""
     most, now = Counter[Kind](), Counter[Kind]()
     waiting = {name: each for each in taken for name in each.names}
     for each in collectives:

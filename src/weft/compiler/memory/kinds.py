@@ -1,15 +1,16 @@
-"""What an act of a plan does to memory."""
+"""The effect of an act of a plan on memory."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.ir.queries.memory import Kind
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A storage that nobody but the act holds: the names under which it reads it, kind and bytes."""
@@ -24,9 +25,10 @@ class Taken:
 Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class ActMemory:
-    """What an act does to memory.
+    """The effect of an act on memory.
 
     Attributes:
         extra: what it takes beside what it reads and `kept`.

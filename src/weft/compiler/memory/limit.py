@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import final
 
 from weft.compiler.memory.walk import Held, Peak
 from weft.compiler.options import Options
@@ -78,15 +79,16 @@ def _held(held: Held, makers: _Makers) -> str:
     return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
 
 
+@final
 @dataclass(frozen=True)
 class _Makers:
-    """What made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""
+    """The nodes that made the values of a rank, of which some are forms of others (`LocalProgram.origins`)."""
 
     graph: LogicalGraph
     origins: Mapping[str, str]
 
     def of(self, name: str) -> Call | Input | None:
-        """What made a local value, or the value that it is another form of, in the user's program."""
+        """The node of the user's program that made a local value, or the value that it is another form of."""
         while name in self.origins:
             name = self.origins[name]
         node = self.graph.producers.get(name)

@@ -1,14 +1,15 @@
-"""When the acts of a step begin and end, where nobody has simulated it: the order of the plan."""
+"""The order in which the acts of a step begin and end, where nobody has simulated it: the order of the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.actors.simulate import Timed
 from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
 
 
+@final
 class Moment(NamedTuple):
     """An act begins or ends."""
 
@@ -39,7 +40,7 @@ def moments(plan: RankPlan) -> Iterator[Moment]:
 
 
 def _acts(plan: RankPlan) -> Iterator[tuple[Actor, int]]:
-    """What runs once a step before the loop, the loop, and what comes after it."""
+    """The acts that run once a step before the loop, the loop, and the acts that come after it."""
     actors = [actor for actor in plan.actors if not isinstance(actor, Hold)]
     looping = [place for place, actor in enumerate(actors) if acts_of(actor) > 1]
     first, last = (looping[0], looping[-1] + 1) if looping else (len(actors), len(actors))
@@ -67,7 +68,7 @@ def _once(
 
 
 def acts_of(actor: Actor) -> int:
-    """How often an actor acts in a step."""
+    """The number of acts of an actor in a step."""
     return actor.acts if isinstance(actor, (Compute, Communicate)) else 1
 
 

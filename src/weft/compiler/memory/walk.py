@@ -1,4 +1,4 @@
-"""What one rank holds in memory when it holds most, by kind, read off its plan: no run is needed.
+"""The memory that one rank holds when it holds most, by kind, read off its plan: no run is needed.
 
 The acts of a step are walked in the order of time. A version of a register takes memory from the
 act that makes it until its last reader is done; what an act takes for itself stands in
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.memory.act import act_memory, gradient_sources
 from weft.compiler.memory.kinds import Taken
@@ -21,15 +21,17 @@ from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
 from weft.units import Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What exists at the peak for one register, or one value of an act that runs: name, versions, their bytes."""
+    """A register, or a value of an act that runs, as it exists at the peak: name, versions, their bytes."""
 
     register: str
     versions: int
     bytes: Bytes
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The moment when a rank holds most.
@@ -61,13 +63,14 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
 
 
 def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
-    """What a rank holds after each moment of a step: `memory` is about the highest of them."""
+    """The bytes that a rank holds after each moment of a step: `memory` is about the highest of them."""
     walk = _Walk(plan)
     for moment in order:
         walk.take(moment)
         yield Bytes(walk.total())
 
 
+@final
 @dataclass(slots=True)
 class _Storage:
     register: str
@@ -77,9 +80,10 @@ class _Storage:
     users: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class _Most:
-    """What was held at a moment: in all, by kind, in registers; and what each act that ran might free."""
+    """The bytes held at a moment: in all, by kind, in registers; and those that each act that ran might free."""
 
     total: int
     kinds: Counter[Kind]
@@ -94,7 +98,7 @@ _Version: TypeAlias = tuple[str, int]
 
 @dataclass
 class _Walk:
-    """What is held now, and what was held when it was most.
+    """The memory held now, and that held when it was most.
 
     Attributes:
         versions: the storage of every version that is there; None for views of what always is.
@@ -170,7 +174,7 @@ class _Walk:
                 self._release(key)
 
     def _taken(self, actor: int, micro: int) -> frozenset[Taken]:
-        """What an act may free on its way: storages that only it still reads."""
+        """The storages that an act may free on its way, as only it still reads them."""
         names: dict[int, list[str]] = {}
         for name in self.plan.actors[actor].consumes:
             key = (name, self._version(actor, micro, self.registers[name]))
@@ -233,7 +237,7 @@ class _Walk:
         return micro * register.rate // acts_of(self.plan.actors[actor])
 
     def _is_last(self, actor: int, micro: int, register: Register) -> bool:
-        """Whether an act is its actor's last that reads this version."""
+        """True where an act is its actor's last that reads this version."""
         acts = acts_of(self.plan.actors[actor])
         return micro + 1 == acts or self._version(actor, micro + 1, register) != self._version(
             actor, micro, register
@@ -249,7 +253,7 @@ class _Walk:
             self.most = _Most(total, kinds, held, taken, actor)
 
     def peak(self) -> Peak:
-        """What was held when it was most."""
+        """The memory that was held when it was most."""
         found: dict[str, list[int]] = {}
         inside = (self.acts[actor].live(taken) for actor, taken in self.most.taken.items())
         held = ((each.register, each.bytes) for each in self.most.held)

@@ -1,4 +1,4 @@
-"""What the split in time must know of a graph before it walks it: what comes from where.
+"""The facts of a graph that the split in time needs before it walks it: origins of values.
 
 Leaves of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.families.table import takes_statistics
@@ -18,9 +19,10 @@ from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.layout import SBP, Split
 
 
+@final
 @dataclass(frozen=True)
 class Facts:
-    """Where values come from.
+    """The origins of values.
 
     Attributes:
         batch: size of the whole batch: the first dimension of most leaves.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.compiler.microbatch.loops import joined
 from weft.errors import InternalError
@@ -18,6 +18,7 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Own:
     """Every micro-batch has a value of its own of the whole shape, such as the mean in its BatchNorm.
@@ -29,6 +30,7 @@ class Own:
         return "own"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Strided:
     """Split, in each of `outer` equal blocks of dimension `dim`: a view merged what stood before the batch with it."""
@@ -45,9 +47,10 @@ _BARRIER = 1000.0
 _JOIN, _ADD, _WHOLE, _AVERAGE, _SLICE, _LIGHT = 4.0, 2.0, 1.0, 0.1, 0.01, 1e-6
 
 
+@final
 @dataclass(frozen=True)
 class Source:
-    """What is known of a value that a call reads.
+    """The facts of a value that a call reads.
 
     Attributes:
         spec: of the whole tensor.
@@ -64,9 +67,10 @@ class Source:
     ready: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Way:
-    """How a call may run in micro-batches: a signature along time, of which Split may mean `Strided`."""
+    """A way for a call to run in micro-batches: a signature along time, of which Split may mean `Strided`."""
 
     signature: Signature
     outer: int = 1
@@ -112,7 +116,7 @@ def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
 
 
 def _may_be_strided(call: OpCall, signature: Signature, parts: int, outer: int) -> bool:
-    """Whether the op does the same with each sample, wherever in the split dimension it stands."""
+    """True where the op does the same with each sample, wherever in the split dimension it stands."""
     ports = (
         *zip(call.operands, signature.operands, strict=True),
         *zip(call.results, signature.results, strict=True),
@@ -160,7 +164,7 @@ def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -
 
 
 def reading_cost(source: Source, wanted: Form, batch: int) -> float:
-    """What reading a value as `wanted` costs."""
+    """The cost of reading a value as `wanted`."""
     size = max(prod(source.spec.shape), 1)
     form = source.form
     if form is None:
@@ -212,7 +216,7 @@ def micro_call(
 
 
 def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCall:
-    """What runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
+    """The call that runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
     return _merged(node, _localized(call, signature, parts))
 
 
@@ -229,7 +233,7 @@ def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
 
 
 def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
-    """What each micro-batch runs; all of them are alike when the first and the last are."""
+    """The calls that micro-batches run; all of them are alike when the first and the last are."""
     ends = tuple(localize(call, signature, parts, m) for m in (0, parts - 1))
     if ends[0] == ends[1]:
         return ends

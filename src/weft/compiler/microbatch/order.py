@@ -112,5 +112,5 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
 
 
 def _is_whole(node: Call, leaf: Value | None) -> bool:
-    """Whether a call is the view of a whole leaf."""
+    """True where a call is the view of a whole leaf."""
     return leaf is not None and node_outputs(node)[0].shape == leaf.shape

@@ -98,7 +98,7 @@ def sum_of_leaf(
 
 
 def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
-    """Whether a call makes one element of each element of its only operand."""
+    """True where a call makes one element of each element of its only operand."""
     operands = operand_names(node)
     if len(operands) != 1 or len(node.outputs) != 1 or node.outputs[0] is None:
         return False

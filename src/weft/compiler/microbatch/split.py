@@ -141,7 +141,7 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
 
 
 def _over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
-    """Whether statistics of what has this form are taken over samples: each micro-batch has its own."""
+    """True where statistics of a value in this form are taken over samples: each micro-batch has its own."""
     return isinstance(form, Split | Strided) and statistics.over(form.dim)
 
 

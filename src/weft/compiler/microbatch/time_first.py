@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.hints import Hints, is_hint
@@ -43,6 +44,7 @@ VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.
 _CONTIGUOUS = Token("memory_format", "contiguous_format")
 
 
+@final
 @dataclass(frozen=True)
 class Tokens:
     """`n` sequences of `time` tokens, in `groups` groups of equally many sequences."""
@@ -53,7 +55,7 @@ class Tokens:
 
     @property
     def rows(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self.n * self.time
 
     @property
@@ -103,7 +105,7 @@ def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int
 
 
 def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """Whether a node flattens [n, time, …] to [n·time, …]."""
+    """True where a node flattens [n, time, …] to [n·time, …]."""
     shapes = _shapes(graph, node)
     return (
         shapes is not None
@@ -113,7 +115,7 @@ def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
 
 
 def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """Whether a node makes [n, time, …] of [n·time, …]."""
+    """True where a node makes [n, time, …] of [n·time, …]."""
     shapes = _shapes(graph, node)
     return (
         shapes is not None
@@ -122,7 +124,8 @@ def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
     )
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of the new graph.
 
@@ -149,7 +152,7 @@ class _Writer:
         for node in ends:  # calls stand before all of them
             for name in node_uses(node):
                 self._plain(node, name)
-        self.nodes += ends
+        self.nodes.extend(ends)
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _write(self, node: Node) -> None:

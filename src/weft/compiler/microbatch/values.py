@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.compiler.microbatch.facts import Facts
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
@@ -24,9 +25,10 @@ from weft.ops.rule import rule_of
 SELECT = "aten.select.int"
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Values:
-    """What has been made so far; `read` makes what is missing.
+    """The values that have been made so far; `read` makes those that are missing.
 
     Attributes:
         graph: the whole-batch graph.
@@ -57,7 +59,7 @@ class Values:
             self.forms.setdefault(name, form)
 
     def source(self, name: str, phase: Phase) -> Source:
-        """What a call of `phase` must know of a value that it reads."""
+        """The facts that a call of `phase` needs of a value that it reads."""
         spec = _spec(self.graph.values[name])
         if name in self.facts.nothing:
             dims = (dim for dim in range(len(spec.shape)) if self._can_make(name, Split(dim)))
@@ -70,7 +72,7 @@ class Values:
         return Source(spec, form, whole=name in self.facts.whole, ready=ready)
 
     def operand(self, name: str, form: Form, phase: Phase) -> Value:
-        """What a call reads that wants a value in a form; `Own` stands for Broadcast."""
+        """The value that a call reads to have an operand in a form; `Own` stands for Broadcast."""
         own = self.forms.get(name) == Own() and form == Broadcast()
         return self.read(name, Own() if own else form, phase)
 
@@ -178,7 +180,7 @@ class Values:
         return made
 
     def _average(self, name: str, form: Partial) -> Value:
-        """What adds up to the mean over the micro-batches of their own values."""
+        """The value that adds up to the mean over the micro-batches of their own values."""
         value = self.read(name, Own())
         if form != Partial() or "float" not in value.dtype:
             raise StrategyError(
@@ -227,7 +229,7 @@ class Values:
         return made
 
     def _is_view(self, name: str) -> bool:
-        """Whether a value is all of another one, seen otherwise."""
+        """True where a value is all of another one, seen otherwise."""
         node = self._producer(name)
         operands = operand_names(node)
         size = prod(self.graph.values[name].shape)
@@ -258,7 +260,7 @@ class Values:
         return self.made[name, form, stage]
 
     def _can_make(self, name: str, form: SBP) -> bool:
-        """Whether a value made from nothing can be made in this form."""
+        """True where a value made from nothing can be made in this form."""
         if form == Broadcast():
             return True
         if (name, form) not in self._makable:
@@ -282,7 +284,7 @@ class Values:
         return node
 
     def _home(self, name: str) -> Phase:
-        """Where a value is made."""
+        """The phase in which a value is made."""
         node = self.graph.producers[name]
         return node.phase if isinstance(node, Call) else FORWARD
 

@@ -89,7 +89,7 @@ def _repeat(marks: Sequence[int], place: int, equal: Sequence[int]) -> tuple[int
 
 
 def _matching(marks: Sequence[int], place: int, period: int) -> int:
-    """How many marks from `place` on equal the ones `period` later."""
+    """The number of marks from `place` on that equal the ones `period` later."""
     end = place
     while end + period < len(marks) and marks[end] == marks[end + period]:
         end += 1
@@ -97,7 +97,7 @@ def _matching(marks: Sequence[int], place: int, period: int) -> int:
 
 
 def _mark(call: LocalCall) -> Hashable:
-    """What two calls have in common whatever they read: op, constants, shapes and dtypes of results."""
+    """The facts that two calls have in common whatever they read: op, constants, shapes and dtypes of results."""
     made = tuple(value and (value.shape, value.dtype) for value in call.outputs)
     return (call.op, _nameless(call.args), _nameless(call.kwargs), made)
 

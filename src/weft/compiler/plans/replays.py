@@ -1,4 +1,4 @@
-"""Which segments are captured as CUDA graphs, decided from the plan alone.
+"""The segments that are captured as CUDA graphs, decided from the plan alone.
 
 A graph puts all calls of a segment on the device with one launch. It pays where the host needs
 longer to launch a step than the device to run it (docs/decisions/cuda-graphs.md).
@@ -68,7 +68,7 @@ def replays(
 
 
 def segment_launches(segment: Compute) -> int:
-    """What the host launches for the calls of one act: views are none; updates are left out."""
+    """The number of launches by the host for the calls of one act: views are none; updates are left out."""
     return sum(_kernels(node) for node in segment.nodes if isinstance(node, LocalCall))
 
 

@@ -1,4 +1,4 @@
-"""Which kernels the calls of a rank run as: one list of patterns for each kind of device.
+"""The kernels that the calls of a rank run as: one list of patterns for each kind of device.
 
 The last pass over a plan, on the rank that runs it: what pays depends on its device, on a CPU on its
 instructions. Before: ops as the rules know them. After: those that have the fastest kernels there.
@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.ir.legal.plans import verify_plan
 from weft.ir.nodes import refs
@@ -26,6 +27,7 @@ _WIDE = 2**14
 _LARGE = 2**18
 
 
+@final
 @dataclass(frozen=True)
 class KernelVariant:
     """An op that runs as another one of the same arguments.
@@ -41,9 +43,10 @@ class KernelVariant:
     pays: Callable[[LocalCall], bool]
 
 
+@final
 @dataclass(frozen=True)
 class Target:
-    """What of a rank's device decides which kernels run.
+    """The facts of a rank's device that decide which kernels run.
 
     Attributes:
         device_type: "cpu" or "cuda".
@@ -144,7 +147,7 @@ def _summed(node: LocalCall | LocalUpdate) -> str:
 
 
 def _is_wide(call: LocalCall) -> bool:
-    """Whether a product may be large enough for oneDNN; its kernel looks at the operands, too."""
+    """True where a product may be large enough for oneDNN; its kernel looks at the operands, too."""
     made = call.outputs[0]
     if made is None or made.dtype != "float32" or call.kwargs:
         return False
@@ -160,14 +163,14 @@ def _positions(call: LocalCall) -> int:
 
 
 def _slow_statistics(call: LocalCall) -> bool:
-    """Whether ATen is slow at the statistics of a BatchNorm in training: of large images."""
+    """True where ATen is slow at the statistics of a BatchNorm in training: of large images."""
     made = call.outputs[0]
     many = call.args[5] is True and _positions(call) >= MANY_POSITIONS
     return many and made is not None and math.prod(made.shape) >= _LARGE
 
 
 def _slow_backward(call: LocalCall) -> bool:
-    """Whether ATen is slow at the backward of a BatchNorm in training: of tiny images."""
+    """True where ATen is slow at the backward of a BatchNorm in training: of tiny images."""
     return call.args[7] is True and 1 < _positions(call) < FEW_POSITIONS
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.actors import actor_text
 from weft.actors.cycles import Edge
@@ -24,6 +24,7 @@ Node: TypeAlias = "tuple[int, int] | tuple[str, int]"
 Slot: TypeAlias = tuple[int, str]
 
 
+@final
 @dataclass(frozen=True)
 class Link:
     """A register between two nodes."""
@@ -34,6 +35,7 @@ class Link:
     target: Node
 
 
+@final
 @dataclass(frozen=True)
 class Web:
     """All plans of a program together.
@@ -48,7 +50,7 @@ class Web:
 
     @property
     def micro_batches(self) -> int:
-        """How often a node of the loop acts."""
+        """The number of acts of a node of the loop."""
         return self.plans[0].micro_batches
 
     @cached_property
@@ -99,7 +101,7 @@ class Web:
 
     @cached_property
     def into(self) -> dict[Node, list[Link]]:
-        """What each node reads."""
+        """The links that each node reads."""
         found: dict[Node, list[Link]] = {node: [] for node in self.nodes}
         for link in self.links:
             found[link.target].append(link)
@@ -122,7 +124,7 @@ class Web:
 
     @cached_property
     def levels(self) -> dict[Node, int]:
-        """How often each node waits for all acts of others: it can begin only after so many barriers.
+        """The number of barriers, waits for all acts of others, after which each node can begin.
 
         A register of rate 1 that is made over all micro-batches is a barrier for those that
         depend on it.
@@ -165,7 +167,7 @@ class Web:
         return link.register.rate == 1 and link.source in self.loop
 
     def crosses_barrier(self, link: Link) -> bool:
-        """Whether a loop register is read only after all its versions have been made."""
+        """True where a loop register is read only after all its versions have been made."""
         return link.register.rate > 1 and self.levels[link.source] < self.levels[link.target]
 
     def lasts(self, node: Node) -> Seconds:

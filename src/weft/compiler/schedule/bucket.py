@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import FORWARD, Phase
@@ -36,6 +36,7 @@ GATHERED = 8
 CUTS = 64
 
 
+@final
 @dataclass(frozen=True)
 class Bucket:
     """Collectives that run as one, or a transfer."""
@@ -54,7 +55,7 @@ class Bucket:
 
     @property
     def gathers(self) -> bool:
-        """Whether it makes tensors whole."""
+        """True where it makes tensors whole."""
         return all(each.kind == "all_gather" for each in self.collectives)
 
     @property
@@ -96,7 +97,8 @@ def _op(call: LocalCall) -> object:
 _Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Joiner:
     """`open` holds, for each kind, the collectives that wait to be joined; all others are in `items`."""
 
@@ -148,7 +150,7 @@ class _Joiner:
 
 
 def _bytes(each: Collective) -> int:
-    """What a rank gives to a collective, on average: shards that are not even differ between ranks."""
+    """Bytes that a rank gives to a collective, on average: shards that are not even differ between ranks."""
     if each.kind == "all_gather":
         return value_bytes(each.output) // len(each.sizes)
     return value_bytes(each.input)

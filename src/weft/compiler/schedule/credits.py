@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.actors.cycles import Edge, max_cycle_ratio
 from weft.compiler.memory.donations import donate
@@ -127,8 +127,8 @@ def of_preset(web: Web, preset: Preset) -> dict[Slot, int]:
 
 
 def _of_link(web: Web, link: Link, preset: Preset) -> int:
-    """What a stage keeps from forward to backward exists for each micro-batch in flight; what passes
-    between queues, twice. What arrives waits besides for as many as its sender is ahead.
+    """The copies of a value on a link: as many as micro-batches in flight where a stage keeps it from forward to
+    backward, two where it passes between queues. Those that arrive wait besides for as many as their sender is ahead.
     """
     source, target = web.actor(link.source), web.actor(link.target)
     if source is None or target is None:
@@ -142,7 +142,7 @@ def _of_link(web: Web, link: Link, preset: Preset) -> int:
 
 
 def _ahead(web: Web, node: Node) -> int:
-    """How many stages lie between those that send in a communication and the one that it is for."""
+    """The number of stages between those that send in a communication and the one that it is for."""
     reader = web.actor(node)
     assert reader is not None
     senders = [web.actor(link.source) for link in web.into[node]]
@@ -164,7 +164,8 @@ def enough(web: Web, room: Mapping[int, int] | None = None) -> dict[Slot, int]:
     return _Raise(web, fewest(web), dict(room) if room is not None else None).run()
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Raise:
     """The search for copies.
 
@@ -193,7 +194,7 @@ class _Raise:
             self.groups.setdefault(group, []).append(slot)
 
     def _group(self, link: Link) -> Group:
-        """What a stage keeps for its backward goes together, what arrives apart; all else alone."""
+        """The group of a link: values kept for a stage's backward together, those that arrive apart; all else alone."""
         rank, name = link.slot
         source, target = self.web.actor(link.source), self.web.actor(link.target)
         if source is None or target is None or source.phase.kind == target.phase.kind:
@@ -223,7 +224,7 @@ class _Raise:
         return False
 
     def _may_raise(self, label: Iterable[Slot]) -> bool:
-        """Whether an edge can be loosened: a variable that the loop writes has no second copy."""
+        """True where an edge can be loosened: a variable that the loop writes has no second copy."""
         return all(slot in self.group_of for slot in label)
 
     def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
@@ -235,7 +236,7 @@ class _Raise:
         return (sum(self.sizes[slot] for slot in slots), slots, more) if more > 0 else None
 
     def _fits(self, slots: Iterable[Slot], more: int) -> bool:
-        """Whether the ranks have room; if so, take it."""
+        """True where the ranks have room, which is then taken."""
         if self.room is None:
             return True
         needed: dict[int, int] = {}

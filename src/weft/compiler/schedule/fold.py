@@ -1,4 +1,4 @@
-"""Which ranks are alike: one of each class is planned, simulated and proven live for all of its class.
+"""Classes of ranks that are alike: one of each class is planned, simulated and proven live for all of its class.
 
 Two ranks are alike when they run the same nodes on the same local shapes, and meet alike ranks in
 the same nodes. What may differ is where a shard begins, which piece goes to whom, and which
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
@@ -86,19 +86,18 @@ def rank_classes(
     return colours.first()
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Colours:
     """The colour of each rank, in the order of ranks."""
 
     of: dict[int, int]
 
     def split(self, feature: Mapping[int, Hashable]) -> bool:
-        """Part ranks that differ in a feature; ranks without it have None. Whether any were parted."""
+        """Part ranks that differ in a feature; ranks without it have None. True where any were parted."""
         before, known = len(set(self.of.values())), dict[Hashable, int]()
-        self.of = {
-            rank: known.setdefault((colour, feature.get(rank)), len(known))
-            for rank, colour in self.of.items()
-        }
+        for rank, colour in self.of.items():
+            self.of[rank] = known.setdefault((colour, feature.get(rank)), len(known))
         return len(known) > before
 
     def first(self) -> dict[int, int]:
@@ -108,7 +107,7 @@ class _Colours:
 
 
 def _shapes(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
-    """Which placements a rank is in, and its shard of every value of whose shards some are smaller."""
+    """The placements that a rank is in, and its shard of every value of whose shards some are smaller."""
     for placement in graph.placements:
         yield dict.fromkeys(placement.ranks, True)
     for value in {(v.layout, v.shape): v for v in graph.values.values()}.values():
@@ -118,7 +117,7 @@ def _shapes(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
 
 
 def _calls(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
-    """What a rank runs of the calls whose arguments depend on the shard; of equal calls once."""
+    """The calls that a rank runs whose arguments depend on the shard; of equal calls once."""
     seen: set[Hashable] = set()
     for node in graph.of_kind(Call):
         if not adapts(node.op):
@@ -151,7 +150,7 @@ def _boxes(
     uses: Mapping[int, list[int]],
     by_memory: bool,
 ) -> Iterator[dict[int, Hashable]]:
-    """What a rank runs of the boxings; `uses` gets the communicators, in order. Of equal boxings once."""
+    """The nodes that a rank runs for boxings; `uses` gets the communicators, in order. Of equal boxings once."""
     ids = {each.ranks: each.id for each in communicators}
     seen: set[Hashable] = set()
     for node in graph.of_kind(Box):
@@ -172,7 +171,7 @@ def _boxes(
 def _box_nodes(
     source: Value, target: Value, rank: int, ids: Mapping[tuple[int, ...], int]
 ) -> list[LocalNode]:
-    """What a rank runs of a boxing."""
+    """The nodes that a rank runs for a boxing."""
     before, after = layout_of(source), layout_of(target)
     chain = steps(before, after, source.shape, ITEM_SIZE[source.dtype])
     found = (
@@ -212,9 +211,10 @@ def _places(used: Sequence[int]) -> dict[int, tuple[int, ...]]:
     return found
 
 
+@final
 @dataclass(frozen=True)
 class _Meetings:
-    """Who meets whom.
+    """The meetings of ranks: who is with whom in a communicator.
 
     Attributes:
         ranks: of each communicator.
@@ -287,7 +287,7 @@ def like(plan: RankPlan, first: RankPlan) -> RankPlan:
 
 
 def _shown_copy(actor: Actor) -> tuple[object, ...]:
-    """What a simulation sees of an actor, but for its queue."""
+    """The facts of an actor that a simulation sees, but for its queue."""
     return type(actor), actor.id, actor.acts, actor.priority, actor.consumes, actor.produces
 
 

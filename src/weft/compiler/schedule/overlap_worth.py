@@ -1,9 +1,10 @@
-"""Whether a step is worth running in parts of its batch: its time on two queues, with and without."""
+"""Estimate if a step is worth running in parts of its batch: its time on two queues, with and without."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.compiler.local.overlap import batch_leaves, in_parts
 from weft.compiler.options import Options
@@ -23,6 +24,7 @@ WORTH = 0.95
 NONE = Seconds(0.0)
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
     """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these.
@@ -37,7 +39,7 @@ class Cut:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What `explain` says."""
+        """Notes for `explain`."""
         if self.parts == 1:
             return ()
         seconds = f"{seconds_text(self.cut)} instead of {self.whole * 1e3:.3g}"
@@ -47,7 +49,7 @@ class Cut:
 
 
 def may_cut(graph: LogicalGraph, options: Options) -> bool:
-    """Whether the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
+    """True where the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
 
     Where all shards of a tensor have one shape, rules allow the same cuts on all ranks.
     """
@@ -73,6 +75,7 @@ def best_cut(program: LocalProgram, communicators: Sequence[Communicator], devic
     return Cut(PARTS, whole, cut, True) if cut < WORTH * whole else Cut(weighed=True)
 
 
+@final
 class _Clock:
     """Estimates of one rank; its peers keep pace with it."""
 

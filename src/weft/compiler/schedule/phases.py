@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.compiler.schedule.bucket import Bucket, Schedule, ScheduleItem
 from weft.ir.nodes import FORWARD, Phase
@@ -19,6 +19,7 @@ from weft.ir.plan import LocalProgram, LocalUpdate, Transfer
 from weft.ir.queries.alias import variable_views
 
 
+@final
 class Part(NamedTuple):
     """A part of the step: whether it runs for each micro-batch, and its phase."""
 
@@ -29,6 +30,7 @@ class Part(NamedTuple):
 _WHOLE = Part(False, FORWARD)
 
 
+@final
 class Parts:
     """Knows the part of every item of a rank's schedule.
 
@@ -64,7 +66,7 @@ class Parts:
         return Part(looped, phase if self.staged else FORWARD)
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
-        """Whether a value is made anew for each act of its reader."""
+        """True where a value is made anew for each act of its reader."""
         return name in self._loop or not self.of(reader).looped
 
 
@@ -80,6 +82,7 @@ def gather(program: LocalProgram, schedule: Schedule, parts: Parts) -> Schedule:
     return tuple(line.items[number] for number in line.numbers())
 
 
+@final
 @dataclass
 class _Line:
     """Items by number, and which of them may come next.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.schedule.bucket import Bucket, parameter_values
 from weft.ir.nodes import Phase
@@ -101,6 +102,7 @@ def _untold(actor: Actor, controls: Collection[str]) -> Actor:
     return actor
 
 
+@final
 @dataclass(frozen=True)
 class _Gather:
     """A gather with the first and the last actor that reads what it makes.

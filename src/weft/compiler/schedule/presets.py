@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.context import Stages
 from weft.errors import StrategyError
@@ -26,6 +27,7 @@ _RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class Preset:
     """A named schedule on given stages.
@@ -43,7 +45,7 @@ class Preset:
     micro_batches: int
 
     def in_flight(self, stage: int) -> int:
-        """How many micro-batches may be between a stage's forward and the end of its backward."""
+        """The number of micro-batches that may be between a stage's forward and the end of its backward."""
         found = self.micro_batches
         if self.name == "1f1b":
             found = self.stages - stage

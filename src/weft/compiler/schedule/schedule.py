@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.actors.simulate import Simulation, simulate
 from weft.cached import cached_property
@@ -79,6 +80,7 @@ def plan_ranks(
     return making.fixed(found, programs)
 
 
+@final
 @dataclass(frozen=True)
 class Draft:
     """Plans with copies, before the order of communicators is fixed.
@@ -102,6 +104,7 @@ class Draft:
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
 
 
+@final
 @dataclass(frozen=True)
 class _Kind:
     """Plans to be given copies.
@@ -125,9 +128,10 @@ class _Kind:
         return self.draft(of_preset(self.web, self.rule))
 
 
+@final
 @dataclass(frozen=True)
 class _Making:
-    """How plans are made from programs."""
+    """A maker of plans from programs."""
 
     communicators: tuple[Communicator, ...]
     context: Context
@@ -135,12 +139,12 @@ class _Making:
 
     @cached_property
     def durations(self) -> Durations:
-        """How long acts take."""
+        """The durations of acts."""
         return Durations(self.context.device, self.communicators)
 
     @property
     def staged(self) -> bool:
-        """Whether there are several stages."""
+        """True where there are several stages."""
         return len(self.context.stages.placements) > 1
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:

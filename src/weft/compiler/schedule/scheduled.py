@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.actors.simulate import Simulation, Timed
 from weft.compiler.memory.order import Moment, moments_of
@@ -12,9 +13,10 @@ from weft.ir.plan import COMPUTE, Compute, RankPlan
 from weft.units import Seconds
 
 
+@final
 @dataclass(frozen=True)
 class Scheduled:
-    """What was decided about time.
+    """The decisions about time.
 
     Attributes:
         name: of the preset, or "computed".
@@ -37,7 +39,7 @@ class Scheduled:
         return self.simulation.timelines[self.classes[rank]]
 
     def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """When the acts of a rank begin and end, in the order of time; None without a simulation."""
+        """The moments at which the acts of a rank begin and end, in the order of time; None without a simulation."""
         return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
 
 
@@ -64,7 +66,7 @@ def bubble(scheduled: Scheduled, rank: int) -> float:
 
 
 def in_flight(plan: RankPlan, stage: int) -> int:
-    """How many micro-batches a stage can keep between forward and backward on a rank."""
+    """The number of micro-batches that a stage can keep between forward and backward on a rank."""
     actors = plan.actors
     found = (
         register.credits

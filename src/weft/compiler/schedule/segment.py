@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
@@ -29,6 +30,7 @@ from weft.ir.plan import (
 from weft.ir.queries.alias import variable_views
 
 
+@final
 @dataclass(frozen=True)
 class Run:
     """Local work that runs without a stop."""
@@ -95,6 +97,7 @@ def _updates_when_ready(schedule: Schedule) -> Schedule:
     return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))
 
 
+@final
 @dataclass
 class _Cutter:
     """Collects nodes into runs.
@@ -198,7 +201,7 @@ def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, s
 
 
 def _consumed(run: Run, bases: Mapping[str, str]) -> tuple[str, ...]:
-    """What a run reads from outside. Who reads a view of a variable reads the variable: its update must wait."""
+    """Values that a run reads from outside. A reader of a variable's view reads the variable: its update must wait."""
     names = dict.fromkeys((*run.reads, *(bases[name] for name in run.reads if name in bases)))
     inside = {*run.makes, *run.updated}
     return tuple(name for name in names if name not in inside)

@@ -1,4 +1,4 @@
-"""What other stages wait for, told apart from the gradients of a stage's own weights.
+"""Tell the gradients of a stage's own weights apart from all that other stages wait for.
 
 Before: a local program whose backward calls have the kind "backward". After: calls of the loop on which nothing
 in another stage depends before the end of the loop have the kind "weight"; they may fill gaps (zero bubble

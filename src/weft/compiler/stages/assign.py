@@ -1,4 +1,4 @@
-"""Which stage each call belongs to.
+"""Assign each call to a stage.
 
 Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its phases. Forward
 calls go where `choose_stages` (`choose.py`) puts them, a backward call to the stage of its forward call.
@@ -73,7 +73,7 @@ def _backward(
 
 
 def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
-    """Whether what a call makes is added to more that is made in a stage."""
+    """True where the results of a call are added to more that is made in a stage."""
     readers = (node for value in node_outputs(call) for node in graph.users[value.name])
     return any(
         known.get(first_result(graph.producers[used])) == stage

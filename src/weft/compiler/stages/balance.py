@@ -95,7 +95,7 @@ def _cuts(
 
 
 def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) -> Floats:
-    """What each forward call costs, with the backward calls that belong to it."""
+    """The cost of each forward call, with the backward calls that belong to it."""
     number = {
         call.autograd: index
         for index, call in reversed(list(enumerate(calls)))
@@ -118,12 +118,12 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
 
 
 def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
-    """What one call costs."""
+    """The cost of one call."""
     return _cost(op_call(graph, call), cost_model)
 
 
 def _cost(whole: OpCall, cost_model: CostModel) -> float:
-    """What one call costs; an op without a rule, which deduction will refuse, costs nothing."""
+    """The cost of one call; an op without a rule, which deduction will refuse, costs nothing."""
     try:
         return cost_model.work(flops(whole), traffic(whole), item(whole))
     except RuleError:
@@ -194,7 +194,7 @@ def _chain(step: Floats, join: np.ufunc, count: int) -> tuple[float, list[int]]:
 
 
 def _depth(before: Call, after: Call) -> int:
-    """How many modules stand around both of two calls: a cut between them goes through these."""
+    """The number of modules that stand around both of two calls: a cut between them goes through these."""
     paths = [call.location.module.split(".") if call.location else [""] for call in (before, after)]
     depth = 0
     for one, other in zip(*paths, strict=False):

@@ -1,4 +1,4 @@
-"""Where each forward call of a pipeline runs, and where variables live.
+"""Choose the stage of each forward call of a pipeline, and the homes of variables.
 
 A forward call goes where a pattern of the strategy puts its module, else where `weft.stage` in the code puts it,
 else, for `stages=n` without either, where the even split puts it; what nothing puts anywhere follows its
@@ -84,7 +84,7 @@ def _by_patterns(
     noted: Mapping[str, int],
     homes: Mapping[str, int] | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """What the strategy's patterns say, before what the code notes."""
+    """The stages that the strategy's patterns name, which go before notes in the code."""
     assert not isinstance(options.stages, int)  # a number has no patterns
     stages = options.stages
     modules = {name: _module(call) for name, call in forward_calls(graph).items()}
@@ -114,7 +114,7 @@ def _module(call: Call) -> str:
 
 
 def _note(call: Call, count: int) -> int | None:
-    """What `weft.stage` in the code says."""
+    """The stage that `weft.stage` in the code names."""
     stage = call.location.stage if call.location else None
     if stage is not None and stage >= count:
         raise StrategyError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.context import Stages
 from weft.ir.arguments import changed
@@ -32,6 +33,7 @@ from weft.ir.renamed import renamed
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
 
 
+@final
 @dataclass(frozen=True)
 class StageGraph:
     """One stage's part of a graph.
@@ -132,7 +134,8 @@ def _name_at(name: str, stage: int) -> str:
     return f"{name}.at{stage}"
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Part:
     """One stage's nodes as they are cut out; notes in `fed` the leaves that it gets."""
 
@@ -175,7 +178,7 @@ class _Part:
         return isinstance(producer, Input) and producer.role in ("batch", "constant")
 
     def _is_fed(self, name: str) -> bool:
-        """Whether this stage takes a leaf from the user: none of its ranks has it already."""
+        """True where this stage takes a leaf from the user: none of its ranks has it already."""
         placements = self.stages.placements
         here = set(placements[self.stage].ranks)
         return self._is_leaf(name) and all(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.boxing import steps
 from weft.cached import cached_property
@@ -33,6 +34,7 @@ from weft.layout import Layout
 from weft.units import ITEM_SIZE
 
 
+@final
 @dataclass(frozen=True)
 class LaidOut:
     """One stage's part of the graph, with layouts and boxing.

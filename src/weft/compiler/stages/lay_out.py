@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context
@@ -31,9 +32,10 @@ from weft.ir.queries.layouts import layout_of
 from weft.layout import SBP, Partial, Placement
 
 
+@final
 @dataclass(frozen=True)
 class Deduced:
-    """How good the layouts of a stage are known to be, in the cost model's bytes.
+    """The bound on the layouts of a stage, in the cost model's bytes.
 
     Attributes:
         stage: its number.
@@ -99,6 +101,7 @@ def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     return verify(box(verify(graph), assignment), with_layouts=True)
 
 
+@final
 @dataclass(frozen=True)
 class _Solver:
     """Deduces stages: as before, where that fits, else anew.

@@ -21,7 +21,7 @@ from weft.strategy.parts import Stage
 def stage_placements(
     stages: tuple[Stage, ...] | int, placement: Placement
 ) -> tuple[Placement, ...]:
-    """Where each stage runs; one stage without `stages`.
+    """The placement of each stage; one stage without `stages`.
 
     A number of stages cuts the first axis of `placement` evenly; when it has fewer rows than there
     are stages, they go round robin.

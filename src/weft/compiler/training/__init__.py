@@ -1,1 +1,1 @@
-"""What a strategy says of a training step's gradients, states and precision, and of what is kept for the backward."""
+"""A strategy's rules for a training step: gradients, states and precision, and the results kept for the backward."""

@@ -96,7 +96,7 @@ def _hint(maker: Call, value: Value, hint: Hint | None) -> Call:
 def _returned(
     graph: LogicalGraph, node: Call, layouts: Layouts
 ) -> Iterator[tuple[str, str, tuple[SBP, ...]]]:
-    """What a call makes that a module returns: name, outermost such module, and how it is to lie."""
+    """Values that a call makes and a module returns: name, outermost such module, and the SBPs that they shall have."""
     for value in node_outputs(node):
         for path in _around(node):
             sbps = next((sbps for pattern, sbps in layouts if matches(pattern, path)), None)
@@ -107,24 +107,24 @@ def _returned(
 
 
 def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
-    """Whether a module's value is read outside of it."""
+    """True where a module's value is read outside of it."""
     return any(_outside(reader, path) for reader in graph.users[value.name])
 
 
 def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
-    """Whether a module returns anything that has dimensions."""
+    """True where a module returns anything that has dimensions."""
     inside = (node for node in graph.of_kind(Call) if _inside(node, path))
     made = (value for node in inside for value in node_outputs(node) if value.shape)
     return any(_leaves(graph, value, path) for value in made)
 
 
 def _outside(node: Node, path: str) -> bool:
-    """Whether a node is a call of the forward outside of a module."""
+    """True where a node is a call of the forward outside of a module."""
     return isinstance(node, Call) and node.phase.kind == "forward" and not _inside(node, path)
 
 
 def _inside(node: Node, path: str) -> bool:
-    """Whether a node belongs to the forward of a module."""
+    """True where a node belongs to the forward of a module."""
     return isinstance(node, Call) and node.phase.kind == "forward" and path in _around(node)
 
 

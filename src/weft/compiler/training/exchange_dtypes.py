@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.training.gradients import passed_to_gradients
@@ -72,7 +73,7 @@ def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
 
 
 def _adds_up(graph: LogicalGraph, node: Box) -> bool:
-    """Whether a boxing adds up what ranks have parts of."""
+    """True where a boxing adds up parts that ranks have."""
     before, after = graph.values[node.input.name].layout, node.output.layout
     assert before is not None
     assert after is not None
@@ -80,7 +81,8 @@ def _adds_up(graph: LogicalGraph, node: Box) -> bool:
     return sums > sum(sbp == Partial() for sbp in after.sbp)
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Rewriter:
     """The state of the walk.
 
@@ -123,7 +125,7 @@ class _Rewriter:
         sent = replace(node.output, name=f"{node.output.name}.sum", dtype=dtype)
         boxed = replace(node, input=Ref(_result(before)), output=sent)
         back = cast_call(sent, node.output.dtype, node.output.name, maker, _narrowing(sent))
-        self.nodes += [before, boxed, back]
+        self.nodes.extend((before, boxed, back))
         if not narrows:
             self.kept[node.output.name] = sent
 
@@ -136,7 +138,7 @@ class _Rewriter:
         self.kept[made.name] = wide
 
     def _kept_operand(self, node: Node) -> Value | None:
-        """What a call of one operand and one result reads, in the dtype that travelled."""
+        """The operand of a call of one operand and one result, in the dtype that travelled."""
         uses = set(node_uses(node))
         if len(uses) != 1 or len(node_outputs(node)) != 1:
             return None

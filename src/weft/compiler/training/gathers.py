@@ -1,4 +1,4 @@
-"""Where a parameter that lies in shards becomes whole, and for whom.
+"""Find where a parameter that lies in shards becomes whole, and for which readers.
 
 Before: calls read a parameter, or views and casts of it. After: each group of readers has a chain
 of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import final
 
 from weft.ir.arguments import changed
 from weft.ir.logical import (
@@ -42,9 +43,10 @@ from weft.ops import shares_memory
 _CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default"))
 
 
+@final
 @dataclass(frozen=True)
 class Gather:
-    """How the readers of one parameter get it whole.
+    """A gather of one parameter for its readers.
 
     Attributes:
         shard: how it is stored, for each stage.
@@ -67,7 +69,7 @@ class Gather:
 
 
 def _is_backward_of(group: Hashable, other: Hashable) -> bool:
-    """Whether two groups are of one block and stage, the backward and the forward."""
+    """True where two groups are of one block and stage, the backward and the forward."""
     match group, other:
         case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
             return (stage, block) == (there, same)
@@ -91,6 +93,7 @@ def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> Log
     return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
 
 
+@final
 @dataclass
 class _Rewriter:
     """The state of the walk.
@@ -177,7 +180,7 @@ class _Rewriter:
         self._whole(name, reader)
 
     def _continues(self, node: Call) -> bool:
-        """Whether a call makes a view or a cast of a parameter."""
+        """True where a call makes a view or a cast of a parameter."""
         names = operand_names(node)
         cheap = (
             (shares_memory(node.op) or node.op in _CASTS)
@@ -187,7 +190,7 @@ class _Rewriter:
         return cheap and len(names) == 1 and names[0] in self.root
 
     def _whole(self, name: str, reader: Call) -> str:
-        """What stands for the whole of a value of a chain, for a reader."""
+        """The name that stands for the whole of a value of a chain, for a reader."""
         gather = self.gathers[self.root[name]]
         if self._is_shard(name):
             args = (Ref(self._shard(name, reader)),)
@@ -195,7 +198,7 @@ class _Rewriter:
         return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
 
     def _shard(self, name: str, reader: Call) -> str:
-        """What stands for the shard of a parameter or a cast of it, for a reader."""
+        """The name that stands for the shard of a parameter or a cast of it, for a reader."""
         gather = self.gathers[self.root[name]]
         stored = self._stored(name, reader)
         if not gather.each_time:
@@ -214,7 +217,7 @@ class _Rewriter:
         return self.made[key]
 
     def _is_shard(self, name: str) -> bool:
-        """Whether a value of a chain is the parameter, or a cast of what is."""
+        """True where a value of a chain is the parameter, or a cast of a shard of it."""
         if name not in self.chain:
             return True
         return self.chain[name].op in _CASTS and self._is_shard(self._source(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import final
 
 from weft.ir.logical import (
     Arg,
@@ -26,6 +27,7 @@ _SUMS = ("aten.add.Tensor",)
 _OF_FIRST = ("weft.scale", "aten.embedding_dense_backward.default")
 
 
+@final
 @dataclass(frozen=True)
 class Gradient:
     """The source of an optimizer's update.
@@ -60,7 +62,7 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
 
 
 def by_optimizer(update: Update) -> bool:
-    """Whether an optimizer runs this update; others copy a new version of a buffer."""
+    """True where an optimizer runs this update; others copy a new version of a buffer."""
     return update.rule != "copy"
 
 
@@ -98,14 +100,14 @@ def _size(value: Value) -> int:
 
 
 def _leads_to(reader: Node, found: set[str]) -> bool:
-    """Whether a reader makes a gradient, or updates by one."""
+    """True where a reader makes a gradient, or updates by one."""
     if isinstance(reader, Update):
         return by_optimizer(reader)
     return any(value.name in found for value in node_outputs(reader))
 
 
 def _measures(node: Node) -> bool:
-    """Whether a node only takes a number from a gradient."""
+    """True where a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
@@ -133,7 +135,8 @@ def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Pha
     return Phase(homes.get(target.key, 0) if isinstance(target, Input) else 0, "backward")
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Scalars:
     """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward.
 

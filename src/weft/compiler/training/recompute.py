@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from weft.cached import cached_property
 from weft.compiler.context import Context
 from weft.ir.arguments import changed
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
@@ -70,7 +71,7 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
 
 
 def _taken(call: Call, region_of: Mapping[str, str]) -> set[str]:
-    """What a call takes from the regions of other modules."""
+    """The values that a call takes from the regions of other modules."""
     here = next((region_of.get(value.name) for value in node_outputs(call)), None)
     return {name for name in node_uses(call) if region_of.get(name, OPS) not in (here, OPS)}
 
@@ -114,7 +115,7 @@ def recompute(graph: LogicalGraph, context: Context) -> LogicalGraph:
     return replace(graph, nodes=tuple(walk.nodes))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Walk:
     """The nodes so far, and what stands for a value in the backward.
 
@@ -133,8 +134,10 @@ class _Walk:
     held: dict[tuple[str, str], str] = field(default_factory=dict)
     backward: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.number = {
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The number of the node that makes each value."""
+        return {
             value.name: number
             for number, node in enumerate(self.graph.nodes)
             for value in node_outputs(node)
@@ -177,7 +180,7 @@ class _Walk:
         return found
 
     def _read(self, name: str, call: Call, awaited: str | None, phase: Phase) -> str:
-        """What the copy of `call` reads in place of `name`."""
+        """The name that the copy of `call` reads in place of `name`."""
         region = self.region_of[node_outputs(call)[0].name]
         if name in self.copies:
             return self.copies[name]

@@ -1,9 +1,10 @@
-"""Which variables lie in shards, and how: what ZeRO asks for (`zero.py`), where a dimension can be cut."""
+"""Choose the variables that lie in shards, and their layouts: as ZeRO asks (`zero.py`), where one can be cut."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
@@ -56,12 +57,12 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
 
 
 def _stored(context: Context) -> dict[str, int]:
-    """What another program has sharded: for a parameter's key, the axis."""
+    """The parameters that another program has sharded: for the key, the axis."""
     return {key: axis for each in context.hints.values() for key, axis in each.stored.items()}
 
 
 def zero_level(context: Context, stored: Mapping[str, int]) -> Zero | None:
-    """What is asked for; a program that only reads what another has sharded gathers it as level 3 does."""
+    """The level that is asked for; a program that only reads what another has sharded gathers it as level 3 does."""
     if context.options.zero is None and stored:
         return Zero(3, next(iter(stored.values())))
     return context.options.zero
@@ -81,6 +82,7 @@ def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
     return replace(zero, axis=axis), (note,)
 
 
+@final
 @dataclass(frozen=True)
 class _Search:
     """Looks for what can be sharded.
@@ -96,7 +98,7 @@ class _Search:
     stored: Mapping[str, int]
 
     def concerns(self, node: Input) -> bool:
-        """Whether a variable is a parameter that is to be sharded where possible."""
+        """True where a variable is a parameter that is to be sharded where possible."""
         if self.stored:
             return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:

@@ -62,7 +62,7 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:
-    """What hints fix of a parameter, on the placement where it lives."""
+    """The SBPs that hints fix of a parameter, on the placement where it lives."""
     axes = context.stages.placements[context.stages.homes.get(node.key, 0)].axes
     return context.hints[axes].inputs[node.key]
 

@@ -1,1 +1,1 @@
-"""What is legal in graphs, local programs and plans: tables of rules, and the rules."""
+"""The rules of legal graphs, local programs and plans, and the tables of them."""

@@ -93,7 +93,7 @@ def local_updates_write_variables(program: LocalProgram) -> Iterator[LocalFindin
 
 
 def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
-    """What reads values of the loop, or has arguments that vary, makes such values, unless it makes one of all.
+    """A node that reads values of the loop, or has arguments that vary, makes such values, unless it makes one of all.
 
     What reads none may make them too: a parameter is gathered for each micro-batch. Optimizers and
     the caller get what is made once a step; buffers, a version from each micro-batch.
@@ -116,7 +116,7 @@ def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
 
 
 def forms_are_made(program: LocalProgram) -> Iterator[LocalFinding]:
-    """What is another form of a value is there, and is no form of itself."""
+    """A value that is a form of another has one that is there, and is no form of itself."""
     for name in program.origins:
         seen, origin = {name}, program.origins[name]
         while origin in program.origins and origin not in seen:

@@ -1,4 +1,4 @@
-"""What is a legal plan: one table of rules, checked where a plan is made and again where it is run."""
+"""The rules of a legal plan: one table, checked where a plan is made and again where it is run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def credits_given(plan: RankPlan) -> Iterator[str]:
 
 
 def held_registers_full(plan: RankPlan) -> Iterator[str]:
-    """What nobody rewrites must be there from the start."""
+    """A register that nobody rewrites must be full from the start."""
     for register in plan.registers:
         if isinstance(plan.actors[register.producer], Hold) and not register.full:
             yield f"{register.value.name} is held, but empty at the start"
@@ -163,7 +163,7 @@ def _transfer_adds_up(node: Transfer, index: int, ranks: int) -> bool:
 
 
 def _inside(pieces: Sequence[Piece], value: LocalValue | None, ranks: int) -> bool:
-    """Whether there is one piece at most for each peer, each of them a region of `value`."""
+    """True where there is one piece at most for each peer, each of them a region of `value`."""
     if value is None:
         return not pieces
     peers = [peer for peer, _ in pieces]

@@ -1,4 +1,4 @@
-"""What is legal about memory that is written over, and about the regions of segments that run as one."""
+"""Rules for memory that is written over, and for the regions of segments that run as one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_place_is_last(plan: RankPlan) -> Iterator[str]:
 
 
 def copies_complete(plan: RankPlan) -> Iterator[str]:
-    """What a segment hands on of variables that are overwritten is copied; it copies nothing that stays inside."""
+    """A segment copies the values of overwritten variables that it hands on, and nothing that stays inside."""
     for actor in plan.actors:
         if isinstance(actor, Compute):
             for name in sorted({*copied_results(plan, actor)} - {*actor.copies}):

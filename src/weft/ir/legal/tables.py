@@ -1,4 +1,4 @@
-"""What is legal, level by level: one table for each, checked after every pass that made something new.
+"""The rules of what is legal, level by level: one table for each, checked after every pass that made something new.
 
 The rules themselves stand in `graphs.py`, `local_programs.py`, `regions.py`, `plans.py` and `time.py`. Two more
 checks need what lies above: `weft.compiler.signatures` asks the rules of ops about layouts, and

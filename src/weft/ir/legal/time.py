@@ -1,4 +1,4 @@
-"""What is legal about time in a plan: acts, rates, values made over a step, control, orders."""
+"""Rules for time in a plan: acts, rates, values made over a step, control, orders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rates_fit(plan: RankPlan) -> Iterator[str]:
 
 
 def versions_complete(plan: RankPlan) -> Iterator[str]:
-    """What a step's acts make together is accumulated or packed; they do not read it."""
+    """A value that a step's acts make together is accumulated or packed; they do not read it."""
     once = {r.value.name for r in plan.registers if r.rate == 1 and r.kind != "control"}
     for actor in plan.actors if plan.micro_batches > 1 else ():
         calls = list(_calls(actor))

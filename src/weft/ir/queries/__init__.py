@@ -1,1 +1,1 @@
-"""What both planning and running ask of graphs and plans."""
+"""Questions that both planning and running ask of graphs and plans."""

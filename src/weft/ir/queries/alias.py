@@ -1,4 +1,4 @@
-"""Who shares memory with whom, read off local nodes: one walk, by what the rule of each op says.
+"""Values that share memory, read off local nodes: one walk, by what the rule of each op says.
 
 An op whose rule says that it shares may return its first operand or a view of it; every other op
 makes memory of its own.
@@ -54,7 +54,7 @@ def variable_views(program: LocalProgram) -> dict[str, str]:
 
 
 def copied_results(plan: RankPlan, actor: Compute) -> tuple[str, ...]:
-    """What a segment must hand on as copies: values in the memory of variables that some segment overwrites.
+    """The values that a segment must hand on as copies: those in the memory of variables that some segment overwrites.
 
     Readers of a view of a variable hold back its update. The sources of updates are read while
     other variables are written, and results live on after the step.
@@ -86,7 +86,7 @@ def overwritable(plan: RankPlan) -> frozenset[str]:
 
 
 def own_memory(maker: Actor) -> frozenset[str]:
-    """What an actor gives away whose memory it has made, and shares with nothing else that it gives away."""
+    """The values that an actor gives away in memory of its own making, shared with nothing else that it gives away."""
     if isinstance(maker, Communicate):
         return frozenset(maker.produces)
     if not isinstance(maker, Compute):

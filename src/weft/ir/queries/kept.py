@@ -1,4 +1,4 @@
-"""What a forward saves in a form that its backward alone understands, such as the workspace of a kernel.
+"""Results that a forward saves in a form that its backward alone understands, such as the workspace of a kernel.
 
 It goes to the backward as it was made: no boxing may stand between, and no packing of micro-batches.
 The rules of ops say which results are so, and which ops understand them.
@@ -26,7 +26,7 @@ def kept_values(graph: LogicalGraph) -> frozenset[str]:
 
 
 def kept_values_stay(graph: LogicalGraph) -> Iterator[tuple[Node, str]]:
-    """What only the backward of its maker understands is read by nothing else."""
+    """A value that only the backward of its maker understands is read by nothing else."""
     kept = kept_values(graph)
     for node in graph.nodes if kept else ():
         for name in kept.intersection(node_uses(node)):

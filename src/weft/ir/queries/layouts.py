@@ -1,4 +1,4 @@
-"""How values of a graph with layouts lie."""
+"""Layouts of the values of a graph that has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def layout_of(value: Value) -> Layout:
 
 
 def lies_evenly(value: Value) -> bool:
-    """Whether all shards of a value have one shape."""
+    """True where all shards of a value have one shape."""
     layout, parts = layout_of(value), Counter[int]()
     for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
         if isinstance(sbp, Split):

@@ -1,11 +1,11 @@
-"""What a rank's memory is counted in: bytes by kind, as a plan foresees them and a run measures them."""
+"""Units of a rank's memory: bytes by kind, as a plan foresees them and a run measures them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.ir.plan_nodes import LocalValue, RegisterKind
 from weft.units import ITEM_SIZE, Bytes
@@ -43,6 +43,7 @@ def value_bytes(value: LocalValue) -> Bytes:
     return Bytes(math.prod(value.shape) * ITEM_SIZE[value.dtype])
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes on one rank at the moment when it holds most.

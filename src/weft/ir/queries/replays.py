@@ -1,10 +1,10 @@
-"""Why segments of a plan are replayed or not: what the table of CUDA graphs shows beside `Compute.replayed`."""
+"""The reason why segments of a plan are replayed or not: the table of CUDA graphs, beside `Compute.replayed`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from weft.units import Seconds
 
@@ -12,9 +12,10 @@ from weft.units import Seconds
 GraphMode: TypeAlias = Literal["auto", "always", "never"]
 
 
+@final
 @dataclass(frozen=True)
 class Replays:
-    """How the segments of a rank were looked at.
+    """The findings about the segments of a rank, some of which are replayed.
 
     Attributes:
         reasons: for the id of every segment that is not replayed, why.

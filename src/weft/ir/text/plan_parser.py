@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, final, get_args
 
 from weft.ir.nodes import ROLES, Phase, Ref
 from weft.ir.plan import Plan, RankPlan
@@ -30,7 +30,8 @@ from weft.ir.plan_nodes import (
 from weft.ir.text.scanner import Scanner
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Rank:
     """One rank's plan while its lines are read; the lines of an actor's body follow its head."""
 
@@ -113,7 +114,7 @@ def _order(scanner: Scanner) -> Order:
 
 
 def input_of(scanner: Scanner) -> LocalInput:
-    """What follows `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
+    """Parse the text after `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
     name = scanner.name()
     scanner.expect("=")
     word = scanner.take("word")
@@ -226,7 +227,7 @@ def local_node(scanner: Scanner) -> LocalNode:
 
 
 def _exchange(scanner: Scanner, name: str | None) -> LocalNode:
-    """What follows `%name =` in the line of a collective or a transfer."""
+    """Parse the text after `%name =` in the line of a collective or a transfer."""
     word = scanner.take("word")
     source = None if scanner.accept("_") else scanner.name()
     scanner.expect(":")

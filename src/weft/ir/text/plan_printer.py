@@ -89,7 +89,7 @@ def _control_text(actor: Communicate) -> str:
 
 
 def _segment_text(actor: Compute) -> str:
-    """How a segment runs, where not just as its nodes."""
+    """The way in which a segment runs, as text, where not just as its nodes."""
     copies = f" copies [{_names(actor.copies)}]" if actor.copies else ""
     parts = f" parts {argument_text(actor.parts)}" if actor.parts else ""
     return copies + parts + (" replayed" if actor.replayed else "")

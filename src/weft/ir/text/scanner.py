@@ -6,7 +6,7 @@ import ast
 import json
 import math
 import re
-from typing import Any, get_args
+from typing import Any, final, get_args
 
 from weft.errors import UserError
 from weft.ir.nodes import FORWARD, Phase, PhaseKind, Ref, Varying
@@ -31,6 +31,7 @@ _TOKEN = re.compile(
 )
 
 
+@final
 class Scanner:
     """Reads one line of text, token by token.
 

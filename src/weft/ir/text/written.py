@@ -1,4 +1,4 @@
-"""How values, layouts and arguments are written in the text of graphs and plans.
+"""The text of values, layouts and arguments in graphs and plans.
 
 Placements are declared once, at the top, as `placement @0 = cpu [[0, 1], [2, 3]]`; a layout is then
 `@0(S(0), B)`. Arguments are written as Python would, values as `%name`, constants of torch as

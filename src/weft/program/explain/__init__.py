@@ -1,1 +1,1 @@
-"""What `Program.explain` says: what is sent, how much memory, what limits."""
+"""The text of `Program.explain`: exchanges, memory, limits."""

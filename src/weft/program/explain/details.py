@@ -28,7 +28,7 @@ from weft.units import ITEM_SIZE, bytes_text
 
 
 def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
-    """Whether the layouts are proven cheapest, by the costs that deduction counts in."""
+    """Say if the layouts are proven cheapest, by the costs that deduction counts in."""
     for each in deduced:
         where = "layouts" if len(deduced) == 1 else f"layouts of stage {each.stage}"
         yield f"{where}: {_known(each)}"
@@ -98,7 +98,7 @@ def details_of(compiled: Compiled, pattern: str) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """What a pattern may match of a node."""
+    """The names of a node that a pattern may match."""
     if isinstance(node, Input):
         yield node.key
     if isinstance(node, Call):

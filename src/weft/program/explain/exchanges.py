@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 from rich.table import Table
 
@@ -36,6 +36,7 @@ Group: TypeAlias = Literal[
 DEAREST = 3
 
 
+@final
 @dataclass(frozen=True)
 class Exchanged:
     """One exchange of a step, or as many as there are micro-batches.
@@ -59,7 +60,7 @@ class Exchanged:
 
 
 def exchange_lines(compiled: Compiled) -> Iterator[str]:
-    """What a rank sends in a step, a line for each group, and the dearest exchanges."""
+    """The exchanges of a rank in a step, a line for each group, and the dearest of them."""
     graph = compiled.graph
     every = tuple(exchanges(compiled))
     ranks = len({rank for placement in graph.placements for rank in placement.ranks})
@@ -141,7 +142,7 @@ def _group(graph: LogicalGraph, node: Box, passed: frozenset[str], forward: bool
 
 
 def _origin(graph: LogicalGraph, node: Node) -> Node:
-    """What a boxing takes its value from, by way of casts, views and parts of it: ops of one operand."""
+    """The node that a boxing takes its value from, by way of casts, views and parts of it: ops of one operand."""
     while isinstance(node, Box) or (isinstance(node, Call) and _passes(graph, node)):
         name = node.input.name if isinstance(node, Box) else node.operands[0]
         node = graph.producers[name]
@@ -149,7 +150,7 @@ def _origin(graph: LogicalGraph, node: Node) -> Node:
 
 
 def _passes(graph: LogicalGraph, node: Call) -> bool:
-    """Whether a call gives its one operand on, or a part of it, along a way that begins at an input."""
+    """True where a call gives its one operand on, or a part of it, along a way that begins at an input."""
     return len(node.operands) == 1 and node.op.split(".")[1] in _PASSING
 
 
@@ -164,7 +165,7 @@ _PASSING = frozenset(
 
 
 def _for_caller(graph: LogicalGraph, node: Box) -> bool:
-    """Whether only the caller reads it."""
+    """True where only the caller reads the value."""
     readers = graph.users[node.output.name]
     return all(
         isinstance(one, Output) or (isinstance(one, Box) and _for_caller(graph, one))

@@ -1,4 +1,4 @@
-"""What `Program.explain` says first: what is sent, how much memory, what limits; a screen for a model of any depth."""
+"""The first page of `Program.explain`: exchanges, memory, limits; a screen for a model of any depth."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def explain(compiled: Compiled, options: Options, peaks: ProgramMemory) -> str:
 
 
 def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
-    """Whether layouts are proven cheapest: a line for all stages, or for the first that is not."""
+    """Say if layouts are proven cheapest: a line for all stages, or for the first that is not."""
     unproven = [each for each in deduced if not each.proven]
     if len(deduced) > 1 and unproven:
         yield f"layouts: proven cheapest in {len(deduced) - len(unproven)} of {len(deduced)} stages"
@@ -48,7 +48,7 @@ def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
 
 
 def _notes(compiled: Compiled) -> Iterator[str]:
-    """What was asked for and not possible, and what is not as in a step of the whole batch; repeated blocks once."""
+    """Wishes that were not possible, and differences from a step of the whole batch; repeated blocks once."""
     found = Counter(map(stars, (*compiled.notes, *exceptions(compiled.graph))))
     for text, count in list(found.items())[:NOTES]:
         yield f"note: {text}" + (f" (×{count})" if count > 1 else "")

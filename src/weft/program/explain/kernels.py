@@ -18,7 +18,7 @@ from weft.units import Bytes, bytes_text
 
 
 def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
-    """How many collectives of a rank run in how many buckets; nothing when all run alone."""
+    """The numbers of a rank's collectives and of the buckets that they run in; nothing when all run alone."""
     found: dict[tuple[int, str], list[Bucket]] = {}
     for actor in plan.actors:
         if isinstance(actor, Communicate):

@@ -1,4 +1,4 @@
-"""What limits a step, as `Program.explain` says it: computing, communication or memory, by the plan's own estimates."""
+"""The limit of a step, as `Program.explain` says it: computing, communication or memory, by the plan's estimates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def memory_line(peaks: ProgramMemory) -> str:
 
 
 def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> Iterator[str]:
-    """What takes longest in a step, and how much of a pipeline's time is idle."""
+    """The longest part of a step, and the share of a pipeline's time that is idle."""
     schedule = compiled.schedule
     computing, communication = _seconds(compiled, options)
     first = "computing" if computing >= communication else "communication"

@@ -1,9 +1,10 @@
-"""What `Program.memory` returns: the peak of every rank, as the plan says it and as it was measured."""
+"""The result of `Program.memory`: the peak of every rank, as the plan says it and as it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import final
 
 from rich.table import Table
 
@@ -15,6 +16,7 @@ from weft.units import bytes_text
 KINDS = tuple(each.name for each in fields(Memory))
 
 
+@final
 @dataclass(frozen=True)
 class RankMemory:
     """The peak of one rank.
@@ -30,6 +32,7 @@ class RankMemory:
     measured: Memory | None
 
 
+@final
 @dataclass(frozen=True)
 class ProgramMemory:
     """The peaks of the ranks of this process; prints as a table."""

@@ -97,7 +97,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
 
 
 def _work(graph: LogicalGraph) -> Counter[int]:
-    """What the calls of each stage cost in a step, on whole tensors."""
+    """The cost of the calls of each stage in a step, on whole tensors."""
     loop, found = graph.loop, Counter[int]()
     for call in graph.of_kind(Call):
         times = graph.micro_batches if runs_in_loop(call, loop) else 1
@@ -121,7 +121,7 @@ def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
 
 
 def _handed_out(graph: LogicalGraph, node: Box) -> bool:
-    """Whether only the caller reads a boxing."""
+    """True where only the caller reads a boxing."""
     return all(isinstance(reader, Output) for reader in graph.users[node.output.name])
 
 
@@ -140,7 +140,7 @@ def _modules(graph: LogicalGraph, stage: int) -> str:
 
 
 def time_notes(graph: LogicalGraph) -> Iterator[str]:
-    """How the batch is cut in time, and what is not as in a step of the whole batch."""
+    """The cut of the batch in time, and the differences from a step of the whole batch."""
     if graph.micro_batches == 1:
         return
     leaves = [node for node in graph.of_kind(Input) if node.value.name in cut_leaves(graph)]
@@ -156,7 +156,7 @@ def time_notes(graph: LogicalGraph) -> Iterator[str]:
 
 
 def exceptions(graph: LogicalGraph) -> Iterator[str]:
-    """What is not as in a step of the whole batch."""
+    """The differences from a step of the whole batch."""
     if graph.micro_batches == 1:
         return
     loop, calls = graph.loop, graph.of_kind(Call)

@@ -1,4 +1,4 @@
-"""What a program is, in two lines: model, optimizer, placement; and how its work is shared out, as it was planned."""
+"""A program in two lines: model, optimizer, placement; and the way its work is shared out, as it was planned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def title(graph: LogicalGraph) -> str:
 
 
 def strategy_words(compiled: Compiled, options: Options) -> str:
-    """How the step is shared out, read off its layouts; options where layouts do not tell."""
+    """The way the step is shared out, read off its layouts; options where layouts do not tell."""
     graph, stages = compiled.graph, len(compiled.stages.placements)
     words = [*_batch(graph), *_parameters(compiled), *_zero(compiled, options)]
     if stages > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from weft.runtime.devices.copies import laid
 from weft.tensor import GlobalTensor
 
 
+@final
 class Feeder:
     """Cuts the batches of a program for the ranks of this process.
 
@@ -84,7 +85,7 @@ class Feeder:
         return feeds, self._sums(leaves, {}, step)
 
     def takes(self, batch: Any) -> bool:
-        """Whether a batch looks as the example did."""
+        """True where a batch looks as the example did."""
         try:
             self._spec.flatten_batch(without_shards(batch)[0])
         except BatchError:
@@ -92,7 +93,7 @@ class Feeder:
         return True
 
     def differs_in_shape(self, batch: Any) -> bool:
-        """Whether a batch is built like the example, but for shapes of its tensors."""
+        """True where a batch is built like the example, but for shapes of its tensors."""
         return self._spec.differs_in_shape(without_shards(batch)[0])
 
     def _sums(

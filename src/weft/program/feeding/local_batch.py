@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -18,6 +18,7 @@ from weft.tensor import GlobalTensor
 from weft.tensor.create import from_local
 
 
+@final
 class LocalBatch:
     """Makes whole batches, as global tensors, of what each process brings.
 
@@ -63,7 +64,7 @@ class LocalBatch:
         return from_local(leaf, placement=self._placement, sbp=sbp, shape=shape)
 
     def _sbp(self, key: str, leaf: torch.Tensor) -> tuple[SBP, ...]:
-        """How a leaf lies, one SBP for each axis."""
+        """The layout of a leaf, one SBP for each axis."""
         axes = self._placement.axes
         for pattern, given in self._patterns.items():
             if matches(pattern, key):

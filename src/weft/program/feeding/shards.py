@@ -32,7 +32,7 @@ def without_shards(batch: Any) -> tuple[Any, dict[int, GlobalTensor]]:
 
 
 def layouts_of_shards(batch: Any) -> dict[str, Layout]:
-    """How the leaves of a batch that are global tensors lie, by key."""
+    """The layouts of those leaves of a batch that are global tensors, by key."""
     found, _ = flatten(batch, "batch")
     return {key: leaf.spec.layout for key, leaf in found if isinstance(leaf, GlobalTensor)}
 

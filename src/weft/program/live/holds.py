@@ -1,10 +1,10 @@
-"""What open programs work with: the tensors of their models, which keep layout and memory, and those of elsewhere."""
+"""The tensors that open programs hold: those of their models, which keep layout and memory, and those of elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from weft.tensor import GlobalTensor
 _constants: WeakKeyDictionary[Any, Callable[[], Iterable[Tensor]]] = WeakKeyDictionary()
 
 
+@final
 class Hold:
-    """What holds a global tensor live, as its `hold`.
+    """The hold on a live global tensor, which is its `hold`.
 
     Attributes:
         programs: that are open and read the tensor, or write it.
@@ -33,9 +34,10 @@ class Hold:
         self.stored = stored
 
 
+@final
 @dataclass(frozen=True)
 class Lying:
-    """How the tensors of a model lie that open programs hold.
+    """The layouts of those tensors of a model that open programs hold.
 
     Attributes:
         layouts: by key.
@@ -74,7 +76,7 @@ def global_variables(model: nn.Module) -> dict[str, Any]:
 
 
 def lying(model: nn.Module, world: World) -> Lying:
-    """How the tensors of a model lie that open programs hold: another program must take them so.
+    """The layouts of those tensors of a model that open programs hold: another program must take them so.
 
     A program that nobody closed ends on each process in its own time; it counts until it has ended
     on all. Every process must call it.

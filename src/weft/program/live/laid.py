@@ -37,7 +37,7 @@ def parts_of(tensor: GlobalTensor) -> dict[int, Tensor]:
 
 
 def of_rank(value: Any, rank: int) -> Any:
-    """What a rank of this process has of a value: its part of a global tensor, all of anything else."""
+    """The part that a rank of this process has of a value: its part of a global tensor, all of anything else."""
     return parts_of(value)[rank] if isinstance(value, GlobalTensor) else value
 
 

@@ -108,7 +108,7 @@ def _agree(model: nn.Module, graph: LogicalGraph, world: World, own: torch.devic
 
 
 def _kept_with_graph(model: nn.Module) -> str:
-    """What to do about a tensor that a module keeps with its graph of autograd; "" where there is none."""
+    """Advice about a tensor that a module keeps with its graph of autograd; "" where there is none."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
@@ -150,7 +150,7 @@ def _parts(own: Tensor, placement: Placement, stored: int | None) -> dict[int, T
 
 
 def _stays(own: Tensor, device: torch.device) -> bool:
-    """Whether the memory of a plain tensor can be that of a program with one rank."""
+    """True where the memory of a plain tensor can be that of a program with one rank."""
     return own.device == device and own.is_contiguous()
 
 
@@ -193,7 +193,7 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
 
 
 def _worlds(model: nn.Module) -> list[World]:
-    """Where the tensors of a live model lie: in one world, but for what was laid in others before."""
+    """The worlds of a live model's tensors: one world, but for those that were laid in others before."""
     return list(dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()))
 
 

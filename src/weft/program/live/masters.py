@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from weft.ir.nodes import MASTER
 from weft.runtime.executor.state import Variables
 
 
+@final
 class Masters:
     """The masters of all ranks of this process.
 

@@ -1,11 +1,11 @@
-"""Where the modules and live tensors of a model stand: compared before every step, which reads what was compiled."""
+"""The places of a model's modules and live tensors: compared before every step, which reads what was compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from weft.tensor import GlobalTensor
 _END = object()
 
 
+@final
 class Places:
     """The places of a model's parameters and buffers.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.python.watch import Entry
 from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -51,9 +52,10 @@ from weft.runtime.world.world import World
 from weft.strategy.precision import Precision
 
 
+@final
 @dataclass(frozen=True)
 class Setting:
-    """What all programs of one model share.
+    """The setting that all programs of one model share.
 
     Attributes:
         model: the user's model, live.
@@ -84,7 +86,7 @@ class Setting:
         return batch if self.local is None else self.local.whole(batch)
 
     def _sizes(self, batch: Any) -> dict[str, int]:
-        """What all processes pad a batch to of which each brings its own rows: the longest that one needs."""
+        """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
         buckets, world = self.buckets, self.world
         if buckets is None or self.local is None or not self.several:
             return {}
@@ -95,7 +97,7 @@ class Setting:
 
     @property
     def several(self) -> bool:
-        """Whether other processes take part, which must be given the same."""
+        """True where other processes take part, which must be given the same."""
         return self.world.size > len(self.world.ranks)
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -158,7 +160,7 @@ def _executor(
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
 ) -> ThreadExecutor | DeviceExecutor:
-    """What runs the plan of one rank of this process."""
+    """The executor of the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
     layouts = layouts_on(compiled.graph, plan.rank, "constant")
@@ -203,7 +205,7 @@ def _on_streams(
 def make_replayer(
     setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
 ) -> Replayer | None:
-    """What replays segments as CUDA graphs; None on other devices, and where ranks share a process."""
+    """The replayer of segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
     make_tape = backend_of(device).tape
     if make_tape is None or len(setting.world.ranks) > 1:
@@ -219,8 +221,12 @@ def evaluation(
     function: Callable[[nn.Module, Any], Any],
     batch: Any,
     like: Captured | None = None,
+    changing: Sequence[Entry] = (),
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes."""
+    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes.
+
+    Numbers in the places `changing` are inputs, where they can be.
+    """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
     whole, _ = without_shards(batch)
@@ -235,6 +241,7 @@ def evaluation(
         apart=_in_pieces(trained),
         parameters=precision.parameters,
         like=like,
+        changing=changing,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 

@@ -1,4 +1,4 @@
-"""What a step was captured with and the user may change between steps: compared before every step, planned anew."""
+"""Guards: facts of the capture that the user may change between steps; compared before every step, planned anew."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
 
+from weft.capture.numbers.changing import can_follow
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.hooks import Hooked, registered
 from weft.capture.python.reached import MODULE_HOOKS
-from weft.capture.python.watch import Watch
+from weft.capture.python.watch import Entry, Watch
 from weft.tensor import GlobalTensor
 
 _HOOKS = (
@@ -29,6 +30,7 @@ _requires_grad = attrgetter("requires_grad")
 _nothing = nullcontext()
 
 
+@final
 class Guards:
     """Values of Python that the trace read, which parameters are trained, and what the optimizers hold."""
 
@@ -50,7 +52,7 @@ class Guards:
         self._members, self._sizes = list(chain.from_iterable(members)), list(map(len, members))
 
     def changed(self) -> str | None:
-        """What is not as it was, from what and to what, in words; some microseconds."""
+        """The first guard that has changed, from what and to what, in words; some microseconds."""
         entry = self._watch.changed()
         if entry is not None:
             return _words(entry.text, entry.then, entry.now)
@@ -67,8 +69,13 @@ class Guards:
             return "the parameters in the optimizer's groups were others"
         return None
 
+    def numbers_changed(self) -> list[Entry]:
+        """The numbers that are other ones now, of the same type."""
+        found = [each for each in self._watch.entries if can_follow(each)]
+        return [e for e in found if not e.holds() and type(e.value_now) is type(e.value)]
+
     def _other_hooks(self) -> str | None:
-        """Which hooks are not as they were, in words."""
+        """The hooks that are not as they were, in words."""
         now = registered()
         # Keys of hooks only grow, so that equal ones are the same hooks.
         if list(map(list, self._hooks)) != self._hooked or (

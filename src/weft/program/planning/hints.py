@@ -96,7 +96,7 @@ def _matched(
 
 
 def _optional(pattern: str, patterns: Mapping[str, SBPs]) -> bool:
-    """Whether a pattern may match nothing: a layer whose weight is named as well need not have a bias."""
+    """True where a pattern may match nothing: a layer whose weight is named as well need not have a bias."""
     layer = pattern.removesuffix(".bias")
     return layer != pattern and f"{layer}.weight" in patterns
 

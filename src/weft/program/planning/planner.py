@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import final
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -19,9 +20,10 @@ from weft.program.training.training import Training
 from weft.strategy.strategy import Strategy
 
 
+@final
 @dataclass(frozen=True)
 class Planner:
-    """What plans of one program have in common.
+    """The parts that plans of one program have in common.
 
     Attributes:
         strategy: the user's.
@@ -70,7 +72,7 @@ class Planner:
         return Variants(
             setting,
             first,
-            step.optimizers,
+            step,
             lambda batch: self.plan(step.of_shape(batch), like=first[1]),
             training.know if training else lambda _: None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import final
 
 from weft.errors import RankFailure
 from weft.program.everyone import told
@@ -12,6 +13,7 @@ from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.failures.board import first_line
 
 
+@final
 class Failed:
     """A step or an update that has failed.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
+from weft.capture.python.watch import Entry
 from weft.errors import UserError
 from weft.program.feeding.shards import layouts_of_shards, without_shards
 from weft.program.live.unwrapped import unwrapped
@@ -22,6 +23,7 @@ from weft.strategy.precision import Precision
 _Facts: TypeAlias = tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True)
 class _Known:
     """A capture, and what it was made for."""
@@ -33,7 +35,7 @@ class _Known:
     guards: Guards
 
     def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
-        """Whether another strategy would capture the same."""
+        """True where another strategy would capture the same."""
         differs = (self.apart ^ apart) & self.captured.recurrent
         return (self.device_type, self.precision) == (device_type, precision) and not differs
 
@@ -70,6 +72,8 @@ class Step:
         self._known: list[_Known] = []
         # The same step for other shapes, whose captures make those of this one quicker.
         self._like: Step | None = None
+        # Where numbers of Python stand that have changed since a capture; for other shapes too.
+        self._changing: dict[tuple[int, Any], Entry] = {}
         self._facts: _Facts | None = None
 
     @property
@@ -109,6 +113,15 @@ class Step:
             self._known.append(found)
         return found.captured
 
+    @property
+    def changing(self) -> list[Entry]:
+        """The numbers of Python that are inputs of the step where they can be, as they are now."""
+        return [replace(each, value=each.value_now) for each in self._changing.values()]
+
+    def follow(self, numbers: Iterable[Entry]) -> None:
+        """Take numbers of Python for inputs of the step from the next capture on, where they can be."""
+        self._changing |= {each.key: each for each in numbers}
+
     def now(self) -> Step:
         """The step of what model and optimizers are now: itself while nothing of that has changed."""
         if self._facts in (None, tuple(_facts(self.model, self.optimizers))):
@@ -121,6 +134,7 @@ class Step:
         """The same step for a batch of other shapes."""
         step = Step(self.model, self.loss_fn, self.optimizer, batch)
         step._like = self._like or self
+        step._changing = self._changing
         return step
 
     def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
@@ -139,16 +153,17 @@ class Step:
                 precision.parameters,
                 precision.masters,
                 like.captured if like else None,
+                self.changing,
             )
 
 
 def _captured_part(precision: Precision) -> Precision:
-    """What a capture depends on."""
+    """The part of a strategy that a capture depends on."""
     return Precision(precision.compute, precision.parameters, masters=precision.masters)
 
 
 def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
-    """What the graph of a step depends on of its model and optimizers, one fact a line."""
+    """The facts of its model and optimizers that the graph of a step depends on, one fact a line."""
     for name, parameter in model.named_parameters():
         trained = "trained" if parameter.requires_grad else "not trained"
         yield f"parameter {name}: {_text(parameter)}, {trained}"

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.numbers.changing import number_now
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.clip import METRIC
 from weft.errors import BatchError, UserError
@@ -28,6 +28,7 @@ from weft.program.live.holds import Lying
 from weft.program.planning.build import Setting, build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
+from weft.program.planning.step import Step
 from weft.runtime.devices.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 
@@ -37,6 +38,7 @@ MOST = 16
 _log = logging.getLogger("weft")
 
 
+@final
 @dataclass(frozen=True)
 class Variant:
     """The step for one shape of the batch, and for what the guards compare, ready to run."""
@@ -54,8 +56,13 @@ class Variant:
         shapes = _shapes(self.captured.batch)
         return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of Python as they are now for which constants stand, by the keys of these."""
+        return {key: number_now(number) for key, number in self.captured.numbers.items()}
+
     def serves(self, batch: Any) -> bool:
-        """Whether it is the step for a batch, as things are now."""
+        """True where it is the step for a batch, as things are now."""
         return self.guards.changed() is None and self.feeder.takes(batch)
 
     def step(
@@ -74,8 +81,10 @@ class Variant:
         Returns:
             What the loss function returned, and the metrics that were asked for.
         """
+        numbers = self.numbers
         for executor in self.executors.values():
             executor.steps = number
+            executor.put_numbers(numbers)
             if stamp is not None:
                 executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
@@ -87,14 +96,15 @@ class Variant:
             executor.close()
 
 
+@final
 class Variants:
     """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 
     Args:
         setting: of the program.
         first: as compiled.
-        optimizers: the user's; none for evaluation.
-        plan: what a step is for another batch, or as things are now, as `plan(batch)`; needs no
+        step: that is planned.
+        plan: what the step is for another batch, or as things are now, as `plan(batch)`; needs no
             other process.
         note: is told each plan that is built.
 
@@ -106,12 +116,13 @@ class Variants:
         self,
         setting: Setting,
         first: Planned,
-        optimizers: Optimizers,
+        step: Step,
         plan: Callable[[Any], Planned],
         note: Callable[[Compiled], None] = lambda _: None,
     ) -> None:
         self.setting = setting
-        self.optimizers = optimizers
+        self._step = step
+        self.optimizers = step.optimizers
         self._plan = plan
         self._note = note
         self._all: list[Variant] = []
@@ -123,7 +134,7 @@ class Variants:
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
     ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
-        """What each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
+        """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
             batch: of any shape.
@@ -176,6 +187,7 @@ class Variants:
                 return variant
         shapes = _shapes(describe_batch(without_shards(batch)[0]))
         values = self._new_values(shapes, why)
+        self._step.follow(self.current.guards.numbers_changed())
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
@@ -186,11 +198,12 @@ class Variants:
         self._all.append(variant)
         self._for_values += values
         seconds = time.perf_counter() - started
-        _log.info("planned the step anew (%s) in %.1f s: %s", shapes, seconds, why)
+        inputs = "".join(f"; {each} is an input from now on" for each in variant.captured.followed)
+        _log.info("planned the step anew (%s) in %.1f s: %s%s", shapes, seconds, why, inputs)
         return variant
 
     def _new_values(self, shapes: str, why: str) -> bool:
-        """Whether there is no plan for the values of Python as they are now, for any shape.
+        """True where there is no plan for the values of Python as they are now, for any shape.
 
         Args:
             shapes: of the batch, in words.
@@ -238,14 +251,14 @@ def _shapes(batch: BatchSpec) -> str:
 
 
 def layouts(compiled: Compiled) -> dict[str, Layout]:
-    """How the variables of a plan lie."""
+    """The layouts of the variables of a plan."""
     inputs = compiled.graph.of_kind(Input)
     found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
     return {key: layout for key, layout in found.items() if layout is not None}
 
 
 def lying_in(compiled: Compiled) -> Lying:
-    """How the parameters and buffers of a plan lie."""
+    """The layouts of the parameters and buffers of a plan."""
     nodes = compiled.graph.of_kind(Input)
     kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
     found = {key: layout for key, layout in layouts(compiled).items() if key in kept}

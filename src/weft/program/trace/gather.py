@@ -44,7 +44,7 @@ _ROUNDS = 5
 
 
 def gather_trace(world: World, compiled: Compiled, records: Mapping[int, Record]) -> Trace:
-    """What all ranks did; every process must call it.
+    """Gather the traces of all ranks; every process must call it.
 
     Args:
         world: of the ranks.
@@ -72,7 +72,7 @@ def gather_trace(world: World, compiled: Compiled, records: Mapping[int, Record]
 
 
 def _visit(world: World) -> tuple[int, int]:
-    """When this process entered and left an exchange of all ranks."""
+    """The times at which this process entered and left an exchange of all ranks."""
     entered = perf_counter_ns()
     world.gather(dict.fromkeys(world.ranks, "here"))
     return entered, perf_counter_ns()

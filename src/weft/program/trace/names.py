@@ -1,4 +1,4 @@
-"""What the slices of a trace say: a name for each actor, and what else is known of it."""
+"""The text of a trace's slices: a name for each actor, and more that is known of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines_of(graph: LogicalGraph) -> Lines:
 
 
 def actor_kind(actor: Actor) -> Kind:
-    """What an actor's slices are."""
+    """The kind of an actor's slices."""
     if isinstance(actor, Compute):
         return "compute"
     return "communication" if isinstance(actor, Communicate) else "host"
@@ -42,7 +42,7 @@ def actor_name(actor: Actor, lines: Lines) -> str:
 
 
 def actor_details(actor: Actor, lines: Lines) -> Details:
-    """What is known of every act of an actor."""
+    """The details that are known of every act of an actor."""
     details: Details = {"actor": actor.id}
     if isinstance(actor, (Compute, Communicate)):
         details["phase"] = f"stage {actor.phase.stage} {actor.phase.kind}"

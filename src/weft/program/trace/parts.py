@@ -1,10 +1,10 @@
-"""Where the time of a step goes: computing, communicating, waiting."""
+"""The shares of a step's time: computing, communicating, waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.ir.plan import COMPUTE
 from weft.program.trace.rows import RankTrace, Slice
@@ -14,9 +14,10 @@ from weft.units import Seconds
 Intervals: TypeAlias = "list[tuple[int, int]]"
 
 
+@final
 @dataclass(frozen=True)
 class Parts:
-    """Where the time of one rank goes, in seconds a step: the mean over the steps of a trace.
+    """The shares of one rank's time, in seconds a step: the mean over the steps of a trace.
 
     Attributes:
         rank: which.
@@ -43,7 +44,7 @@ class Parts:
 
 
 def parts(trace: RankTrace) -> Parts:
-    """Where the time of a rank goes; what waits for other ranks must be marked (`late`)."""
+    """The shares of a rank's time; slices that wait for other ranks must be marked (`late`)."""
     steps = [(begin, end) for _, begin, end in trace.steps]
 
     def seconds(intervals: Intervals) -> Seconds:
@@ -83,7 +84,7 @@ def _union(intervals: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def _without(intervals: Intervals, holes: Sequence[tuple[int, int]]) -> Intervals:
-    """What of the intervals lies outside of the holes; both in order."""
+    """The parts of the intervals that lie outside of the holes; both in order."""
     left: Intervals = []
     place = 0
     for first, last in intervals:

@@ -1,15 +1,17 @@
-"""What a rank's queues recorded, beside its plan."""
+"""The acts that a rank's queues recorded, beside its plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import final
 
 from weft.actors.dependencies import ActKey, Dependencies
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
 from weft.runtime.executor.trace import Record, Span
 
 
+@final
 @dataclass(frozen=True)
 class Ran:
     """A plan, and when its acts ran.
@@ -30,12 +32,12 @@ class Ran:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """What its acts need."""
+        """The dependencies of its acts."""
         return Dependencies(self.plan)
 
     @cached_property
     def begins(self) -> dict[int, int]:
-        """When each step began, in nanoseconds."""
+        """The begin of each step, in nanoseconds."""
         return {interval.step: interval.begin for interval in self.record.steps}
 
     @cached_property
@@ -56,6 +58,6 @@ class Ran:
         return self.plan.actors[span[0].actor]
 
     def key(self, span: Span) -> ActKey:
-        """Which of its actor's acts it was."""
+        """The key of a record among its actor's acts."""
         act = span[0]
         return ActKey(act.actor, act.step * self.actor(span).acts + act.micro)

@@ -82,7 +82,7 @@ def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, .
 
 
 def _levels(ran: Ran) -> Iterator[Level]:
-    """What the rank held, as the plan says of the order in which its acts ran."""
+    """The memory that the rank held, as the plan says of the order in which its acts ran."""
     for step in ran.begins:
         spans = [span for span in ran.record.spans if span[0].step == step]
         order = [*moments_of(Timed(act.actor, act.micro, *when) for act, *when in spans)]

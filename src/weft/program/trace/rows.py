@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, final
 
 Kind: TypeAlias = Literal["compute", "communication", "host", "wait"]
 
 
+@final
 class Slice(NamedTuple):
     """Something that lasted.
 
@@ -32,6 +33,7 @@ class Slice(NamedTuple):
     peers: tuple[int, ...] = ()
 
 
+@final
 class Arrow(NamedTuple):
     """A version of a register on its way from the queue that made it to one that read it.
 
@@ -49,6 +51,7 @@ class Arrow(NamedTuple):
     read: int
 
 
+@final
 class Level(NamedTuple):
     """The bytes that a rank holds from a moment on, in nanoseconds."""
 
@@ -56,6 +59,7 @@ class Level(NamedTuple):
     bytes: int
 
 
+@final
 class Step(NamedTuple):
     """A step: its number, when it began and ended, in nanoseconds."""
 
@@ -64,9 +68,10 @@ class Step(NamedTuple):
     end: int
 
 
+@final
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank did.
+    """The trace of one rank.
 
     Attributes:
         rank: which.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import final
 
 from weft.program.explain.tables import table, text_of
 from weft.program.trace.events import trace_events
@@ -17,9 +18,10 @@ from weft.units import Seconds
 _COLUMNS = ("rank", "step", "compute", "communication", "hidden", "exposed", "late ranks", "idle")
 
 
+@final
 @dataclass(frozen=True)
 class Trace:
-    """What all ranks did in some steps. Prints as a table of where the time went.
+    """The traces of all ranks for some steps. Prints as a table of where the time went.
 
     Attributes:
         ranks: the rows of each rank, on one clock.
@@ -34,7 +36,7 @@ class Trace:
 
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
-        """Where the time of each rank goes, in seconds a step."""
+        """The shares of each rank's time, in seconds a step."""
         return tuple(map(parts, self.ranks))
 
     @property

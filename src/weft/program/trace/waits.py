@@ -1,4 +1,4 @@
-"""What a queue waited for between its acts: others' queues, or in a communication the rank that begins last."""
+"""Waits of a queue between its acts: for others' queues, or in a communication for the rank that begins last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Names = Callable[[int], str]
 
 
 def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
-    """What came last of all that an act needed, while its queue was free.
+    """The wait for the last of the dependencies of an act, while its queue was free.
 
     Args:
         ran: what ran on the rank.
@@ -58,7 +58,7 @@ def last_waits(ran: Ran) -> Iterator[Slice]:
 
 
 def arrows(ran: Ran) -> Iterator[Arrow]:
-    """What passed from one queue to another."""
+    """The arrows from one queue to another."""
     for span in ran.record.spans:
         target = ran.actor(span).queue
         for need in ran.dependencies.of(ran.key(span)):

@@ -1,1 +1,1 @@
-"""What a program that trains keeps between steps: gradients and the optimizer's states."""
+"""The tensors that a program that trains keeps between steps: gradients and the optimizer's states."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -63,6 +63,7 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
 MOST = 16
 
 
+@final
 class Gradients:
     """The gradients of the parameters that a program updates.
 
@@ -104,7 +105,7 @@ class Gradients:
             self.note_used()
 
     def note_used(self) -> None:
-        """What stands in `parameter.grad` now has been used: the next step begins without, unless more is added."""
+        """Note that the present `parameter.grad` has been used: the next step begins without, unless more is added."""
         given = ((key, p.grad) for key, p in self._parameters.items())
         self._used = {key: (x, x._version) for key, x in given if x is not None}
 
@@ -121,7 +122,7 @@ class Gradients:
         self._used = {}
 
     def standing(self) -> bool:
-        """Whether there are gradients in `parameter.grad`; some microseconds."""
+        """True where there are gradients in `parameter.grad`; some microseconds."""
         # Otherwise torch asks the class of each global tensor how it gives its gradient.
         with torch._C.DisableTorchFunction():
             return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
@@ -186,12 +187,12 @@ class Gradients:
 
     @property
     def text(self) -> str:
-        """What stands in `parameter.grad`, the same on all ranks that have gradients alike."""
+        """The gradients in `parameter.grad`, as text, the same on all ranks that have gradients alike."""
         keys = self._keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
     def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
-        """What runs an update by what is in `parameter.grad`.
+        """The executors that run an update by the gradients in `parameter.grad`.
 
         Raises:
             UserError: when no parameter has a gradient, or no step updates all that have one.
@@ -284,6 +285,7 @@ class Gradients:
         )
 
 
+@final
 @dataclass(frozen=True)
 class _Graded:
     """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""

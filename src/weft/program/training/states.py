@@ -1,11 +1,11 @@
-"""What an optimizer keeps for parameters: in the user's optimizer and on the ranks, the same memory."""
+"""The states that an optimizer keeps for parameters: in the user's optimizer and on the ranks, the same memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,7 @@ from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
 
+@final
 class States:
     """The states of the parameters that a program updates by one optimizer.
 
@@ -132,7 +133,7 @@ class States:
         self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
 
     def _kept(self, member: _Stated) -> list[dict[str, Any]]:
-        """What the ranks of this process keep for a parameter; nothing where it lives on others."""
+        """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""
         every = by_placement(self._variables, member.parameter)
         return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
 
@@ -152,6 +153,7 @@ class States:
         return sum(each.kept.version for each in self._variables.values())
 
 
+@final
 @dataclass(frozen=True)
 class _Stated:
     """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
@@ -221,7 +223,7 @@ def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) 
 
 
 def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What `optimizer.state_dict()` gives, with whole, plain copies of its tensors. Collective."""
+    """The result of `optimizer.state_dict()`, with whole, plain copies of its tensors. Collective."""
 
     def whole(value: Any) -> Any:
         if isinstance(value, GlobalTensor):
@@ -232,6 +234,7 @@ def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return found
 
 
+@final
 class _Changes:
     """Counts what users put into the dicts that an optimizer shows."""
 
@@ -242,8 +245,9 @@ class _Changes:
 _changes: WeakKeyDictionary[torch.optim.Optimizer, _Changes] = WeakKeyDictionary()
 
 
+@final
 class _Shown(dict[str, Any]):
-    """What an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts."""
+    """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts."""
 
     def __init__(self, entries: Mapping[str, Any], changes: _Changes) -> None:
         super().__init__(entries)
@@ -334,7 +338,7 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two dicts hold tensors, and numbers, under the same names."""
+    """True where two dicts hold tensors, and numbers, under the same names."""
     return one.keys() == other.keys() and all(
         isinstance(value, Tensor) == isinstance(other[name], Tensor) for name, value in one.items()
     )

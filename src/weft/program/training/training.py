@@ -1,9 +1,10 @@
-"""What a program that trains has beside the plans of its steps: states of the optimizers, and gradients that stay."""
+"""The training part of a program, beside the plans of its steps: states of the optimizers, and gradients that stay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import final
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from weft.runtime.world.world import World
 
 
 def training_of(setting: Setting, optimizers: Optimizers) -> Training:
-    """What a program has that trains by these optimizers."""
+    """The training part of a program that trains by these optimizers."""
     variables = setting.variables
     states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
     check = partial(check_states, setting.model, optimizers)
@@ -29,6 +30,7 @@ def training_of(setting: Setting, optimizers: Optimizers) -> Training:
     )
 
 
+@final
 class Training:
     """States and gradients of a program.
 

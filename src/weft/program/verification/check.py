@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ def verified(subject: Subject, batch: Any) -> Verified:
     return Verified(tuple(in_order(compared, captured)))
 
 
+@final
 class _Comparison:
     """The plan's step and a plain one, and how far a plain one moves with its parameters."""
 
@@ -99,7 +100,7 @@ class _Comparison:
         self._of_gradients = Rounding(eps, eps * most)
 
     def repeated(self) -> list[Compared]:
-        """What the plain step gives a second time, compared with the first."""
+        """The results of the plain step, run a second time, compared with those of the first."""
         again = self._run(self._before.tensors)
         kinds = {"outputs": "output", "gradients": "gradient", "tensors": "buffer"}
         by = Rounding(_REPEATED * self._rounding.eps, self._of_gradients.least)
@@ -133,7 +134,7 @@ class _Comparison:
         return replace(found, outputs=self._comparable(found.outputs))
 
     def _comparable(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """What a step returns, with tensors in place of the numbers that it read from some."""
+        """The results of a step, with tensors in place of the numbers that it read from some."""
         return {
             path: torch.tensor(x, dtype=_WIDEST.get(type(x))) if path in self._numbers else x
             for path, x in outputs.items()

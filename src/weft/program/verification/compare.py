@@ -1,4 +1,4 @@
-"""How far two tensors may differ by rounding, and how far they do.
+"""The difference of two tensors, and the one that rounding may make.
 
 How much rounding moves a result is measured: the plain step runs once more with every parameter
 moved by one rounding, up or down at random. A gradient that is zero but for rounding moves as far as
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype)
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@final
 @dataclass(frozen=True)
 class Compared:
     """A tensor of both steps, or a value.
@@ -47,13 +48,14 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether they are the same but for rounding."""
+        """True where they are the same but for rounding."""
         return not self.text and self.difference <= self.allowed
 
 
+@final
 @dataclass(frozen=True)
 class Rounding:
-    """What one rounding is.
+    """The size of one rounding.
 
     Attributes:
         eps: of the coarsest dtype that the step computes in.
@@ -64,7 +66,7 @@ class Rounding:
     least: float = 0.0
 
     def of(self, size: float, moved: float = 0.0) -> float:
-        """How far elements up to `size` may differ that a rounding of all parameters moves by `moved`."""
+        """The largest difference allowed elements up to `size` that a rounding of all parameters moves by `moved`."""
         roundings, moves = _FULL if self.eps < torch.finfo(torch.float16).eps else _HALF
         return roundings * self.eps * size + moves * moved + self.least
 
@@ -95,7 +97,7 @@ def compare(
 
 
 def _plainly(found: Any, expected: Any) -> str:
-    """What differs where a plain step gives no tensor; empty where nothing does."""
+    """The difference where a plain step gives no tensor; empty where there is none."""
     if isinstance(found, Tensor):
         if expected is None and not largest(found):
             return ""

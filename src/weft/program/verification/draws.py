@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,6 +39,7 @@ def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | No
         yield mode
 
 
+@final
 class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
     """Random ops as capture writes them, with numbers of the plan's generator.
 
@@ -55,7 +56,7 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def left(self) -> int:
-        """How many draws of the captured step have not been made."""
+        """The number of draws of the captured step that have not been made."""
         return len(self._draws) - self._next
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

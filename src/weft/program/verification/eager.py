@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 from unittest.mock import patch
 
 import torch
@@ -24,9 +24,10 @@ from weft.program.verification.draws import drawn
 from weft.program.verification.plainly import plainly
 
 
+@final
 @dataclass(frozen=True)
 class Eager:
-    """What a plain step gives.
+    """The results of a plain step.
 
     Attributes:
         outputs: leaves of what the loss function returned, in order, by their paths.
@@ -39,9 +40,10 @@ class Eager:
     tensors: dict[str, Tensor]
 
 
+@final
 @dataclass(frozen=True)
 class PlainStep:
-    """How a step runs plainly.
+    """A step that runs plainly.
 
     Attributes:
         step: the user's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iter
             each.give_back()
 
 
+@final
 class _Lent:
     """A tensor object that has another content until it is given back."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from weft.tensor.mesh import mesh_of
 from weft.tensor.spec import contiguous
 
 
+@final
 @dataclass(frozen=True)
 class Subject:
     """A program that is checked.
@@ -53,14 +54,15 @@ class Subject:
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is scaled, so that updates may be skipped."""
+        """True where the loss is scaled, so that updates may be skipped."""
         updates = self.variants.current.compiled.graph.of_kind(Update)
         return any(update.skip is not None for update in updates)
 
 
+@final
 @dataclass(frozen=True)
 class Before:
-    """What both steps begin with.
+    """The values that both steps begin with.
 
     Attributes:
         tensors: parameters and buffers.
@@ -73,9 +75,10 @@ class Before:
     states: dict[str, dict[str, Any]]
 
 
+@final
 @dataclass(frozen=True)
 class Planned:
-    """What a step of the plan gives.
+    """The results of a step of the plan.
 
     Attributes:
         outputs: leaves of what `step` returns, in order, by their paths.
@@ -114,7 +117,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
 
 
 def before(subject: Subject) -> Before:
-    """What the program has now. Collective."""
+    """The values that the program has now. Collective."""
     return Before(
         wholes(named_variables(subject.setting.model)), _masters(subject), _states(subject)
     )
@@ -140,7 +143,7 @@ def check_values(batch: Any) -> None:
 
 
 def _states(subject: Subject) -> dict[str, dict[str, Any]]:
-    """What the user's optimizers keep for the parameters of the model, whole."""
+    """The states that the user's optimizers keep for the parameters of the model, whole."""
     return {
         key: {name: whole(value) for name, value in each.state[parameter].items()}
         for each in subject.step.optimizers.each

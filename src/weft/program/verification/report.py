@@ -1,9 +1,10 @@
-"""What a self-check found, as text: which results agree, or the first that does not, with its line."""
+"""The findings of a self-check, as text: which results agree, or the first that does not, with its line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.capture import Captured
 from weft.ir.logical import Call, Input, Location, Output, Update
@@ -26,9 +27,10 @@ _HELP = {
 }
 
 
+@final
 @dataclass(frozen=True)
 class Verified:
-    """What was compared when a step of the plan gave what a plain eager step gives.
+    """A step of the plan that gave the same as a plain eager step.
 
     Attributes:
         compared: every output, gradient, written buffer, updated parameter and optimizer state.
@@ -81,7 +83,7 @@ def in_order(compared: Sequence[Compared], captured: Captured) -> list[Compared]
 
 
 def failure_text(compared: Sequence[Compared], captured: Captured, told: str) -> str:
-    """What to tell of results of which some differ; empty where none does.
+    """The message about results of which some differ; empty where none does.
 
     Args:
         compared: the results.

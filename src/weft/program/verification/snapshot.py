@@ -1,9 +1,9 @@
-"""What a step of a program changes, so that it can be put back."""
+"""A snapshot of all that a step of a program changes, so that it can be put back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from weft.program.training.training import Training
 from weft.runtime.executor.state import Variables
 
 
+@final
 class Snapshot:
     """The variables of this process's ranks, what the optimizer keeps, and the gradients that users see.
 

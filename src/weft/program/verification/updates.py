@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from weft.program.verification.compare import Compared, Rounding, difference, la
 from weft.program.verification.plainly import plainly, states_lent
 
 
+@final
 @dataclass(frozen=True)
 class PlainUpdate:
     """An update by plain PyTorch.

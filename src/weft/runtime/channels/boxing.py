@@ -70,7 +70,7 @@ def box_groups(
 def _program(
     source: Layout, target: Layout, shape: tuple[int, ...], dtype: str, rank: int
 ) -> tuple[tuple[LocalNode, tuple[int, ...]], ...]:
-    """What `rank` runs, each with the ranks of its group; () for a local call."""
+    """The nodes that `rank` runs, each with the ranks of its group; () for a local call."""
     source.check_dtype(dtype)
     target.check_dtype(dtype)
     found: list[tuple[LocalNode, tuple[int, ...]]] = []

@@ -63,7 +63,7 @@ class Channel(ABC):
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
-        """What `exchange` does, without the counting."""
+        """Run an `exchange`, without the counting."""
 
     def exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]

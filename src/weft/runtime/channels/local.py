@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from weft.runtime.channels.channel import Channel, parts_for, reduce_into
 from weft.runtime.failures.board import PeerFailure, first_line
 
 
+@final
 class LocalGroup:
-    """What the ranks of one communicator share: a place for each rank's tensors, and a barrier.
+    """The memory that the ranks of one communicator share: a place for each rank's tensors, and a barrier.
 
     A collective is: put your tensors down, meet, read the others', meet again. After the second
     meeting all have read, so tensors may be changed or freed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,7 @@ class ProcessChannel(Channel):
 
     @property
     def board(self) -> FailureBoard:
-        """Where failures and long waits are made known to all ranks."""
+        """The board by which failures and long waits are made known to all ranks."""
         return self._board
 
     def close(self) -> None:
@@ -116,6 +116,7 @@ class GroupChannel(ProcessChannel):
                     yield self._members[peer], tag, _bytes(part)
 
 
+@final
 class GlooChannel(GroupChannel):
     """A communicator between CPU processes.
 
@@ -182,6 +183,7 @@ class GlooChannel(GroupChannel):
         return new
 
 
+@final
 class NcclChannel(GroupChannel):
     """A communicator between CUDA devices. What NCCL does itself is left to it."""
 
@@ -212,7 +214,7 @@ class NcclChannel(GroupChannel):
                 work.wait()
 
     def _all_gather(self, mine: Sequence[Tensor], receives: Sequence[Sequence[Tensor]]) -> None:
-        """What every rank sends to all: along NCCL's rings it crosses between two hosts once."""
+        """Send the pieces of every rank to all: along NCCL's rings each crosses between two hosts once."""
         with self._explained("an all_gather"):
             for number, part in enumerate(mine):
                 arrived = {
@@ -263,13 +265,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _even(receives: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether all ranks give pieces of the same sizes, none of them empty."""
+    """True where all ranks give pieces of the same sizes, none of them empty."""
     sizes = [[part.nbytes for part in parts] for parts in receives]
     return all(size == sizes[0] for size in sizes) and all(sizes[0])
 
 
 def _reduces(tensor: Tensor, reduction: str) -> bool:
-    """Whether NCCL has a reduction of a dtype."""
+    """True where NCCL has a reduction of a dtype."""
     if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
         return False
     return not tensor.is_complex() or reduction == "sum"

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ _ADDRESS = "\0weft-{}"
 SPIN_NS = 60_000
 
 
+@final
 class SharedChannel(ProcessChannel):
     """One rank's end of a communicator whose ranks are processes of one host.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor
@@ -57,6 +58,7 @@ def _no_check(_own: int, _came: int) -> None:
 Chunk = list[tuple[Tensor, Tensor]]
 
 
+@final
 @dataclass
 class SharedLink:
     """One process's end.
@@ -93,7 +95,7 @@ class SharedLink:
 
     @property
     def busy(self) -> bool:
-        """Whether something is left to send or to receive."""
+        """True while something is left to send or to receive."""
         return bool(self.outgoing or self.incoming)
 
     def begin(
@@ -227,7 +229,7 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _after(end: int, piece: Tensor) -> tuple[int, int]:
-    """Where a piece begins and ends in a slot that is filled up to `end`."""
+    """The begin and the end of a piece in a slot that is filled up to `end`."""
     begin = -(-end // _ALIGNED) * _ALIGNED
     return begin, begin + piece.nbytes
 
@@ -240,7 +242,7 @@ def _size(chunk: Chunk) -> int:
 
 
 def host() -> str:
-    """What processes have in common that can be linked; "" where the system offers no such links."""
+    """The name that is equal for processes that can be linked; "" where the system offers no such links."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""How a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
+"""The form in which a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
 
 What was measured and compiled is kept on disk (`weft.runtime.compiled.cache`). The ranks of a host compile and
 measure one after another, so each distinct part is compiled once, and parts that differ between
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from filelock import FileLock
@@ -50,8 +50,9 @@ KERNELS: tuple[Kernels, ...] = ("aten", "inductor", "auto")
 _PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
 
 
+@final
 class Spec(NamedTuple):
-    """What a kernel is compiled for: one input's shape, strides, dtype and device."""
+    """The input that a kernel is compiled for: its shape, strides, dtype and device."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -63,7 +64,7 @@ class Spec(NamedTuple):
         return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether a tensor of this shape has these strides, where they mean anything."""
+        """True where a tensor of this shape has these strides, where they mean anything."""
         if tensor.numel() == 0:
             return True
         pairs = zip(self.shape, self.stride, tensor.stride(), strict=True)
@@ -77,6 +78,7 @@ class Spec(NamedTuple):
         return self.empty().fill_(1 if self.dtype.is_floating_point else 0)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Code:
     """A part as ATen code.
@@ -92,12 +94,12 @@ class Code:
     inputs: tuple[Spec, ...]
 
     def key(self) -> str:
-        """What compiled code holds for."""
+        """The key of compiled code: all that it holds for."""
         flags = sorted(pair for pair in os.environ.items() if pair[0].startswith("TORCHINDUCTOR_"))
         return self._digest(self.source, _version(), flags)
 
     def kind(self) -> str:
-        """What a measurement holds for: where a tensor is cut makes no difference."""
+        """The key of a measurement: all that it holds for; where a tensor is cut makes no difference."""
         return self._digest(_PLACES.sub(r"\1", self.source))
 
     def examples(self) -> list[Tensor]:
@@ -111,9 +113,10 @@ class Code:
         return hashlib.sha256(repr(every).encode()).hexdigest()[:32]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a part runs.
+    """The choice for a part.
 
     Attributes:
         compiled: Inductor's function; None for ATen code.
@@ -128,7 +131,7 @@ class Choice:
 
 
 def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
-    """What of `kernels` can be had on devices of this type here: "auto" is ATen code without a compiler.
+    """The kind of `kernels` that can be had on devices of this type here: "auto" is ATen code without a compiler.
 
     Raises:
         UserError: there is no such way to run kernels, no compiler for it, or others may write to
@@ -170,7 +173,7 @@ def _asked_for(code: Code) -> Choice:
 
 
 def _faster(code: Code, least: float) -> Choice:
-    """What is faster, as was measured once on this kind of processor."""
+    """The faster choice, as was measured once on this kind of processor."""
     file = cache_folder("kernels") / f"{code.kind()}.json"
     stored = read_cached(file)
     known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)

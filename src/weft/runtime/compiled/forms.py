@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.ir.nodes import FORWARD, Arg, Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.ops.call import map_argument
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a part does, free of names: equal parts have equal forms.
+    """The work of a part, free of names: equal parts have equal forms.
 
     Attributes:
         calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.
@@ -29,6 +31,7 @@ class Form:
     outputs: tuple[str, ...]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Part:
     """A run of calls in the names of its program: `inputs` and `outputs` stand in the order of the form's."""

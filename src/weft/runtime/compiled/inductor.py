@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 from unittest.mock import patch
 
 import torch
@@ -22,8 +22,9 @@ from weft.runtime.compiled.cache import cache_folder
 Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
+@final
 class Compiled(NamedTuple):
-    """What Inductor made.
+    """A function that Inductor has compiled.
 
     Attributes:
         function: takes its inputs as a list, which it empties.
@@ -35,7 +36,7 @@ class Compiled(NamedTuple):
 
 
 def missing_compiler(device_type: str) -> str | None:
-    """Why Inductor cannot work on devices of this type here; None when it can."""
+    """The reason why Inductor cannot work on devices of this type here; None when it can."""
     if device_type == "cpu":
         builder = _module("torch._inductor.cpp_builder")
         try:
@@ -124,7 +125,7 @@ def _name_linear(graph: torch.fx.GraphModule) -> None:
 
 
 def _settings(examples: Sequence[Tensor]) -> list[AbstractContextManager[Any]]:
-    """What holds while a function is traced and compiled: nothing of the caller's modes."""
+    """The settings while a function is traced and compiled: none of the caller's modes."""
     guards = _module("torch._guards")
     mode = examples[0].fake_mode  # type: ignore[attr-defined]  # of fake tensors
     return [
@@ -146,7 +147,7 @@ def check_places() -> None:
 
 
 def _places() -> list[AbstractContextManager[Any]]:
-    """Where Inductor keeps what it makes, and where it compiles: in this process."""
+    """The places where Inductor keeps its files, and where it compiles: in this process."""
     folders = _module("torch._inductor.runtime.cache_dir_utils")
     config = _module("torch._inductor.config")
     code = _module("torch._inductor.codecache")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ _KEPT = (
 )
 
 
+@final
 class Measured(NamedTuple):
-    """What is known of a part.
+    """The measurements of a part.
 
     Attributes:
         aten, compiled: seconds; None where it was not measured.
@@ -45,7 +46,7 @@ class Measured(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether the compiled part is faster beyond doubt."""
+        """True where the compiled part is faster beyond doubt."""
         both = self.aten is not None and self.compiled is not None
         return both and self.compiled * MARGIN < self.aten  # type: ignore[operator]
 
@@ -72,7 +73,7 @@ def compare(
 def foreseen(
     aten: Callable[..., object], inputs: Sequence[Tensor], least: float
 ) -> Measured | None:
-    """What is known before anything is compiled, where that cannot pay; else None.
+    """The result that is known before anything is compiled, where that cannot pay; else None.
 
     Args:
         aten: the part.
@@ -100,6 +101,7 @@ def _kept_seconds(function: Callable[[], object]) -> float:
     return clock.seconds
 
 
+@final
 class _Clock(TorchDispatchMode):
     """Adds up the seconds of ops that Inductor calls as they are."""
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ LEAST = 1e-3
 PLAIN = ops_that("plain")
 
 
+@final
 class PartKernel:
     """A part as a kernel: takes its inputs as a list, which it empties.
 
@@ -79,6 +80,7 @@ class PartKernel:
         return self._code.function(*tensors)
 
 
+@final
 @dataclass(eq=False)
 class Distinct:
     """One of the distinct parts of a rank: what is known of it, and how often it stands there."""
@@ -90,6 +92,7 @@ class Distinct:
     times: int = 0
 
 
+@final
 @dataclass(eq=False)
 class Parts:
     """Cuts the segments of one rank; asked for each, in the order of the plan.
@@ -189,7 +192,7 @@ class Parts:
                     self._specs[value.name] = self._spec(of)
 
     def _spec(self, name: str) -> Spec:
-        """How a value lies; contiguous when nothing else is known, as what is fed or communicated is."""
+        """The spec of a value; contiguous when nothing else is known, as of values that are fed or communicated."""
         if name not in self._specs:
             value = self._values[name]
             dtype = getattr(torch, value.dtype)
@@ -208,7 +211,7 @@ def _runs(segment: Compute, calls: Sequence[LocalCall]) -> list[list[LocalCall]]
 
 
 def _plain(call: LocalCall) -> bool:
-    """Whether Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
+    """True where Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
 
     No such call draws random numbers: capture leaves that to `weft.uniform`.
     """

@@ -94,7 +94,7 @@ def close_private(folder: Path, instead: str) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file belongs to this user, and nobody else may write to it."""
+    """True where a file belongs to this user, and nobody else may write to it."""
     found = path.lstat()
     return _is_own(found) and not _others_write(found)
 
@@ -112,7 +112,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 @cache
 def _is_own_group(group: int) -> bool:
-    """Whether a group has no member but this user, as many systems make one for each user."""
+    """True where a group has no member but this user, as many systems make one for each user."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
         found = grp.getgrgid(group)

@@ -1,1 +1,1 @@
-"""What a device type gives to those who run plans: a row of a table (`backend.py`), and what it names."""
+"""Device types as those who run plans see them: a row of a table each (`backend.py`), and the parts that it names."""

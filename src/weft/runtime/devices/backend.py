@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -21,9 +22,10 @@ from weft.runtime.devices.replay import Tape
 from weft.runtime.devices.streams import MakeStreams
 
 
+@final
 @dataclass(frozen=True)
 class Backend:
-    """How ranks run on devices of one type, and talk to one another.
+    """The parts that ranks on devices of one type run with, and talk to one another by.
 
     Attributes:
         library: of `torch.distributed`, that connects processes.
@@ -71,5 +73,5 @@ BACKENDS = {
 
 
 def backend_of(device: torch.device) -> Backend:
-    """How ranks run on a device."""
+    """The backend of ranks on a device."""
     return BACKENDS[device.type]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ _stream: Any = torch.cuda.Stream
 _here = threading.local()
 
 
+@final
 class Copies:
     """The copies of one thread to and from one device.
 

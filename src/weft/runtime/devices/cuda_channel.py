@@ -31,7 +31,7 @@ class CudaLocalChannel(LocalChannel):
         Channel._all_reduce(self, tensors, reduction)
 
     def _await_all(self, kind: str) -> None:
-        """What comes next on this rank's stream comes after what all ranks have put on theirs."""
+        """Let the stream of this rank wait until all ranks have done the work that is on theirs by now."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         for other in self._group.put(self.index, kind, event):

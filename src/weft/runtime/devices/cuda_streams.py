@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -125,6 +125,7 @@ class CudaStreams(Streams):
         return f"{self._device} has ended no act for {self._timeout:g} s{what}"
 
 
+@final
 class _Marks:
     """The events of one step. An event that was never recorded counts as done.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from weft.runtime.executor.work import Rank
 from weft.runtime.world.world import TIMEOUT
 
 
+@final
 class DeviceExecutor(RankExecutor):
     """Runs the plan of one rank as `weft.runtime.executor.threads.Executor` does, without threads.
 

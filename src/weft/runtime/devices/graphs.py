@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast, get_args
+from typing import Any, cast, final, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ _WAITS = "synchronizing CUDA operation"
 
 
 def graph_mode() -> GraphMode:
-    """Where the user wants CUDA graphs.
+    """The user's mode of CUDA graphs.
 
     Raises:
         UserError: when the variable holds something else.
@@ -36,6 +36,7 @@ def graph_mode() -> GraphMode:
     return cast(GraphMode, found)
 
 
+@final
 class CudaTape(Tape):
     """Captures on a stream of its own into one pool of memory.
 
@@ -90,6 +91,7 @@ def _waits(warning: warnings.WarningMessage) -> bool:
     return _WAITS in str(warning.message)
 
 
+@final
 class _Memory:
     """Bytes of a device by their address; they belong to somebody else."""
 

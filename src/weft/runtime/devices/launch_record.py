@@ -1,8 +1,9 @@
-"""What a rank's list of acts did and when, for traces: the times are those of the device."""
+"""The acts of a rank's list and their times, recorded for traces: the times are those of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 from weft.actors import Act
 from weft.runtime.devices.launches import Launch
@@ -10,6 +11,7 @@ from weft.runtime.devices.streams import Streams
 from weft.runtime.executor.trace import Interval, Record, Span
 
 
+@final
 class LaunchRecorder:
     """As `weft.runtime.executor.trace.Recorder`, of acts whose times the streams know.
 
@@ -40,7 +42,7 @@ class LaunchRecorder:
         self._kept, self._last = Record((), ()), None
 
     def record(self) -> Record:
-        """What is held now; waits for the end of the last step."""
+        """The record that is held now; waits for the end of the last step."""
         self._read()
         return self._kept
 

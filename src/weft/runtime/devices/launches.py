@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from weft.actors import Act, RankDriver
 from weft.actors.dependencies import dependencies_in_step
+from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
 from weft.runtime.executor.work import Work
@@ -24,6 +25,7 @@ from weft.runtime.executor.work import Work
 Key: TypeAlias = "tuple[str, int]"
 
 
+@final
 @dataclass(frozen=True)
 class Read:
     """A version that an act takes: whether no later act does, and whether another queue made it."""
@@ -33,6 +35,7 @@ class Read:
     foreign: bool
 
 
+@final
 @dataclass(frozen=True)
 class Launch:
     """One act of a step.
@@ -85,7 +88,8 @@ def launches(
     return tuple(recorder.launches)
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class _Recorder:
     """An executor that puts acts on a list (`weft.actors.driver`).
 
@@ -100,15 +104,25 @@ class _Recorder:
     launches: list[Launch] = field(default_factory=list)
     waited: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.dependencies = dependencies_in_step(self.plan)
-        self.producers = {r.value.name: r.producer for r in self.plan.registers}
-        # The last place at which each version is read.
-        self.last: dict[Key, int] = {}
+    @cached_property
+    def dependencies(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """The acts of the step that each act needs."""
+        return dependencies_in_step(self.plan)
+
+    @cached_property
+    def producers(self) -> dict[str, int]:
+        """The actor that makes each register."""
+        return {r.value.name: r.producer for r in self.plan.registers}
+
+    @cached_property
+    def last(self) -> dict[Key, int]:
+        """The last place at which each version is read."""
+        last: dict[Key, int] = {}
         for (actor, micro), place in self.places.items():
             for name in self.works[actor].reads:
                 key = self._key(actor, micro, name)
-                self.last[key] = max(place, self.last.get(key, -1))
+                last[key] = max(place, last.get(key, -1))
+        return last
 
     def start(self, act: Act) -> bool:
         """Put an act on the list, where it has ended for those that come after it."""

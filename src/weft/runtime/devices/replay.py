@@ -16,11 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from weft.cached import cached_property
 from weft.ir.plan import Compute, RankPlan
 from weft.ir.queries.replays import Replays
 from weft.ops.weft_ops import WEFT_OPS
@@ -40,7 +41,7 @@ Run: TypeAlias = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
 
 
 class Tape(ABC):
-    """What captures. One thread uses it."""
+    """The recorder that captures graphs. One thread uses it."""
 
     @abstractmethod
     def capture(
@@ -71,7 +72,7 @@ _TAGS = {
 
 
 def obstacle(op: str) -> str | None:
-    """Why an op cannot be captured; None when it can."""
+    """The reason why an op cannot be captured; None when it can."""
     if op in WEFT_OPS:
         host = WEFT_OPS[op].host
         return f"{op}: {host}" if host else None
@@ -81,7 +82,8 @@ def obstacle(op: str) -> str | None:
     return next((f"{op}: {why}" for name, why in _TAGS.items() if name in tags), None)
 
 
-@dataclass(eq=False)
+@final
+@dataclass(frozen=True, eq=False)
 class Replayer:
     """The graphs of one rank.
 
@@ -103,21 +105,26 @@ class Replayer:
     seed: int
     stopped: dict[int, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._makers = {r.value.name: r.producer for r in self.plan.registers}
-        self._readers = {r.value.name: r.consumers for r in self.plan.registers}
+    @cached_property
+    def _makers(self) -> dict[str, int]:
+        return {r.value.name: r.producer for r in self.plan.registers}
+
+    @cached_property
+    def _readers(self) -> dict[str, tuple[int, ...]]:
+        return {r.value.name: r.consumers for r in self.plan.registers}
 
     def lies_still(self, name: str) -> bool:
-        """Whether a register's tensor lies in one place in every step: a graph makes it."""
+        """True where a register's tensor lies in one place in every step: a graph makes it."""
         maker = self._makers.get(name)
         return maker in self.plan.replayed and maker not in self.stopped
 
     def leaves(self, name: str) -> bool:
-        """Whether anything but a graph reads a value, on whatever stream, or hands a view of it on."""
+        """True where anything but a graph reads a value, on whatever stream, or hands a view of it on."""
         graphs = self.plan.replayed - self.stopped.keys()
         return not graphs.issuperset(self._readers.get(name, ()))
 
 
+@final
 class ReplayedSegment:
     """The calls of one segment: one by one in the first steps, then as a graph for each micro-batch.
 
@@ -197,6 +204,7 @@ class ReplayedSegment:
         return outputs
 
 
+@final
 @dataclass(frozen=True)
 class _Graph:
     """A captured act.
@@ -227,5 +235,5 @@ class _Graph:
 
 
 def draws_of(segment: Compute) -> int:
-    """How many random ops a segment has."""
+    """The number of random ops of a segment."""
     return sum(getattr(node, "op", "") == UNIFORM for node in segment.nodes)

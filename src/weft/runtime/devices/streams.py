@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from weft.runtime.devices.launches import Launch
 
 
 class Streams(ABC):
-    """What runs where, and what waits for what. One thread calls it."""
+    """The streams of a rank, and the waits between them. One thread calls it."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -52,9 +52,10 @@ class Streams(ABC):
 
     @abstractmethod
     def times(self) -> Sequence[tuple[int, int]]:
-        """When each act of the last step began and ended, in nanoseconds of `perf_counter_ns`; waits for its end."""
+        """The begin and end of each act of the last step, in nanoseconds of `perf_counter_ns`; waits for its end."""
 
 
+@final
 class Inline(Streams):
     """Everything runs at once, where it is called; the arguments are those of any `MakeStreams`."""
 

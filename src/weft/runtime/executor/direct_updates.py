@@ -7,7 +7,7 @@ hooks of optimizers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor], "Tensor | None"],
 _OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}
 
 
+@final
 class DirectStep:
     """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does.
 
@@ -38,14 +39,14 @@ class DirectStep:
         self._form = _form(live)
 
     def suits(self, live: Mapping[str, Any]) -> bool:
-        """Whether the hyperparameters still are of a form for which `step` calls this kernel and nothing else."""
+        """True where the hyperparameters still are of a form for which `step` calls this kernel and nothing else."""
         return _form(live) == self._form
 
 
 def direct_step(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], live: Mapping[str, Any]
 ) -> DirectStep | None:
-    """What can stand for `optimizer.step()` on one of its groups.
+    """The function that can stand for `optimizer.step()` on one of its groups, if any.
 
     Args:
         optimizer: it has stepped before, so that its states are there.
@@ -71,7 +72,7 @@ def direct_step(
 
 
 def _form(live: Mapping[str, Any]) -> tuple[object, ...] | None:
-    """What decides which states there are; None when tensors or hooks want `step` itself."""
+    """The form of a group, which decides what states there are; None when tensors or hooks want `step` itself."""
     numbers = (live["lr"], *live.get("betas", ()))
     hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
     if not all(hasattr(hook, "notes_use") for hook in hooks):  # weft's own hook looks on

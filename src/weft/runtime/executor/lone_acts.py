@@ -1,4 +1,4 @@
-"""What the compute thread does before it sleeps: run a communication itself, where nothing else can go on meanwhile.
+"""Work of the compute thread before it sleeps: run a communication itself, where nothing else can go on meanwhile.
 
 Handing an act to another thread and its result back takes longer than a small collective does.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import final
 
 from weft.runtime.channels.channel import Channel
 from weft.runtime.executor.queues import Queue
 
 
+@final
 class LoneActs:
     """Runs acts of communicators on the compute thread.
 

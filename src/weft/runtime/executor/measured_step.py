@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from weft.runtime.executor.memory import Meter
 from weft.runtime.executor.work import ActFunction, Work
 
 
+@final
 class MeasuredStep:
     """Watches the acts of one step.
 

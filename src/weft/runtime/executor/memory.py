@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +22,8 @@ from weft.ir.queries.memory import Kind
 _here = threading.local()
 
 
-@dataclass(eq=False)
+@final
+@dataclass(frozen=True, eq=False)
 class Meter:
     """Records the storages that are made while `watching`, on any thread.
 
@@ -118,6 +119,7 @@ def note_host(tensor: Tensor) -> None:
         meter.mark(tensor, "host")
 
 
+@final
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Shows everything that ops return to a meter."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Updates(Protocol):
         """Write new versions of the targets, given the sources of all updates in order."""
 
 
+@final
 class CopyUpdates:
     """Updates whose new version is the source itself."""
 
@@ -45,6 +46,7 @@ class CopyUpdates:
             target.copy_(source)
 
 
+@final
 class OptimizerUpdates:
     """Updates of one optimizer's parameters.
 
@@ -159,7 +161,7 @@ class OptimizerUpdates:
             shard.grad = None
 
     def _some_have_momenta(self, group: dict[str, Any]) -> bool:
-        """Whether some parameters of a group have a momentum already, and others not yet."""
+        """True where some parameters of a group have a momentum already, and others not yet."""
         states = (self._optimizer.state.get(shard, {}) for shard in group["params"])
         return len({state.get("momentum_buffer") is None for state in states}) > 1
 
@@ -182,7 +184,7 @@ class OptimizerUpdates:
                 self._variables.keep(key, self._optimizer.state[shard])
 
     def _direct_steps(self) -> list[DirectStep]:
-        """What can stand for a step, for each group; empty when it cannot for all."""
+        """The functions that can stand for a step, one for each group; empty when not every group has one."""
         pairs = zip(self._optimizer.param_groups, self._indices, strict=True)
         steps = [
             direct_step(self._optimizer, group, self._user.param_groups[index])
@@ -192,6 +194,7 @@ class OptimizerUpdates:
         return found if len(found) == len(steps) else []
 
 
+@final
 class SkippedUpdates:
     """Updates that are left out when the last source, 0 or 1, is 1."""
 
@@ -203,6 +206,7 @@ class SkippedUpdates:
         self._updates.run_unless(overflow, gradients)
 
 
+@final
 class HeldUpdates:
     """Updates that a held step leaves out: their sources are added to the sums of its rank."""
 
@@ -307,7 +311,7 @@ def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, An
 
 
 def _updated(variables: Variables, key: str) -> Tensor:
-    """What an optimizer updates for a parameter: its master, or itself."""
+    """The tensor that an optimizer updates for a parameter: its master, or itself."""
     return variables.get(f"{key}.{MASTER}", variables[key]).detach()
 
 
@@ -319,7 +323,7 @@ def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
 
 
 def _fusible(shards: Sequence[Tensor]) -> bool:
-    """Whether torch's fused kernels do what its loops do.
+    """True where torch's fused kernels do what its loops do.
 
     On CPUs they take 16-bit parameters, too, but round otherwise, and that of SGD leaves whole
     vectors of them as they are (seen with torch 2.13).

@@ -13,6 +13,7 @@ from weft.runtime.executor.trace import Span
 from weft.runtime.executor.work import Work
 
 
+@final
 class ActError(Exception):
     """An actor raised; `__cause__` is what it raised."""
 
@@ -81,7 +82,7 @@ class QueueWork:
             reader.tensors[key] = self.tensors[key]
 
     def _inputs(self, work: Work, act: Act, version: int) -> list[Tensor]:
-        """What an act reads; what it is the last of this queue to read, nobody else holds then."""
+        """The inputs of an act; nobody else holds those that it is the last of this queue to read."""
         tensors = self.tensors
         if work.alone:
             return [tensors.pop((name, version)) for name in work.reads]

@@ -13,6 +13,7 @@ from weft.runtime.executor.queue_work import QueueWork
 from weft.runtime.executor.work import Work
 
 
+@final
 class Ended(NamedTuple):
     """To the compute queue: `queue` has done all its work of a step."""
 
@@ -20,6 +21,7 @@ class Ended(NamedTuple):
     step: int
 
 
+@final
 class Stop(NamedTuple):
     """To a queue: start no further act; the rank has failed or closes."""
 
@@ -121,7 +123,7 @@ class Queue:
 
     @property
     def rests(self) -> bool:
-        """Whether there is nothing to handle and nothing to run; asked by who holds the lock."""
+        """True where there is nothing to handle and nothing to run; the caller holds the lock."""
         return self.left is None and self.mailbox.empty()
 
     def act_here(self) -> None:

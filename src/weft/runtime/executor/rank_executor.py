@@ -1,4 +1,4 @@
-"""What all executors of a rank share: its works, a step's frame, and that a failure is for good."""
+"""The parts that all executors of a rank share: its works, a step's frame, and that a failure is for good."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RankExecutor(ABC):
 
     @property
     def replayer(self) -> Replayer | None:
-        """What replays segments as CUDA graphs; None where nothing does."""
+        """The replayer of segments as CUDA graphs; None where nothing is replayed."""
         return self._rank.replayer
 
     @property
@@ -112,11 +112,17 @@ class RankExecutor(ABC):
 
     @property
     def updated(self) -> bool:
-        """Whether the last step has updated parameters, or added to gradients that are kept, be it in part."""
+        """True where the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
 
+    def put_numbers(self, numbers: Mapping[str, float]) -> None:
+        """Write numbers into the constants [] of these keys that this rank has, for the next step."""
+        for key, number in numbers.items():
+            if key in self._rank.variables:
+                self._rank.variables[key].fill_(number)
+
     def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
-        """What goes with messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""
+        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""
         for channel in self._rank.channels.values():
             channel.stamp = stamp(channel.ranks)
 
@@ -133,7 +139,7 @@ class RankExecutor(ABC):
         """Wake whoever waits on this rank, after a failure."""
 
     def _explain(self, error: BaseException) -> BaseException:
-        """What is raised in place of an error: with the name of the actor that raised it, where that is known."""
+        """The error to raise in place of another: with the name of the actor that raised it, where that is known."""
         return error
 
     def _fail(self, error: BaseException) -> BaseException:
@@ -177,7 +183,7 @@ class RankExecutor(ABC):
             raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
 
     def _named(self, act: Act, cause: BaseException) -> BaseException:
-        """What an act raised, with the name of its actor; it has `cause` as its cause."""
+        """The error of an act, with the name of its actor; it has `cause` as its cause."""
         if not isinstance(cause, Exception):
             return cause
         actor = self.plan.actors[act.actor]

@@ -1,19 +1,20 @@
-"""What a rank holds at run time: variables as local tensors, and what passes between `step` and its actors."""
+"""The tensors of a rank at run time: variables as local ones, and those that pass between `step` and its actors."""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor
 
 from weft.errors import InternalError
 
 
+@final
 class Kept:
-    """What an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
+    """The state that an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
 
     Attributes:
         entries: by parameter.
@@ -25,6 +26,7 @@ class Kept:
         self.version = 0
 
 
+@final
 class Variables(Mapping[str, Tensor]):
     """One rank's shards by the name that users know; shared by the executors of that rank.
 
@@ -82,9 +84,10 @@ class Variables(Mapping[str, Tensor]):
         self._tensors[key].detach().copy_(value)
 
 
+@final
 @dataclass
 class Batches:
-    """What passes between `step` and the actors: batches in, results out, by step and key.
+    """The tensors that pass between `step` and the actors: batches in, results out, by step and key.
 
     `held` says that the running step keeps its gradients for a later one and updates no parameter;
     `updated` says that it has updated parameters, or added gradients to those that are kept;

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from queue import Empty
+from typing import final
 
 import torch
 
@@ -35,6 +36,7 @@ from weft.runtime.world.world import TIMEOUT
 _NOTHING = nullcontext()
 
 
+@final
 class ThreadExecutor(RankExecutor):
     """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
@@ -179,6 +181,7 @@ class ThreadExecutor(RankExecutor):
         raise _Stopped
 
 
+@final
 class _Stopped(Exception):
     """A queue was told to start no further act."""
 

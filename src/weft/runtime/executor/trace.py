@@ -1,4 +1,4 @@
-"""What the queues of a rank did in a step and when: recorded all the time, read when somebody asks.
+"""The acts of a rank's queues in a step and their times: recorded all the time, read when somebody asks.
 
 A queue appends a tuple for each act to a list of its own, on its own thread. Everything else, such
 as what a queue waited for, follows from these times and the plan (`weft.program.trace`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from weft.actors import Act
 
@@ -18,6 +18,7 @@ from weft.actors import Act
 Span: TypeAlias = "tuple[Act, int, int]"
 
 
+@final
 class Interval(NamedTuple):
     """A step: its number, and when it began and ended, in nanoseconds of `perf_counter_ns`."""
 
@@ -26,9 +27,10 @@ class Interval(NamedTuple):
     end: int
 
 
+@final
 @dataclass(frozen=True)
 class Record:
-    """What a rank did.
+    """The record of a rank's acts.
 
     Attributes:
         steps: those recorded, in order.
@@ -39,6 +41,7 @@ class Record:
     spans: tuple[Span, ...]
 
 
+@final
 class Recorder:
     """Holds what the queues of one rank did in the last step, or in all steps while `keeping`.
 
@@ -70,7 +73,7 @@ class Recorder:
             row.clear()
 
     def record(self) -> Record:
-        """What is held now, without a step that failed; call it between two steps."""
+        """The record that is held now, without a step that failed; call it between two steps."""
         ended = {interval.step for interval in self._steps}
         spans = (span for row in self._rows for span in row if span[0].step in ended)
         return Record(tuple(self._steps), tuple(spans))

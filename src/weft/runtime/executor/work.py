@@ -1,4 +1,4 @@
-"""What each kind of actor does when it acts: a function from input tensors to output tensors, bound once."""
+"""The work of each kind of actor when it acts: a function from input tensors to output tensors, bound once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from weft.runtime.kernels.generated import Kernel, build_kernel
 from weft.runtime.random import uniform
 
 
+@final
 @dataclass(frozen=True)
 class Rank:
     """Everything that the actors of a rank work with.
@@ -64,7 +66,7 @@ class Rank:
 
     @cached_property
     def parts(self) -> Parts | None:
-        """What cuts segments into parts for Inductor; None where all is ATen code."""
+        """The cutter of segments into parts for Inductor; None where all is ATen code."""
         if self.kernels == "aten":
             return None
         keys = self.plan.lasting.items()
@@ -73,7 +75,7 @@ class Rank:
 
     @cached_property
     def readers(self) -> Counter[tuple[str, str]]:
-        """How many actors of a queue read a register, by its name and the queue."""
+        """The number of actors of a queue that read a register, by its name and the queue."""
         return Counter((name, actor.queue) for actor in self.plan.actors for name in actor.consumes)
 
 
@@ -82,9 +84,10 @@ class Rank:
 ActFunction = Callable[[int, int, list[Tensor]], Sequence[Tensor]]
 
 
+@final
 @dataclass(frozen=True)
 class Work:
-    """What one actor does.
+    """The work of one actor.
 
     Attributes:
         reads: consumed registers that hold something new in every step.
@@ -104,7 +107,7 @@ class Work:
 
     @cached_property
     def alone(self) -> bool:
-        """Whether nobody else on its queue reads anything that it reads."""
+        """True where nobody else on its queue reads anything that it reads."""
         return self.sole.issuperset(self.reads)
 
 

@@ -1,1 +1,1 @@
-"""How ranks learn that another failed, waits for ever, or does something else."""
+"""The ways in which ranks learn that another failed, waits for ever, or does something else."""

@@ -1,4 +1,4 @@
-"""How failures and long waits travel between processes: entries in the job's store.
+"""The board by which failures and long waits travel between processes: entries in the job's store.
 
 The first error is kept; the ranks that it wakes name it.
 """
@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 from weft.errors import RankFailure
 from weft.runtime.failures.lookout import Lookout
 
 
+@final
 class PeerFailure(RankFailure):
     """This rank stopped only because another one failed; that one's error is the cause."""
 
@@ -39,6 +40,7 @@ _FOREVER = timedelta(days=365)
 _CLOSED = "closed"
 
 
+@final
 class FailureBoard:
     """The first failure of the job, known to all ranks. Every rank has an entry of its own, which it watches.
 
@@ -118,7 +120,7 @@ class FailureBoard:
             self._store.set(_posted_key(self._rank, kind), text)
 
     def posted(self, rank: int, kind: str = "wait") -> str:
-        """What a rank said last of a kind; "" when it has said nothing."""
+        """The last text of a kind that a rank posted; "" when there is none."""
         key = _posted_key(rank, kind)
         with suppress(RuntimeError):
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""

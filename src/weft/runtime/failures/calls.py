@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cache
+from typing import final
 
 from weft.capture.tracing.locations import in_library
 from weft.errors import RankFailure
@@ -27,6 +28,7 @@ _PYTHON = sysconfig.get_path("stdlib")
 CALLS = "calls"
 
 
+@final
 @dataclass(frozen=True)
 class Call:
     """A call: how many were made by then, the checksum of all of them, which it is, and the user's line."""
@@ -41,6 +43,7 @@ class Call:
         return f"{self.text} ({self.file}:{self.line})" if self.file else self.text
 
 
+@final
 class Calls:
     """The calls of this process so far."""
 
@@ -70,7 +73,7 @@ class Calls:
         return json.dumps([astuple(call) for call in self._recent])
 
     def parted(self, text: str) -> tuple[Call, Call] | None:
-        """Where the calls part from those that another rank posted: this rank's call, and the other's."""
+        """The first call that differs from those that another rank posted: this rank's call, and the other's."""
         theirs = {call.count: call for call in _read(text)}
         for own in self._recent:
             other = theirs.get(own.count)
@@ -99,7 +102,7 @@ def _is_library(file: str) -> bool:
 def accounts(
     calls: Calls, board: FailureBoard, rank: int, ranks: tuple[int, ...]
 ) -> Callable[[], str]:
-    """What tells, after a failure, in which call this rank is, and which were the last of others that are known."""
+    """The function that tells, after a failure, in which call this rank is, and which were the last of others known."""
 
     def tell() -> str:
         last = {peer: board.posted(peer, CALLS) for peer in ranks if peer != rank}
@@ -114,7 +117,7 @@ def accounts(
 def looking(
     calls: Calls, board: FailureBoard, rank: int, ranks: tuple[int, ...]
 ) -> Callable[[], None]:
-    """What a rank does every second that it waits for others: say in which call it is, and look at theirs.
+    """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs.
 
     Args:
         calls: of this rank.

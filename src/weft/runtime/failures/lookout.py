@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import final
 
 from weft.runtime.failures.waits import PATIENCE
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class _Wait:
     """Since when somebody waits, what looks around, and who is told what it raises."""
@@ -21,6 +23,7 @@ class _Wait:
     fail: Callable[[Exception], object]
 
 
+@final
 class Lookout:
     """A thread that looks around for all who wait longer than `PATIENCE`; it starts with the first wait.
 
@@ -63,6 +66,7 @@ class Lookout:
                         self._waits.discard(wait)
 
 
+@final
 @dataclass(eq=False)
 class _Task:
     """A call that the other thread makes, and how it ended."""
@@ -72,6 +76,7 @@ class _Task:
     error: BaseException | None = None
 
 
+@final
 class OtherThread:
     """A thread that makes one call at a time; it starts with the first one.
 

@@ -1,4 +1,4 @@
-"""What to say when a rank does nothing for too long: whom all wait for, who runs, and who waits."""
+"""The message when a rank does nothing for too long: whom all wait for, who runs, and who waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def silence_text(
 
 
 def _doing(plan: RankPlan, act: Act, channels: Mapping[int, Channel]) -> str:
-    """What an actor does that runs: wait for its peers, if it communicates."""
+    """The work of an actor that runs, in words: wait for its peers, if it communicates."""
     actor = plan.actors[act.actor]
     when = when_text(actor, act.step, act.micro)
     if not isinstance(actor, Communicate):

@@ -7,6 +7,7 @@ came with is used. 0 is no stamp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from weft.errors import RankFailure
 
@@ -14,14 +15,15 @@ from weft.errors import RankFailure
 _BITS = {"batch": 18, "written": 14, "options": 14, "call": 16}
 
 
+@final
 @dataclass(frozen=True)
 class Stamp:
-    """What ranks must agree on.
+    """The number that ranks must agree on.
 
     Attributes:
         batch: checksum of what the ranks are given alike.
         written: checksum of what eager code wrote into the live model and its optimizers' states.
-        options: of the optimizer's hyperparameters and whether the step updates.
+        options: of the optimizer's hyperparameters, of numbers that the step reads, and whether the step updates.
         call: of the calls so far (`weft.runtime.failures.calls`).
     """
 
@@ -63,7 +65,8 @@ _TEXTS = {
     ),
     "options": (
         "this rank and rank {} have different hyperparameters (learning rate, weight decay, …) in the optimizer, or "
-        "one of them calls step with update=False: every rank must set them alike"
+        "numbers of Python that the step reads, or one of them calls step with update=False: every rank must set them "
+        "alike"
     ),
     "written": (
         "this rank and rank {} have written other values into the live model or the optimizer's states since the last "

@@ -1,18 +1,20 @@
-"""Who waits for whom: ranks that wait in different groups, each for one that will not come, are found in a circle."""
+"""Circles of waits: ranks that wait in different groups, each for one that will not come."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import final
 
 # A rank that has waited so many seconds tells the others, and looks at them as often.
 PATIENCE = 1.0
 
 
+@final
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits in.
+    """The call that a rank waits in.
 
     Attributes:
         ranks: the group that must come together, in its order.
@@ -27,7 +29,7 @@ class Wait:
     what: str
 
     def came_to(self, other: Wait) -> bool:
-        """Whether the rank that waits here has come to another rank's collective before."""
+        """True where the rank that waits here has come to another rank's collective before."""
         return dict(self.begun).get(other.ranks, 0) >= other.count
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ def _group_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
 
 
 def _format(x: Tensor) -> torch.memory_format:
-    """How the kernels of group norm want a tensor: with channels last where it lies so, on a CPU."""
+    """The memory format that kernels of group norm want of a tensor: channels last where it lies so, on a CPU."""
     last = _CHANNELS_LAST.get(x.dim())
     if x.is_contiguous() or last is None or x.device.type != "cpu":
         return torch.contiguous_format

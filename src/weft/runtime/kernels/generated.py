@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from weft.runtime.torch_ops import torch_op, torch_value
 UNIFORM = "weft.uniform"
 
 
+@final
 @dataclass(frozen=True)
 class Kernel:
     """A compiled run of local calls.
@@ -62,9 +63,10 @@ class Kernel:
     looped: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Cut:
-    """What stands in place of local calls where some of them are compiled together.
+    """The code that stands in place of local calls where some of them are compiled together.
 
     Attributes:
         nodes: calls, and parts: calls of one of `functions` on the tuple of a part's inputs.
@@ -144,11 +146,12 @@ def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ..
 
 
 def differs(call: LocalCall) -> bool:
-    """Whether a call does not do the same in each micro-batch."""
+    """True where a call does not do the same in each micro-batch."""
     arguments = (call.args, *(arg for _, arg in call.kwargs))
     return call.op in OVER_STEP or any(True for _ in varyings(arguments))
 
 
+@final
 class _Body:
     """Writes the lines of a function; `bound` is what their global names stand for."""
 
@@ -244,14 +247,14 @@ class _Body:
         return name
 
     def _is_owned(self, arg: Arg) -> bool:
-        """Whether a call of this segment made the value afresh for one reader."""
+        """True where a call of this segment made the value afresh for one reader."""
         name = arg.name if isinstance(arg, Ref) else ""
         alone = self._reads[name] == 1 and name not in self._outputs
         return alone and name in self._makers and not may_alias(self._makers[name])
 
     @cached_property
     def _reads(self) -> Counter[str]:
-        """How often each value is read."""
+        """The number of reads of each value."""
         return Counter(name for call in self._calls for name in call_refs(call))
 
     @cached_property
@@ -278,7 +281,7 @@ def _bind_op(op: str, bound: dict[str, Any]) -> str:
 
 
 def local_function(op: str) -> Callable[..., Any]:
-    """What runs an op on local tensors."""
+    """The function that runs an op on local tensors."""
     own = LOCAL_OPS.get(op) or CONVOLUTION_OPS.get(op)
     return own or dense_op(op)
 
@@ -288,7 +291,7 @@ def _deletion(names: Sequence[str]) -> list[str]:
 
 
 def is_local(op: str) -> bool:
-    """Whether weft runs an op itself: torch has none of that name."""
+    """True where weft runs an op itself: torch has none of that name."""
     return op in WEFT_OPS or op in LOCAL_OPS
 
 
@@ -300,13 +303,13 @@ def _returns_list(op: str) -> bool:
 
 
 def may_alias(op: str) -> bool:
-    """Whether a result of the op may share memory with an operand."""
+    """True where a result of the op may share memory with an operand."""
     if shares_memory(op) or is_local(op):
         return shares_memory(op)
     return any(result.alias_info is not None for result in _returns(op))
 
 
 def _returns(op: str) -> Sequence[Any]:
-    """What torch's schema says of the op's results."""
+    """The op's results by torch's schema."""
     returns: Sequence[Any] = torch_op(op)._schema.returns
     return returns

@@ -90,7 +90,7 @@ def class_loss_backward(
 
 
 def _own(x: Tensor, target: Tensor, ignored: int, offset: int) -> tuple[Tensor, Tensor]:
-    """Which targets are among this shard's classes, [n], and where, [n, 1]; 0 for the others."""
+    """The targets that are among this shard's classes, as a mask [n], and their places, [n, 1]; 0 for the others."""
     local = target - offset
     own = (local >= 0) & (local < x.shape[1]) & (target != ignored)
     return own, local.masked_fill_(~own, 0).unsqueeze(1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -39,13 +39,13 @@ def large_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _fits(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
+    """True where oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
     return a.stride(1) == 1 and a.shape[0] * b.numel() >= _LARGE
 
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this CPU and this torch have the kernel."""
+    """True where this CPU and this torch have the kernel."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch lacks oneDNN
     return known and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -65,6 +65,7 @@ MATMUL_OPS: dict[str, Callable[..., Any]] = {
 SUMMED_PRODUCT = "weft.accumulate_mm"
 
 
+@final
 class SumOfProducts:
     """`weft.accumulate_mm(a, b)`: the sum of `a @ b` over the micro-batches.
 

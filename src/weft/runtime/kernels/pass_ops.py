@@ -6,7 +6,7 @@ Those of `OVER_STEP` make one value of all micro-batches of a step, and keep it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -103,6 +103,7 @@ TIME_OPS: dict[str, Callable[..., Any]] = {
 }
 
 
+@final
 class Accumulate:
     """`weft.accumulate(x, reduction)`: the reduction of `x` over the micro-batches, in place.
 
@@ -130,6 +131,7 @@ class Accumulate:
         return total
 
 
+@final
 class Pack:
     """`weft.pack(x, dim)`: the values of the micro-batches, all of one size, joined along `dim`."""
 

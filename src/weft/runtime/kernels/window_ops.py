@@ -195,7 +195,7 @@ def _span(count: int, frame: Frame) -> int:
 
 
 def _start(frame: Frame) -> int:
-    """Where the input of a window of outputs begins, counted from the rank's first row of the input."""
+    """The first row of the input of a window of outputs, counted from the rank's first row of the input."""
     return frame.returned[0] * frame.stride - frame.padding - frame.in_first
 
 
@@ -237,7 +237,7 @@ def _counts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """How many elements each output of a window averages; shape [rows, columns]."""
+    """The number of elements that each output of a window averages; shape [rows, columns]."""
     rows, columns = (
         [_count(frame, out, with_padding) for out in range(first, first + count)]
         for frame, (first, count) in zip(frames, outputs, strict=True)

@@ -22,7 +22,7 @@ _SETTINGS = ((-1, -1), (-3, 2**30), (-8, 1))
 
 
 def is_free_to_choose(environment: Mapping[str, str]) -> bool:
-    """Whether the user has not set glibc's allocator up, or told weft to leave it alone."""
+    """True where the user has not set glibc's allocator up, or told weft to leave it alone."""
     own = any(name.startswith("MALLOC_") for name in environment)
     tuned = "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
     return not own and not tuned and environment.get(VARIABLE) != "system"

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ T = TypeVar("T")
 TRANSPORT = "WEFT_TRANSPORT"
 
 
+@final
 class DistributedWorld(World):
     """This process is one rank of a job that torchrun, or anything else that sets its variables, has started.
 
@@ -102,12 +103,12 @@ class DistributedWorld(World):
 
     @property
     def _across_hosts(self) -> bool:
-        """Whether ranks that could share memory talk over a network, of which nothing is known."""
+        """True where ranks that could share memory talk over a network, of which nothing is known."""
         every = range(self.size)
         return self.size > 1 and self._backend.shares_memory and not self._on_one_host(every)
 
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
-        """Whether processes can share memory; all ranks of the job answer alike."""
+        """True where processes can share memory; all ranks of the job answer alike."""
         hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
         return len(hosts) == 1 and hosts != {""}
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -38,9 +39,10 @@ MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10
 
 
+@final
 @dataclass(frozen=True)
 class Fleet:
-    """How many processes to start and how the nodes find each other.
+    """The processes to start: how many, and how the nodes find each other.
 
     Attributes:
         ranks: processes on this node.
@@ -55,9 +57,10 @@ class Fleet:
     run_id: str = ""
 
 
+@final
 @dataclass(frozen=True)
 class Exit:
-    """How one process ended: global rank, process id, exit code (negative: minus the signal)."""
+    """The end of one process: global rank, process id, exit code (negative: minus the signal)."""
 
     rank: int
     pid: int
@@ -112,6 +115,7 @@ def _keep_inside(folder: Path) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # this name, not all that begin so
 
 
+@final
 class _Alone(RendezvousHandler):
     """The rendezvous of the only node: its store is in the memory of this process."""
 

@@ -1,4 +1,4 @@
-"""How fast the links between hosts are: a few exchanges, before anything is planned."""
+"""The speed of the links between hosts, measured by a few exchanges before anything is planned."""
 
 from __future__ import annotations
 

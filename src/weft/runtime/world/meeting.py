@@ -1,4 +1,4 @@
-"""Where the ranks of one host find each other: a file in a folder that nobody else can reach.
+"""The meeting of the ranks of one host: a file in a folder that nobody else can reach.
 
 torch's own store listens on all interfaces of the host and believes whoever connects.
 """
@@ -22,7 +22,7 @@ MEETING = "WEFT_MEETING"
 
 
 def meet_in_file() -> None:
-    """Where the launcher names a file, `init_process_group` meets in it, unless a place is named in the call.
+    """Let `init_process_group` meet in the launcher's file, if it names one and the call names no other place.
 
     That is torch's `init_method="env://"`, its default, without MASTER_ADDR and MASTER_PORT.
     """

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TypeVar, final
 
 import torch
 
@@ -144,6 +144,7 @@ def check_devices(device_type: str, index: int = 0) -> None:
         )
 
 
+@final
 class LocalWorld(World):
     """All ranks in this process: rank 0 is the thread that calls `run`, every other one a thread of its own."""
 
@@ -204,6 +205,7 @@ class LocalWorld(World):
         self._closed = True
 
 
+@final
 class _RankThread:
     """A thread that calls functions with its rank, one after the other."""
 

@@ -9,7 +9,7 @@ it, a float belongs to the key.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from weft.ops.call import Argument
 from weft.runtime.torch_ops import token
 
 
+@final
 class Slot(float):
     """A float that a kernel takes as argument number `index` of its floats."""
 
@@ -30,6 +31,7 @@ class Slot(float):
         return slot
 
 
+@final
 class Reader:
     """Reads arguments in order, collecting tensors and floats.
 
@@ -47,7 +49,7 @@ class Reader:
         self.plain = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What decides how an op with these arguments is run."""
+        """The key by which it is decided how an op with these arguments is run."""
         kind, found = self._kind, []
         for value in args:
             of = value.__class__
@@ -98,7 +100,7 @@ class Reader:
 
 
 def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
-    """Whether the numbers among an op's arguments change nothing but values."""
+    """True where the numbers among an op's arguments change nothing but values."""
     return torch.Tag.pointwise in op.tags
 
 
@@ -108,5 +110,5 @@ def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
 
 
 def is_tensor_list(value: Any) -> bool:
-    """Whether an argument is a list that holds tensors."""
+    """True where an argument is a list that holds tensors."""
     return isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
+from typing import final
 
 from weft.boxing import COLLECTIVES, axis_bytes, steps
 from weft.compiler.halos import halo_cost
@@ -55,10 +56,11 @@ def choose(
 
 
 def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layout:
-    """How an operand must lie."""
+    """The layout that an operand must have."""
     return Layout(placement, tuple(signature.operands[operand] for signature in chosen))
 
 
+@final
 class _Search:
     """All signatures of the grid's axes, outermost first. `keep`: an axis that fits stays as it is."""
 
@@ -96,7 +98,7 @@ class _Search:
             yield from self.candidates(local, last, (*chosen, signature))
 
     def _fits(self, least: OpCall, signature: Signature, axis: int) -> bool:
-        """Whether a rank with the smallest shards can run the signature too, as kernels that take no empty ones ask."""
+        """True where a rank with the smallest shards can run the signature too, as kernels ask that take none empty."""
         parts = self.placement.shape[axis]
         return least.op == BLANK or signature in signatures_with_windows(least, parts, self.empty)
 

@@ -1,9 +1,9 @@
-"""What happens to an op on global tensors below autograd: a recipe is looked up, or made, and run."""
+"""The dispatch of an op on global tensors below autograd: a recipe is looked up, or made, and run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from weft.tensor.divergence import check_every, checking, note_write
 from weft.tensor.spec import Spec
 
 
+@final
 class _Known:
-    """What is known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
+    """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
     __slots__ = ("recipes", "slots", "way", "writes")
 
@@ -99,7 +100,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _other_way(
     kind: Any, known: _Known, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What an op gives that runs otherwise than by a recipe; NotImplemented for others."""
+    """The result of an op that runs otherwise than by a recipe; NotImplemented for others."""
     if known.writes:
         _note_write(kind, op, args, kwargs)
     return NotImplemented if known.way is None else known.way(kind, op, args, kwargs)

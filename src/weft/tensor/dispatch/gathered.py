@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ def _back(kind: Any, mesh: Mesh, tensor: Any) -> Any:
     return kind(*box(tensor.spec, tensor.locals, broadcast_layout(mesh.placement), mesh))
 
 
+@final
 class _Whole(tuple[Tensor, ...]):
     """Copies of one tensor on every rank."""
 
@@ -82,7 +83,7 @@ def _of_rank(value: Any, place: int) -> Any:
 
 
 def _joined(kind: Any, mesh: Mesh, made: list[Any]) -> Any:
-    """What every rank made as one global value."""
+    """The results of all ranks as one global value."""
     first = made[0]
     if isinstance(first, list | tuple):
         return tuple(_joined(kind, mesh, list(parts)) for parts in zip(*made, strict=True))

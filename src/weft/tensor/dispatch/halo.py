@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.boxing.halo import Halo, call_halos
 from weft.ir.logical import Value
@@ -16,6 +17,7 @@ from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One operand's exchange.
@@ -51,7 +53,7 @@ class Exchange:
 def exchanges(
     call: OpCall, chosen: Sequence[Signature], layouts: Sequence[Layout], mesh: Mesh
 ) -> tuple[Exchange | None, ...]:
-    """What is exchanged of each operand, lying as `layouts` say; None where nothing is."""
+    """The exchange of each operand, lying as `layouts` say; None where nothing is exchanged."""
     if not call.operands:
         return ()
     values = [

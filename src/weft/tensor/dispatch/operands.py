@@ -1,4 +1,4 @@
-"""What an op's operands must be: on one placement; plain tensors among them are the same on all ranks.
+"""The conditions on an op's operands: on one placement; plain tensors among them are the same on all ranks.
 
 Those on several placements of one model, as its stages have them, come to one of them.
 """

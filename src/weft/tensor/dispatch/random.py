@@ -6,7 +6,7 @@ position (`weft.runtime.random`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -19,6 +19,7 @@ from weft.tensor.mesh import Mesh
 from weft.tensor.spec import Spec, contiguous, without_partials
 
 
+@final
 class _Stream:
     """The seed, and how many draws it has served."""
 
@@ -53,6 +54,7 @@ def manual_seed(seed: int | None) -> None:
     _stream.given, _stream.seed = seed, None
 
 
+@final
 class Drawing(DispatchMode):  # type: ignore[no-untyped-call]
     """While this lasts, `weft.uniform` makes global tensors.
 

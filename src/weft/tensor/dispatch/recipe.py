@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -33,9 +33,10 @@ from weft.tensor.strict import check_strict
 Kernel = Callable[..., tuple[Tensor, ...]]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an op runs.
+    """The recipe of an op.
 
     Attributes:
         op: its name.
@@ -184,7 +185,7 @@ def _tensor_spec(tensor: Tensor) -> TensorSpec:
 
 
 def _whole_results(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """What the op makes of whole tensors without data."""
+    """The results of the op on whole tensors without data."""
     mode = fake_mode()
     found: list[str] = []
 

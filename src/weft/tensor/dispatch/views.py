@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a copied view was taken of.
+    """The tensor that a copied view was taken of.
 
     Attributes:
         source: the tensor.
@@ -52,9 +52,10 @@ class Origin:
         return flat.view(source.shape)
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class InOrder(Origin):
-    """What an ordered copy was made of: a tensor that is stored in shares (`weft.tensor.shares`)."""
+    """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.shares`)."""
 
     def written(self, made: Any) -> Any:
         """All of it."""
@@ -97,7 +98,7 @@ def living_copies(base: Any) -> list[Any]:
 
 
 def base_of(tensor: Any) -> Any:
-    """What a tensor, or whatever it was copied from, is a view of in the end; else itself."""
+    """The tensor that another one, or whatever it was copied from, is a view of in the end; else itself."""
     tensor = tensor._base if tensor._is_view() else tensor
     origin = getattr(tensor, "origin", None)
     return tensor if origin is None else base_of(origin.source)

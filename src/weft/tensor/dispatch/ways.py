@@ -39,7 +39,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 def way_of(op: Any) -> Way | None:
-    """How to run an op otherwise than by its rule; None when its rule, or none, is all there is."""
+    """The way to run an op otherwise than by its rule; None when its rule, or none, is all there is."""
     name = op._schema.name.partition("::")[2]
     if op in _SPECIAL:
         return _SPECIAL[op]
@@ -58,7 +58,7 @@ def way_of(op: Any) -> Way | None:
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    """What the compiled path takes apart; but the seed of a backward is a global tensor here."""
+    """The functions for ops that the compiled path takes apart; but the seed of a backward is a global tensor here."""
     table = dict(decompositions())
     table.pop(aten.ones_like.default)
     return table

@@ -52,7 +52,7 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _advice(op: Any) -> str:
-    """What to do where plain tensors would be written."""
+    """Advice where plain tensors would be written."""
     if "_amp_" in op.name():
         return (
             "torch.amp.GradScaler takes ordinary gradients only. Steps of a program scale the loss themselves, with "
@@ -65,7 +65,7 @@ def _advice(op: Any) -> str:
 
 
 def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What the op returns that is new, and what it writes."""
+    """The results of the op that are new, and those that it writes."""
     listed = isinstance(made, list | tuple)
     if len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple)):
         return (), [made]
@@ -83,7 +83,7 @@ def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
 def _made(
     kind: Any, op: Any, named: dict[str, Any], written: Sequence[str], outs: Sequence[str]
 ) -> Any:
-    """What is to be written: by the op that returns it, or by the op itself on whole copies."""
+    """The values to write: by the op that returns them, or by the op itself on whole copies."""
     form = functional_form(op)
     if form is not None:
         return form({name: x for name, x in named.items() if name not in outs})
@@ -283,7 +283,7 @@ def _check_states(kind: Any, op: Any, parameters: Any, states: Any) -> None:
 
 @cache
 def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
-    """What computes, of the named arguments, what `op` writes; None where no op with the same arguments returns it."""
+    """The function of the named arguments that gives what `op` writes; None where no op with those returns it."""
     name = op._schema.name.partition("::")[2]
     if not any(argument.is_out for argument in op._schema.arguments):
         name = _without_mark(name)

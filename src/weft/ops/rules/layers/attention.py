@@ -92,7 +92,7 @@ def _whole(call: OpCall, first: int) -> frozenset[str]:
 
 
 def _dropout(call: OpCall, first: int) -> bool:
-    """Whether the kernel drops out; its masks depend on the shapes, so that all stays whole."""
+    """True where the kernel drops out; its masks depend on the shapes, so that all stays whole."""
     return not _is_rows(call) and bool(argument(call, 6 if first else 3, "dropout_p", 0.0))
 
 

@@ -59,7 +59,7 @@ def _total_weight(call: OpCall) -> tuple[int, ...]:
 
 
 def _on_shard(op: str, scores: int) -> Adapt:
-    """Where the scores (the tensor in slot `scores`) are split by classes, `op` runs with the first class's number."""
+    """Run `op` with the first class's number where the scores (the tensor in slot `scores`) are split by classes."""
 
     def adapt(local: OpCall, cut: Cut) -> OpCall:
         spec = slot_specs(cut.whole)[scores]

@@ -129,7 +129,7 @@ def _adapt_combine(local: OpCall, cut: Cut) -> OpCall:
 
 
 def _moved(call: OpCall) -> int:
-    """What the result holds is read and written once; the buffers around it are not read."""
+    """The bytes that are moved: the result's rows are read and written once; the buffers around them are not read."""
     made = call.results[0]
     return 2 * tensor_bytes(made) if made else 0
 

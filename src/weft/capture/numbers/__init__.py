@@ -1,0 +1,1 @@
+"""Stand-ins for numbers of Python, for the time of a capture."""

@@ -1,0 +1,288 @@
+"""Numbers of Python that change between steps, as a schedule sets them: inputs of the step, not a plan for each value.
+
+While a step is captured, a `ChangingNumber` stands where the user keeps such a number. Counted with other numbers it
+is another one; added to a tensor, or multiplied by one, it is a tensor of no dimensions, which is written before every
+step. Whatever else is done with it is done with the number itself, and what came of it is compared before every
+step: where that is something else, the step is planned anew.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from weft.capture.python.watch import MISSING, Entry, Outcome
+from weft.capture.tracing.fx import is_fake
+
+_DTYPES = (torch.float32, torch.float64)
+_COUNTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_SIGNS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+}
+_COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+# Numbers of these types can be followed; numpy's is a `float`.
+_TYPES = (int, float, np.float64)
+# Functions of torch that take a tensor of no dimensions in place of a number, and give the same.
+_METHODS = ("add", "sub", "mul", "div", "true_divide", "subtract", "multiply", "divide")
+_FOLLOWED = {
+    *(getattr(Tensor, name + end) for name in _METHODS for end in ("", "_")),
+    *(getattr(torch, name) for name in _METHODS),
+    *(getattr(Tensor, f"__{side}{name}__") for name in _COUNTED[:4] for side in ("", "r", "i")),
+    *(Tensor.__rdiv__, Tensor.__div__, Tensor.__idiv__, torch.rsub),
+    *(getattr(Tensor, f"__{name}__") for name in _COMPARED),
+    *(getattr(torch, name) for name in _COMPARED),
+    *(getattr(Tensor, name) for name in _COMPARED),
+}
+
+
+@final
+class ChangingNumber:
+    """A number that will be another one in later steps.
+
+    Python takes it for one of its class (`isinstance`).
+    """
+
+    __slots__ = ("__weakref__", "_all", "_compute", "_text")
+
+    def __init__(self, numbers: ChangingNumbers, compute: Callable[[], Any], text: str) -> None:
+        self._all = numbers
+        self._compute = compute
+        self._text = text
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._compute())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_itself(self), name)
+
+    def __bool__(self) -> bool:
+        return bool(self._all.outcome(lambda: bool(self._compute()), f"bool({self._text})"))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+@final
+class ChangingNumbers:
+    """The numbers that change, of one capture.
+
+    Args:
+        entries: where the user keeps them, and what they are now.
+
+    Attributes:
+        outcomes: what was done with them otherwise than by counting, and what came of it.
+        tensors: that stand for them, and how to compute each.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(each for each in entries if can_follow(each))
+        self.outcomes: list[Entry] = []
+        self.tensors: dict[int, tuple[Tensor, ChangingNumber]] = {}
+        self._made: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """While this lasts, they stand where the user keeps the numbers."""
+        for entry in self.entries:
+            place = _Place(entry)
+            number = ChangingNumber(self, place.value, entry.text)
+            kind = Outcome(place.kind)
+            self.outcomes.append(Entry(kind, "type", place.kind(), f"the type of {entry.text}"))
+            entry.put(number)
+        try:
+            yield
+        finally:
+            for entry in self.entries:
+                entry.put(entry.value)
+
+    def outcome(self, compute: Callable[[], Any], text: str) -> Any:
+        """The result of `compute`, which every step compares: for another one the step is planned anew."""
+        value = compute()
+        self.outcomes.append(Entry(Outcome(compute), "outcome", value, text))
+        return value
+
+    def tensor(self, number: ChangingNumber, dtype: torch.dtype) -> Tensor:
+        """A tensor [] on the CPU that stands for a number."""
+        key = id(number), dtype
+        if key not in self._made:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                made = torch.tensor(number._compute(), dtype=dtype)
+            self._made[key] = made
+            self.tensors[id(made)] = made, number
+        return self._made[key]
+
+
+@final
+class CountedWithTensors(TorchFunctionMode):
+    """While this lasts, functions of torch take changing numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+def is_changing(value: Any) -> bool:
+    """True where a value stands for a number that changes."""
+    return type(value) is ChangingNumber
+
+
+def number_now(value: Any) -> Any:
+    """The number as it is at present that a changing number stands for; others as they are."""
+    return value._compute() if type(value) is ChangingNumber else value
+
+
+def plain_number(number: ChangingNumber) -> int | float:
+    """The present number as one of Python, as torch takes those of numpy."""
+    value = number._compute()
+    return float(value) if isinstance(value, float) else int(value)
+
+
+def number_text(number: ChangingNumber) -> str:
+    """The user's name of a number."""
+    return number._text
+
+
+@final
+class _Place:
+    """A place in which the user keeps a number; while a step is captured, the number of before stands for it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def value(self) -> Any:
+        now = self._entry.space.get(self._entry.name, MISSING)
+        return self._entry.value if type(now) is ChangingNumber else now
+
+    def kind(self) -> str:
+        return type(self.value()).__name__
+
+
+def can_follow(entry: Entry) -> bool:
+    """True for a finite number in a place where another object can be put."""
+    return type(entry.value) in _TYPES and math.isfinite(entry.value) and entry.replaceable
+
+
+def _itself(number: ChangingNumber) -> Any:
+    """The number, of which from now on every step must have the same."""
+    return number._all.outcome(number._compute, number._text)
+
+
+def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of torch with numbers that change: as tensors, where it computes the same with these."""
+    if func in _FOLLOWED and len(args) == 2 and not kwargs:
+        tensor = next((each for each in args if isinstance(each, Tensor)), None)
+        if tensor is not None and is_fake(tensor) and tensor.dtype in _DTYPES:
+            return func(*(_tensor(each, tensor.dtype) for each in args))
+    if isinstance(func, FunctionType):  # of Python, which may count with them
+        try:
+            return func(*args, **kwargs)
+        except TypeError:
+            pass  # something in it takes numbers only
+    itself = lambda leaf: _itself(leaf) if is_changing(leaf) else leaf  # noqa: E731
+    return func(*tree_map(itself, args), **tree_map(itself, dict(kwargs)))
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> Any:
+    return value._all.tensor(value, dtype) if is_changing(value) else value
+
+
+def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
+    apply, sign = getattr(operator, name), _SIGNS[name]
+    # Of a tensor: what torch does with a number on its left.
+    reflected: Any = getattr(Tensor, f"__r{name}__")
+
+    def count(self: ChangingNumber, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return (apply if turned else reflected)(other, self)
+        if type(other) not in (*_TYPES, bool, ChangingNumber):
+            return apply(other, _itself(self)) if turned else apply(_itself(self), other)
+        left, right = (other, self) if turned else (self, other)
+        text = f"({_name(left)} {sign} {_name(right)})"
+        compute: Any = lambda: apply(number_now(left), number_now(right))  # noqa: E731
+        if type(compute()) not in _TYPES:  # (-1) ** 0.5
+            return self._all.outcome(compute, text)
+        return ChangingNumber(self._all, compute, text)
+
+    return count
+
+
+def _compares(name: str) -> Callable[[ChangingNumber, Any], Any]:
+    apply = getattr(operator, name)
+
+    def compare(self: ChangingNumber, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return getattr(operator, _TURNED.get(name, name))(other, self)
+        if type(other) not in (*_TYPES, bool, ChangingNumber):
+            return apply(_itself(self), other)
+        compute = lambda: apply(number_now(self), number_now(other))  # noqa: E731
+        return self._all.outcome(compute, f"{self._text} {_COMPARED[name]} {_name(other)}")
+
+    return compare
+
+
+def _signs(apply: Callable[[Any], Any], text: str) -> Callable[[ChangingNumber], Any]:
+    def sign(self: ChangingNumber) -> Any:
+        compute = lambda: apply(self._compute())  # noqa: E731
+        return ChangingNumber(self._all, compute, text.format(self._text))
+
+    return sign
+
+
+def _reads(name: str) -> Callable[..., Any]:
+    def read(self: ChangingNumber, *args: Any) -> Any:
+        return getattr(_itself(self), name)(*args)
+
+    return read
+
+
+def _name(value: Any) -> str:
+    return number_text(value) if is_changing(value) else repr(value)
+
+
+for _each in _COUNTED:
+    setattr(ChangingNumber, f"__{_each}__", _counts(_each, turned=False))
+    setattr(ChangingNumber, f"__r{_each}__", _counts(_each, turned=True))
+for _each in _COMPARED:
+    setattr(ChangingNumber, f"__{_each}__", _compares(_each))
+for _each in (
+    "divmod",
+    "rdivmod",
+    "hash",
+    "str",
+    "repr",
+    "format",
+    "float",
+    "int",
+    "index",
+    "round",
+):
+    setattr(ChangingNumber, f"__{_each}__", _reads(f"__{_each}__"))
+for _each in ("trunc", "floor", "ceil", "reduce_ex"):
+    setattr(ChangingNumber, f"__{_each}__", _reads(f"__{_each}__"))
+for _each, _apply, _text in (
+    ("neg", operator.neg, "(-{})"),
+    ("pos", operator.pos, "{}"),
+    ("abs", abs, "abs({})"),
+):
+    setattr(ChangingNumber, f"__{_each}__", _signs(_apply, _text))
