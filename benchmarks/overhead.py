@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from benchmarks.measure import Step, compare, interleave, save
 from examples.gpt_model import GPT, Batch, loss_fn
 from weft.capture import capture
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.local.specialize import Target, variant
+from weft.compiler.hints import Hints
 from weft.compiler.pipeline import compile_graph
+from weft.compiler.plans.specialize import Target, variant
 from weft.ir.plan import (
     COMPUTE,
     HOST,

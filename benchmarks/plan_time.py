@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -20,11 +22,10 @@ import transformers
 
 import weft
 from benchmarks.measure import save
-from weft.compiler import pipeline
-from weft.compiler.layouts.deduce import deduce as deduce_layouts
+from weft.compiler import passes, pipeline
 from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.stages import stage_placements
 from weft.layout import Placement
 from weft.program.planning.hints import split_parameters, strategy_hints
@@ -38,40 +39,18 @@ COLUMNS = [
 ROWS = [f"{LAYER}self_attn.o_proj", f"{LAYER}mlp.down_proj"]
 WHOLE = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
 HYBRID = weft.hybrid_parallel(COLUMNS, ROWS)
-# The passes that are timed, in the order of `weft.compiler.pipeline`; `deduce` is a part of `lay_out`.
-PASSES = (
-    "verify",
-    "verify_local",
-    "causal_masks",
-    "unsorted",
-    "join_products",
-    "scale_loss",
-    "assign_stages",
-    "lay_activations",
-    "recompute",
-    "lay_sums",
-    "split_time",
-    "on_cut_leaves",
-    "time_first",
-    "dispatch_rows",
-    "shard_variables",
-    "unscale",
-    "clip_norm",
-    "lay_out",
-    "lay_exchanges",
-    "check_signatures",
-    "communicators",
-    "rank_classes",
-    "localize_all",
-    "best_cut",
-    "overlap",
-    "join_losses",
-    "copy_escaping_views",
-    "offload",
-    "plan_together",
-    "plan_alone",
-    "memory",
-    "check_limit",
+# Timed beside the passes of the tables of `weft.compiler.pipeline`; `deduce` is a part of `lay_out`.
+TABLES = ("TRANSFORM", "LAY", "LAID", "ON_RANKS")
+CALLED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
+    (
+        pipeline,
+        (
+            *("lay_out", "check_signatures", "communicators", "rank_classes", "localize_all"),
+            *("best_cut", "plan_ranks", "memory", "check_limit"),
+        ),
+    ),
+    (passes, ("verify", "verify_local")),
+    (stage_layouts, ("deduce",)),
 )
 
 
@@ -140,6 +119,13 @@ def timed(name: str, function: Callable[..., Any], spent: dict[str, float]) -> C
     return wrapped
 
 
+def timed_row(row: Any, spent: dict[str, float]) -> Any:
+    """A row of a table of passes, timed."""
+    if isinstance(row, passes.Decision):
+        return passes.Decision(timed(row.decide.__name__, row.decide, spent))
+    return timed(row.__name__, row, spent)
+
+
 @uncollected()
 def plan_seconds(
     step: weft.Step, strategy: weft.Strategy, placement: Placement
@@ -149,10 +135,14 @@ def plan_seconds(
     options = options_of(strategy)
     apart = split_parameters(strategy, dict(step.model.named_parameters()))
     captured = timed("capture", step.captured, spent)("cpu", options.precision, apart)
-    deduce = timed("deduce", deduce_layouts, spent)
-    deduction = patch.object(stages_join, "deduce", deduce)
-    wrapped: dict[str, Any] = {name: timed(name, getattr(pipeline, name), spent) for name in PASSES}
-    with patch.multiple(pipeline, **wrapped), deduction:
+    with ExitStack() as stack:
+        for module, names in CALLED:
+            for name in names:
+                function = timed(name, getattr(module, name), spent)
+                stack.enter_context(patch.object(module, name, function))
+        for table in TABLES:
+            rows = tuple(timed_row(row, spent) for row in getattr(pipeline, table))
+            stack.enter_context(patch.object(pipeline, table, rows))
         start = time.process_time()
         hints = timed("hints", strategy_hints, spent)(
             strategy, captured.graph, stage_placements(options.stages, placement)

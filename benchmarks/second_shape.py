@@ -39,7 +39,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("backward", _Step, "_gradients"),
     ("optimizer", import_module("weft.capture.capture"), "update_rules"),
     ("capture", import_module("weft.program.planning.step"), "capture"),
-    ("deduction", import_module("weft.compiler.stages.join"), "deduce"),
+    ("deduction", import_module("weft.compiler.stages.lay_out"), "deduce"),
     ("plan", import_module("weft.compiler.pipeline"), "lower"),
     ("passes", import_module("weft.program.planning.planner"), "compile_graph"),
     ("start", import_module("weft.program.planning.variants"), "build"),

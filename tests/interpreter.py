@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
-from weft.ir.op_calls import at_micro_batch
+from weft.ir.queries.op_calls import at_micro_batch
 from weft.ops.call import Token, map_argument
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform

@@ -14,9 +14,9 @@ from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
-from weft.ir.parser import parse_graph
+from weft.ir.legal.plans import verify_communicators
 from weft.ir.plan import Communicate, Communicator, RankPlan
-from weft.ir.verify_plan import verify_communicators
+from weft.ir.text.graph_parser import parse_graph
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.world.world import World

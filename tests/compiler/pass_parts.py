@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from contexts import NOTHING, hinted
 from weft.compiler.assignment import Assignment
+from weft.compiler.context import Context
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, describe
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.options import Options
+from weft.compiler.passes import ProgramPass
+from weft.compiler.plans.replays import replays
 from weft.compiler.schedule.actor_graph import Web, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.compiler.schedule.credits import credit, of_preset
 from weft.compiler.schedule.prefetch import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
-from weft.compiler.schedule.replays import replays
 from weft.compiler.schedule.segment import segment
 from weft.compiler.stages.assign import assign_stages
-from weft.compiler.stages.stages import Stages
+from weft.compiler.stages.choose import choose_stages
+from weft.compiler.training.shards import choose_shards
 from weft.compiler.training.zero import shard_variables
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, node_outputs
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
-from weft.ir.plan_printer import actor_text, local_text, register_text
+from weft.ir.text.plan_printer import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
 from weft.strategy.parts import Zero
 
@@ -38,23 +44,29 @@ ONE_F_ONE_B = Preset("1f1b", stages=2, around=2, micro_batches=2)
 Parts: TypeAlias = tuple[object, ...]
 
 
-def on(where: Placement, **inputs: tuple[SBP, ...]) -> tuple[dict[int, Hints], Stages]:
-    """Layouts of inputs, and the one stage."""
-    return {where.axes: Hints(inputs)}, Stages((where,))
+def on(where: Placement, **inputs: tuple[SBP, ...]) -> Context:
+    """Layouts of inputs in one stage."""
+    return hinted(where, inputs)
 
 
 def staged(graph: LogicalGraph, options: Options) -> list[object]:
     """A graph with stages on two ranks, and where variables live."""
-    found, stages = assign_stages(graph, options, PAIR)
-    return [found, *(f'"{key}" in stage {stage}' for key, stage in stages.homes.items())]
+    context = choose_stages(graph, Context(PAIR, options))
+    homes = context.stages.homes.items()
+    return [
+        assign_stages(graph, context),
+        *(f'"{key}" in stage {stage}' for key, stage in homes),
+    ]
 
 
 def sharded(graph: LogicalGraph, level: Literal[1, 2, 3]) -> list[object]:
     """A graph whose variables are stored in shards by ZeRO, and how they lie."""
-    hints, stages = on(PAIR)
-    found = shard_variables(graph, hints, Zero(level), stages)
-    stored = found.hints[PAIR.axes].inputs.items()
-    return [found.graph, *(f'"{key}" in {_sbps_text(sbps)}' for key, sbps in stored)]
+    context = choose_shards(graph, hinted(PAIR, zero=Zero(level)))
+    stored = context.hints[PAIR.axes].inputs.items()
+    return [
+        shard_variables(graph, context),
+        *(f'"{key}" in {_sbps_text(sbps)}' for key, sbps in stored),
+    ]
 
 
 def deduced(graph: LogicalGraph, **inputs: tuple[SBP, ...]) -> Assignment:
@@ -104,12 +116,10 @@ def local(graph: LogicalGraph, rank: int = 0) -> LocalProgram:
     return localize(graph, rank, communicators(graph), HOMES)
 
 
-def on_programs(
-    graph: LogicalGraph, pass_: Callable[[LocalProgram], object], rank: int = 0
-) -> Parts:
-    """The program of a rank, before and after a pass."""
-    program = local(graph, rank)
-    return program, pass_(program)
+def on_program(graph: LogicalGraph, pass_: ProgramPass, context: Context = NOTHING) -> Parts:
+    """The program of the first rank, before and after a pass."""
+    program = local(graph)
+    return program, pass_(program, replace(context, graph=graph))
 
 
 def buckets(graph: LogicalGraph) -> Schedule:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
@@ -29,7 +30,7 @@ from compiler.pass_parts import (
     local,
     on,
     on_plans,
-    on_programs,
+    on_program,
     prioritised,
     replayed,
     schedule_text,
@@ -37,7 +38,9 @@ from compiler.pass_parts import (
     staged,
     with_copies_of_1f1b,
 )
+from contexts import NOTHING, asked, hinted
 from weft.compiler import pipeline
+from weft.compiler.context import Context, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.unsorted import unsorted
 from weft.compiler.families.class_loss import fuse_class_losses
@@ -47,32 +50,31 @@ from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
-from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.graph.undone_views import undo_views
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
-from weft.compiler.local.specialize import Target, specialize
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
+from weft.compiler.passes import GraphPass
+from weft.compiler.plans.repeats import outline
+from weft.compiler.plans.specialize import Target, specialize
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.prefetch import gathers_first
-from weft.compiler.schedule.presets import split_backward
-from weft.compiler.schedule.repeats import outline
-from weft.compiler.stages import join as stages_join
+from weft.compiler.schedule.split_backward import split_backward
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages
-from weft.compiler.stages.join import lay_out
-from weft.compiler.stages.stages import Stages
+from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
-from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.loss_scale import scale_loss
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
-from weft.hardware import CostModel
+from weft.compiler.training.unscale import unscale
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
@@ -89,32 +91,40 @@ TWO_EACH = Stages((PAIR, placement("cpu", [2, 3])), HOMES)
 ONEDNN = Target("cpu", onednn=True)
 B, S0, S1 = Broadcast(), Split(0), Split(1)
 
-# One row for each pass, or for each way of one pass, behind a dot: how it is called.
+
+def told(pass_: GraphPass, context: Context = NOTHING) -> Row:
+    """A pass on graphs, and what it is told."""
+    return lambda graph: pass_(graph, context)
+
+
+# One row for each pass, or for each way of one pass, behind a dot: what it is told, or how it is called.
 PASSES: dict[str, Row] = {
     # transform
-    "keep_apart": keep_apart,
-    "products_first": products_first,
-    "causal_masks": causal_masks,
-    "unsorted": unsorted,
-    "join_products": join_products,
-    "scale_loss": scale_loss,
+    "keep_apart": told(keep_apart),
+    "products_first": told(products_first),
+    "causal_masks": told(causal_masks),
+    "unsorted": told(unsorted),
+    "join_products": told(join_products),
+    "scale_loss": told(scale_loss),
     "assign_stages": lambda graph: staged(graph, STAGED),
-    "lay_activations": lambda graph: lay_activations(graph, [("blocks.*.proj", (S1,))]),
-    "undo_views": undo_views,
-    "recompute": lambda graph: recompute(graph, ["blocks.*"]),
-    "lay_sums": lambda graph: lay_sums(graph, Precision(), 2),
-    "lay_sums.as_they_are": lambda graph: lay_sums(graph, Precision(accumulate=None), 2),
-    "split_time": lambda graph: split_time(graph, 4),
+    "lay_activations": told(lay_activations, asked(activations=[("blocks.*.proj", (S1,))])),
+    "undo_views": told(undo_views),
+    "recompute": told(recompute, asked(recompute=["blocks.*"])),
+    "lay_sums": told(lay_sums, asked(micro_batches=2)),
+    "lay_sums.as_they_are": told(
+        lay_sums, asked(precision=Precision(accumulate=None), micro_batches=2)
+    ),
+    "split_time": told(split_time, asked(micro_batches=4)),
     # lay
-    "store_in_shares": lambda graph: store_in_shares(graph, *on(PAIR, w=(S0,))),
-    "time_first": lambda graph: time_first(graph, *on(PAIR, x=(S1,))),
-    "time_first.beside_data": lambda graph: time_first(graph, *on(GRID, x=(S0, S1))),
-    "dispatch_rows": lambda graph: dispatch_rows(graph, *on(PAIR, w=(S0,)), 1.0).graph,
+    "store_in_shares": told(store_in_shares, on(PAIR, w=(S0,))),
+    "time_first": told(time_first, on(PAIR, x=(S1,))),
+    "time_first.beside_data": told(time_first, on(GRID, x=(S0, S1))),
+    "dispatch_rows": told(dispatch_rows, hinted(PAIR, {"w": (S0,)}, expert_capacity=1.0)),
     "shard_variables.level_1": lambda graph: sharded(graph, 1),
     "shard_variables.level_3": lambda graph: sharded(graph, 3),
-    "unscale": unscale,
-    "clip_norm": lambda graph: clip_norm(graph, 1.5, ["grad_norm"]),
-    "lay_exchanges": lambda graph: lay_exchanges(graph, Precision(reduce="fp32")),
+    "unscale": told(unscale),
+    "clip_norm": told(clip_norm, asked(clip_norm=1.5, metrics=["grad_norm"])),
+    "lay_exchanges": told(lay_exchanges, asked(precision=Precision(reduce="fp32"))),
     # lay_out
     "copy_sources": copy_sources,
     "cut_stages": lambda graph: [part.graph for part in cut_stages(graph, TWO_EACH)],
@@ -125,17 +135,17 @@ PASSES: dict[str, Row] = {
     "box.data": lambda graph: boxed(graph, x=(S0,), w=(B,)),
     "box.columns": lambda graph: boxed(graph, x=(B,), w=(S0,)),
     "box.rows": lambda graph: boxed(graph, x=(S0,), w=(S1,)),
-    "lay_out": lambda graph: lay_out(graph, {1: Hints({"x": (S0,)})}, TWO_EACH, CostModel())[0],
+    "lay_out": lambda graph: lay_out(graph, replace(on(PAIR, x=(S0,)), stages=TWO_EACH))[0],
     # lower
     "localize.data": lambda graph: local(graph, 1),
     "localize.columns": lambda graph: local(graph, 1),
     "localize.rows": lambda graph: local(graph, 1),
-    "overlap": lambda graph: on_programs(graph, lambda program: overlap(program, 2)),
-    "join_losses": lambda graph: on_programs(graph, join_losses),
-    "copy_escaping_views": lambda graph: on_programs(graph, copy_escaping_views),
-    "offload": lambda graph: on_programs(graph, lambda program: offload(program, graph, ["a"])),
+    "overlap": lambda graph: on_program(graph, overlap, replace(NOTHING, parts=2)),
+    "join_losses": lambda graph: on_program(graph, join_losses),
+    "copy_escaping_views": lambda graph: on_program(graph, copy_escaping_views),
+    "offload": lambda graph: on_program(graph, offload, asked(offload=["a"])),
     # schedule
-    "split_backward": lambda graph: on_programs(graph, split_backward, rank=1),
+    "split_backward": lambda graph: (local(graph, 1), split_backward(local(graph, 1))),
     "bucket": lambda graph: (local(graph), schedule_text(buckets(graph))),
     "segment": lambda graph: (schedule_text(buckets(graph)), actors_text(actors(graph))),
     "with_priorities": lambda graph: (
@@ -162,7 +172,7 @@ NO_PASSES = {
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "device_of", "memory", "moments_of", "rank_classes"),
+        ("communicators", "memory", "moments_of", "rank_classes"),
         "tell something of a program",
     ),
     **dict.fromkeys(
@@ -170,13 +180,16 @@ NO_PASSES = {
         "decide what a pass is told",
     ),
     "of_preset": "decides what with_copies is told",
-    "describe": "words for a message",
-    "on_cut_leaves": "changes hints alone",
+    "join_stages": "a part of lay_out",
+    **dict.fromkeys(
+        ("choose_stages", "on_cut_leaves", "note_mixtures", "choose_shards"),
+        "decide what passes are told",
+    ),
+    **dict.fromkeys(("run_on_graph", "run_on_programs"), "run passes"),
     "localize_all": "localize for several ranks",
     "like": "copies a plan's credits and orders to a plan that is alike",
     "compile_graph": "the passes of pipeline, one after the other",
-    "plan_alone": "the passes of schedule, one after the other",
-    "plan_together": "the passes of schedule, one after the other",
+    "plan_ranks": "the passes of schedule, one after the other",
 }
 
 DASHES = "----\n"
@@ -211,7 +224,7 @@ def test_every_pass_has_a_row() -> None:
     """Functions that the compiler's drivers import from its other modules are passes, or said to be none."""
     rows = {row.partition(".")[0] for row in PASSES}
     assert set(NO_PASSES) & rows == set()
-    assert imported_by(pipeline, schedule, stages_join, build) == {*NO_PASSES, *rows}
+    assert imported_by(pipeline, schedule, stage_layouts, build) == {*NO_PASSES, *rows}
 
 
 def imported_by(*modules: ModuleType) -> set[str]:

@@ -28,9 +28,10 @@ from models import (
 from weft.capture import capture
 from weft.compiler import pipeline
 from weft.compiler.options import options_of
+from weft.compiler.passes import Decision
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule import schedule
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local
@@ -83,39 +84,54 @@ CASES = {
 
 
 SMALL = Case(MLP, classification_loss, vector_batch)
-# Passes of the three drivers that always run, those of which a call spoils what follows.
-PASSES: tuple[tuple[ModuleType, str], ...] = (
-    *(
-        (pipeline, name)
-        for name in (
-            *("keep_apart", "products_first", "causal_masks", "unsorted", "join_products"),
-            *("scale_loss", "assign_stages", "lay_activations", "undo_views", "recompute"),
-            *("lay_sums", "split_time", "store_in_shares", "time_first", "unscale", "clip_norm"),
-            *("lay_out", "lay_exchanges", "localize_all", "overlap", "join_losses"),
-            *("copy_escaping_views", "offload"),
-        )
-    ),
-    *((stages_join, name) for name in ("copy_sources", "fuse_class_losses", "expand", "box")),
+# The tables of passes; and functions that drivers call between them, of which a call spoils what follows.
+TABLES = ("TRANSFORM", "LAY", "LAID", "ON_RANKS")
+CALLED: tuple[tuple[ModuleType, str], ...] = (
+    *((pipeline, name) for name in ("lay_out", "localize_all")),
+    *((stage_layouts, name) for name in ("copy_sources", "fuse_class_losses", "expand", "box")),
     (schedule, "split_backward"),
 )
+ROWS = [
+    (table, row.__name__)
+    for table in TABLES
+    for row in getattr(pipeline, table)
+    if not isinstance(row, Decision)
+]
 
 
-@pytest.mark.parametrize(("driver", "name"), PASSES, ids=[name for _, name in PASSES])
+@pytest.mark.parametrize(("table", "name"), ROWS, ids=[name for _, name in ROWS])
+def test_what_a_pass_of_a_table_makes_is_verified_before_the_next(
+    table: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = getattr(pipeline, table)
+    place = [getattr(row, "__name__", "") for row in rows].index(name)
+    changed = (*rows[:place], spoiling(rows[place]), *rows[place + 1 :])
+    graph = SMALL.captured()
+    monkeypatch.setattr(pipeline, table, changed)
+    with pytest.raises(InternalError, match="breaks the rule (local_)?values_made_before_use"):
+        SMALL.compiled(graph)
+
+
+@pytest.mark.parametrize(("driver", "name"), CALLED, ids=[name for _, name in CALLED])
 def test_what_a_pass_makes_is_verified_before_the_next(
     driver: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = getattr(driver, name)
+    graph = SMALL.captured()
+    monkeypatch.setattr(driver, name, spoiling(getattr(driver, name)))
+    with pytest.raises(InternalError, match="breaks the rule (local_)?values_made_before_use"):
+        SMALL.compiled(graph)
+
+
+def spoiling(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A pass that is called once, and whose result is not legal."""
     seen: list[str] = []
 
     def spoiled(*args: Any) -> object:
         assert not seen
-        seen.append(name)
+        seen.append("run")
         return without_first(run(*args))
 
-    graph = SMALL.captured()
-    monkeypatch.setattr(driver, name, spoiled)
-    with pytest.raises(InternalError, match="breaks the rule (local_)?values_made_before_use"):
-        SMALL.compiled(graph)
+    return spoiled
 
 
 def without_first(made: Any) -> Any:

@@ -10,7 +10,7 @@ from weft.cached import cached_property
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.arguments import changed, with_names
 from weft.ir.nodes import Call, Phase, Ref, Value, Varying
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
 
 FOUND = ("uses", "operands", "numbered", "varyings")
 MADE = Value("y", (2,), "float32")

@@ -8,7 +8,7 @@ import torch
 
 from ops.draw import aten, b, f, i
 from tools.oracles.rules import TorchCall, torch_call
-from weft.ops.rules.special import BINARY, UNARY
+from weft.ops.rules.tensors.special import BINARY, UNARY
 
 
 def linear_algebra() -> Iterator[TorchCall]:

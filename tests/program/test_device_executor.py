@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,12 +17,12 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
-from weft.runtime.cuda import cuda_streams
-from weft.runtime.cuda.backend import BACKENDS, Backend
-from weft.runtime.cuda.cuda_streams import CudaStreams
-from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.cuda.launches import Launch, launches
-from weft.runtime.cuda.streams import Inline, MakeStreams
+from weft.runtime.devices import cuda_streams
+from weft.runtime.devices.backend import BACKENDS
+from weft.runtime.devices.cuda_streams import CudaStreams
+from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.runtime.devices.launches import Launch, launches
+from weft.runtime.devices.streams import Inline, MakeStreams
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -121,7 +122,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def on_cpu(monkeypatch: pytest.MonkeyPatch, streams: MakeStreams) -> None:
     """Ranks on a CPU run on these streams."""
-    monkeypatch.setitem(BACKENDS, "cpu", Backend(streams))
+    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], streams=streams))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from torch import nn
 import weft
 from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
 from weft.capture import capture
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.errors import StrategyError

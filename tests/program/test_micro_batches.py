@@ -27,6 +27,7 @@ from models import (
     vector_batch,
 )
 from single_device import adamw, assert_same_state, plain_training
+from weft.compiler.context import Context
 from weft.errors import StrategyError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -108,7 +109,7 @@ def test_gradients_are_reduced_within_the_last_micro_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket for each gradient: the loop is cut behind each of them, and gives the same."""
-    monkeypatch.setattr("weft.compiler.schedule.schedule.bucket_bytes", lambda *_: 1)
+    monkeypatch.setattr(Context, "bucket_bytes", 1)
     test_equals_the_whole_batch(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.compiler.schedule.replays import replays
+from weft.compiler.plans.replays import replays
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
-from weft.runtime.cuda.backend import BACKENDS, Backend
-from weft.runtime.cuda.replay import Replayer, Tape, obstacle
-from weft.runtime.cuda.streams import Inline
+from weft.runtime.devices.backend import BACKENDS
+from weft.runtime.devices.replay import Replayer, Tape, obstacle
+from weft.runtime.devices.streams import Inline
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -114,7 +115,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
         marked, found = replays(plan, program, usual_device("cuda"), "always", obstacle)
         return Replayer(marked, found, made[-1], device, setting.seed)
 
-    monkeypatch.setitem(BACKENDS, "cpu", Backend(Inline))
+    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], streams=Inline))
     monkeypatch.setattr(build, "make_replayer", make)
     return made
 
@@ -178,7 +179,7 @@ def test_replayed_dropout_draws_anew_in_every_step(
 
     with weft.local_world(2, timeout=30):
         replayed = compiled(copy.deepcopy(model), strategy, loss, batch)
-        monkeypatch.setitem(BACKENDS, "cpu", Backend())
+        monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], streams=None))
         launched = compiled(copy.deepcopy(model), strategy, loss, batch)
         losses = [(replayed.step(batch), launched.step(batch)) for _ in range(6)]
     assert all(tape.launches > 0 for tape in tapes)

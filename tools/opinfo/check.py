@@ -21,8 +21,9 @@ from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.signatures import check_signatures
@@ -30,7 +31,7 @@ from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
 from weft.ir.nodes import HINT, Hint
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.torch_ops import to_torch
 

@@ -13,10 +13,11 @@ from weft.errors import InternalError
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, Transfer
 from weft.ops.call import Token
+from weft.ops.dtypes import dtype_name
 from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform
-from weft.runtime.torch_ops import dtype_name, torch_op, torch_value
+from weft.runtime.torch_ops import torch_op, torch_value
 
 Values = dict[str, Tensor]
 UNIFORM = "weft.uniform"

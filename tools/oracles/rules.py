@@ -27,6 +27,7 @@ from tools.oracles.recurrent import lstm, lstm_backward
 from weft.errors import WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
+from weft.ops.dtypes import dtype_name
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channels.channel import reduce_in_order
@@ -35,7 +36,7 @@ from weft.runtime.kernels.local_ops import blank, lstsq, slice_
 from weft.runtime.kernels.loss_ops import ctc_loss, ctc_loss_backward
 from weft.runtime.kernels.norm_ops import NORM_OPS
 from weft.runtime.kernels.pass_ops import TIME_OPS, next_scale
-from weft.runtime.torch_ops import dtype_name, to_torch, token, torch_op
+from weft.runtime.torch_ops import to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.
 UNINITIALIZED = frozenset(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tools.oracles.rules import UNINITIALIZED, close
 from weft.ir.logical import Call, LogicalGraph
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast
 from weft.ops import localize
 from weft.ops.call import OpCall, Signature

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from weft.compiler.context import Context
 from weft.compiler.families import joined_loss
-from weft.compiler.local import offload, overlap_worth
+from weft.compiler.local import offload
 from weft.compiler.memory import exchange as memory_exchange
-from weft.compiler.schedule import schedule
+from weft.compiler.schedule import overlap_worth
 from weft.runtime.kernels import loss_ops as class_ops
 
 BYTES = 48
@@ -18,7 +19,7 @@ def act_large() -> None:
     """From now on: buckets and slices of a few elements, steps cut into parts of their batch, blocks of few rows."""
     modules: dict[Any, dict[str, Any]] = {
         memory_exchange: {"SLICE": BYTES},
-        schedule: {"bucket_bytes": lambda stages, options: BYTES},
+        Context: {"bucket_bytes": BYTES},
         overlap_worth: {"WORTH": math.inf},
         joined_loss: {"SMALLEST": 1},
         offload: {"SMALLEST": 1},

@@ -10,7 +10,6 @@ from weft.boxing import COLLECTIVES, steps
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box
-from weft.ir.op_calls import local_op_call
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -21,6 +20,7 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
+from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
 from weft.ops import OpCall, flops, traffic
 from weft.units import ITEM_SIZE

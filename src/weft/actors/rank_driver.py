@@ -11,8 +11,8 @@ from weft.actors.machine import QueueMachine
 from weft.actors.messages import Begin, Ready, Released
 from weft.actors.statistics import QueueStatistics, waiting_text
 from weft.errors import InternalError
+from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import COMPUTE, HOST, RankPlan
-from weft.ir.verify_plan import verify_plan
 
 
 def queues_of(plan: RankPlan) -> tuple[str, ...]:

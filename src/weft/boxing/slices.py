@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from weft.ir.memory import value_bytes
 from weft.ir.plan import Collective
+from weft.ir.queries.memory import value_bytes
 from weft.units import ITEM_SIZE
 
 # Of an input that is reduced and scattered, so many bytes travel at a time.

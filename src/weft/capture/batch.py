@@ -10,6 +10,7 @@ import torch
 
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
+from weft.ops.dtypes import dtype_name
 
 
 @final
@@ -211,8 +212,3 @@ def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
     elif kind is not list and kind is not tuple:
         return False
     return all(_collect(part, own, found) for part, own in zip(template, batch, strict=True))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in torch, without the prefix: "float32"."""
-    return str(dtype).removeprefix("torch.")

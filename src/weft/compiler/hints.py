@@ -33,6 +33,10 @@ class Hints:
     shares: Mapping[str, Shares] | None = None
 
 
+# What the user fixed, by the number of axes of a placement.
+GridHints: TypeAlias = Mapping[int, Hints]
+
+
 def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None:
     """Raise LayoutError when a hint for an input cannot hold."""
     inputs = {node.key: node for node in graph.of_kind(Input)}

@@ -1,52 +1,58 @@
-"""The whole way from a captured graph to a plan, one pass a line (docs/design.md, section 2).
+"""The whole way from a captured graph to a plan: tables of passes, a pass a line (docs/design.md, section 2).
 
-`transform` needs no layouts, `lay` gives them, `lower` makes of them what ranks run.
+`TRANSFORM` needs no layouts, `LAY` says what hints ask of the graph; `lay_out` gives layouts; `lower` makes local
+programs, `ON_RANKS` rewrites them, and `plan_ranks` makes plans of them. What a pass is: `compiler/passes.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
+from weft.compiler.context import Context, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
+from weft.compiler.experts.mixtures import note_mixtures
 from weft.compiler.experts.unsorted import unsorted
 from weft.compiler.families.joined_loss import join_losses
 from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
-from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.graph.undone_views import undo_views
+from weft.compiler.hints import GridHints, Hints
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
-from weft.compiler.local.overlap_worth import BatchCut, best_cut, may_cut
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
+from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
 from weft.compiler.schedule.fold import rank_classes
-from weft.compiler.schedule.schedule import Scheduled, device_of, plan_alone, plan_together
+from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
+from weft.compiler.schedule.schedule import plan_ranks
+from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.assign import assign_stages
-from weft.compiler.stages.join import Deduced, GridHints, lay_out
-from weft.compiler.stages.stages import Stages
+from weft.compiler.stages.choose import choose_stages
+from weft.compiler.stages.lay_out import Deduced, lay_out
 from weft.compiler.training.activations import lay_activations
 from weft.compiler.training.clip import clip_norm
 from weft.compiler.training.exchange_dtypes import lay_exchanges
-from weft.compiler.training.loss_scale import scale_loss, unscale
+from weft.compiler.training.loss_scale import scale_loss
 from weft.compiler.training.precision import lay_sums
 from weft.compiler.training.recompute import recompute
+from weft.compiler.training.shards import choose_shards
+from weft.compiler.training.unscale import unscale
 from weft.compiler.training.zero import shard_variables
-from weft.hardware import is_launched
-from weft.ir import LogicalGraph, Plan, verify, verify_local
+from weft.ir import LogicalGraph, Plan
 from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
@@ -83,6 +89,40 @@ class Compiled:
     cut: BatchCut | None = None
 
 
+# What needs no layouts: where calls run, how often, in which dtypes.
+TRANSFORM: tuple[GraphPass | Decision, ...] = (
+    keep_apart,
+    products_first,
+    causal_masks,
+    unsorted,
+    join_products,
+    scale_loss,
+    Decision(choose_stages),
+    assign_stages,
+    lay_activations,
+    undo_views,
+    recompute,
+    lay_sums,
+    split_time,
+)
+# What hints ask of the graph.
+LAY: tuple[GraphPass | Decision, ...] = (
+    Decision(on_cut_leaves),
+    store_in_shares,
+    time_first,
+    Decision(note_mixtures),
+    dispatch_rows,
+    Decision(choose_shards),
+    shard_variables,
+    unscale,
+    clip_norm,
+)
+# What needs layouts: dtypes on the way.
+LAID: tuple[GraphPass, ...] = (lay_exchanges,)
+# What is rewritten on each rank by itself.
+ON_RANKS: tuple[ProgramPass, ...] = (overlap, join_losses, copy_escaping_views, offload)
+
+
 @final
 @dataclass(frozen=True)
 class Laid:
@@ -90,17 +130,13 @@ class Laid:
 
     Attributes:
         graph: with boxing.
-        stages: where its stages run, and where its variables live.
+        context: what was decided.
         deduced: how good the layouts of each stage are known to be.
-        stored: for the key of each parameter that lies in shards but is used whole, the axis.
-        notes: what a pass could not do as the strategy says.
     """
 
     graph: LogicalGraph
-    stages: Stages
+    context: Context
     deduced: tuple[Deduced, ...]
-    stored: Mapping[str, int]
-    notes: tuple[str, ...]
 
 
 @final
@@ -146,114 +182,50 @@ def compile_graph(
         like: the same step for another shape of the batch, with the same options; what was chosen for it
             is taken over where sizes are close.
     """
-    options = options or Options()
+    by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
+    before = like.stages if like else None
+    context = Context(placement, options or Options(), by_axes, homes, before)
     begin("cutting into stages and micro-batches")
-    graph, stages = transform(graph, placement, options, homes, like.stages if like else None)
+    graph, context = run_on_graph(TRANSFORM, graph, context)
     begin("choosing layouts")
-    laid = lay(graph, hints, placement, stages, options, like.deduced if like else ())
+    laid = lay(graph, context, like.deduced if like else ())
     begin("planning")
-    lowered = lower(laid, placement, ranks, options, like.cut if like else None)
-    return _compiled(laid, lowered, ranks, options)
+    return _compiled(laid, lower(laid, ranks, like.cut if like else None), ranks)
 
 
-def transform(
-    graph: LogicalGraph,
-    placement: Placement,
-    options: Options,
-    homes: Mapping[str, int] | None,
-    before: Stages | None = None,
-) -> tuple[LogicalGraph, Stages]:
-    """Rewrite the graph in all that does not depend on layouts: where calls run, how often, in which dtypes.
-
-    `before` are the stages for another shape of the batch.
-    """
-    graph = verify(keep_apart(verify(graph)))
-    graph = verify(products_first(graph))
-    graph = verify(causal_masks(graph))
-    graph = verify(unsorted(graph))
-    graph = verify(join_products(graph))
-    graph = verify(scale_loss(graph))
-    calls = before.calls if before else {}
-    graph, stages = assign_stages(graph, options, placement, homes, calls)
-    graph = verify(lay_activations(verify(graph), options.activations, options.modules))
-    graph = verify(undo_views(graph))
-    graph = verify(recompute(graph, options.recompute, options.modules))
-    graph = verify(lay_sums(graph, options.precision, options.micro_batches))
-    graph = verify(split_time(graph, options.micro_batches, placement.device_type))
-    return graph, stages
-
-
-def lay(
-    graph: LogicalGraph,
-    hints: Hints | GridHints,
-    placement: Placement,
-    stages: Stages,
-    options: Options,
-    before: Sequence[Deduced] = (),
-) -> Laid:
+def lay(graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()) -> Laid:
     """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges.
 
     `before` is what was deduced for another shape of the batch.
     """
-    by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
-    on_grids = {axes: on_cut_leaves(each, graph) for axes, each in by_axes.items()}
-    graph = verify(store_in_shares(graph, on_grids, stages))
-    graph = verify(time_first(graph, on_grids, stages))
-    sent = dispatch_rows(graph, on_grids, stages, options.expert_capacity)
-    sharded = shard_variables(verify(sent.graph), on_grids, options.zero, stages)
-    graph = verify(unscale(sharded.graph))
-    graph = verify(clip_norm(graph, options.clip_norm, options.metrics, stages.homes))
-    graph, deduced = lay_out(graph, sharded.hints, stages, options.cost_model, before)
-    graph = lay_exchanges(verify(graph, with_layouts=True), options.precision)
-    graph = check_signatures(verify(graph, with_layouts=True))
-    return Laid(graph, stages, deduced, sharded.stored, (*sharded.notes, *sent.notes))
+    graph, context = run_on_graph(LAY, graph, context)
+    graph, deduced = lay_out(graph, context, before)
+    graph, context = run_on_graph(LAID, graph, context, with_layouts=True)
+    return Laid(check_signatures(graph), replace(context, graph=graph), deduced)
 
 
-def lower(
-    laid: Laid,
-    placement: Placement,
-    ranks: Sequence[int],
-    options: Options,
-    before: BatchCut | None = None,
-) -> Lowered:
+def lower(laid: Laid, ranks: Sequence[int], before: BatchCut | None = None) -> Lowered:
     """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all.
 
     `before` is how another shape of the batch was cut.
     """
-    graph, stages = laid.graph, laid.stages
+    graph, context = laid.graph, laid.context
+    stages, every = context.stages, context.placement.ranks
     groups = communicators(graph)
     together = graph.micro_batches > 1 or len(stages.placements) > 1
-    limited = options.memory_limit is not None
-    classes = rank_classes(graph, groups, placement.ranks, limited) if together else {}
-    every = sorted({*classes.values(), *ranks})
-    local = localize_all(graph, every, groups, stages.homes)
-    for each in local.values():
-        verify_local(each)
+    limited = context.options.memory_limit is not None
+    classes = rank_classes(graph, groups, every, limited) if together else {}
+    planned = sorted({*classes.values(), *ranks})
+    local = localize_all(graph, planned, groups, stages.homes)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
-    cut = BatchCut() if whole else _cut(graph, local, groups, placement, stages, options)
-    programs = _after(lambda program: overlap(program, cut.parts), local.values())
-    if not is_launched(placement.device_type):  # else a few rows at a time are too many launches
-        programs = _after(join_losses, programs)
-    programs = _after(copy_escaping_views, programs)
-    modules = options.modules
-    programs = _after(lambda each: offload(each, graph, options.offload, modules), programs)
-    if together:
-        schedule = plan_together(programs, groups, stages, options, classes)
-    else:
-        schedule = plan_alone(programs, groups, stages, options)
-    return Lowered(groups, programs, schedule, cut)
+    cut = BatchCut() if whole else _cut(graph, local, groups, context)
+    programs = run_on_programs(ON_RANKS, local.values(), replace(context, parts=cut.parts))
+    return Lowered(groups, programs, plan_ranks(programs, groups, context, classes), cut)
 
 
-def _after(
-    pass_: Callable[[LocalProgram], LocalProgram], programs: Iterable[LocalProgram]
-) -> tuple[LocalProgram, ...]:
-    """The programs of all ranks after a pass."""
-    return tuple(verify_local(pass_(program)) for program in programs)
-
-
-def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Options) -> Compiled:
+def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int]) -> Compiled:
     """The parts of the result that were asked for; raises where the plan takes more memory than there may be."""
-    graph, schedule = laid.graph, lowered.schedule
+    graph, schedule, options = laid.graph, lowered.schedule, laid.context.options
     plans = {plan.rank: plan for plan in schedule.plans}
     own = tuple(program for program in lowered.programs if program.rank in ranks)
     plan = Plan(graph.name, lowered.communicators, tuple(plans[each.rank] for each in own))
@@ -264,14 +236,14 @@ def _compiled(laid: Laid, lowered: Lowered, ranks: Sequence[int], options: Optio
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
         graph,
-        laid.stages,
+        laid.context.stages,
         own,
         plan,
         hashlib.sha256(said.encode()).hexdigest(),
         schedule,
         laid.deduced,
-        laid.stored,
-        (*laid.notes, *lowered.cut.notes),
+        laid.context.stored,
+        (*laid.context.notes, *lowered.cut.notes),
         tuple(peak for peak in held if peak.rank in ranks),
         lowered.cut,
     )
@@ -281,13 +253,11 @@ def _cut(
     boxed: LogicalGraph,
     local: Mapping[int, LocalProgram],
     groups: tuple[Communicator, ...],
-    placement: Placement,
-    stages: Stages,
-    options: Options,
+    context: Context,
 ) -> BatchCut:
     """Into how many parts the batch is cut: what the first rank finds best, all take."""
-    if not may_cut(boxed, options):
+    if not may_cut(boxed, context.options):
         return BatchCut()
-    first = min(placement.ranks)
-    program = local.get(first) or localize(boxed, first, groups, stages.homes)
-    return best_cut(program, groups, device_of(stages, options))
+    first = min(context.placement.ranks)
+    program = local.get(first) or localize(boxed, first, groups, context.stages.homes)
+    return best_cut(program, groups, context.device)

@@ -1,6 +1,6 @@
 """Device types as data: what plans have to know of "cpu" and "cuda", so that nobody else asks for the name.
 
-`weft.runtime.cuda.backend` holds what the runtime has to know.
+`weft.runtime.devices.backend` holds what the runtime has to know.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from typing import final
 
 from weft.errors import RuleError
 from weft.hardware import Device
-from weft.ir.memory import value_bytes
-from weft.ir.op_calls import local_op_call
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -23,6 +21,8 @@ from weft.ir.plan import (
     Piece,
     Transfer,
 )
+from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
 from weft.ops import OpCall
 from weft.ops.weft_ops import WEFT_OPS

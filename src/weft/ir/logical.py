@@ -33,8 +33,8 @@ from weft.ir.nodes import (
     refs,
     varyings,
 )
-from weft.ir.printer import node_text
-from weft.ir.text import micro_text, placement_lines, quoted
+from weft.ir.text.graph_printer import node_text
+from weft.ir.text.written import micro_text, placement_lines, quoted
 from weft.layout import Placement
 
 __all__ = [
@@ -82,7 +82,7 @@ class LogicalGraph:
 
     @cached_property
     def held(self) -> set[object]:
-        """The rules that were found to hold (`weft.ir.spec`): a graph never changes."""
+        """The rules that were found to hold (`weft.ir.legal.tables`): a graph never changes."""
         return set()
 
     @cached_property

@@ -35,7 +35,7 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.plan_printer import (
+from weft.ir.text.plan_printer import (
     actor_text,
     input_text,
     local_text,
@@ -43,7 +43,7 @@ from weft.ir.plan_printer import (
     output_text,
     register_text,
 )
-from weft.ir.text import argument_text, micro_text, quoted
+from weft.ir.text.written import argument_text, micro_text, quoted
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -97,7 +97,7 @@ class LocalProgram:
 
     @cached_property
     def held(self) -> set[object]:
-        """The rules that were found to hold (`weft.ir.spec`): a program never changes."""
+        """The rules that were found to hold (`weft.ir.legal.tables`): a program never changes."""
         return set()
 
     @cached_property

@@ -11,6 +11,9 @@ from typing import Any, final
 from weft.cached import cached_property
 from weft.errors import LayoutError
 
+# The device types that a placement may name; what plans know of each: `weft.hardware.device_type`.
+DEVICE_NAMES = ("cpu", "cuda")
+
 
 @final
 @dataclass(frozen=True)
@@ -94,8 +97,9 @@ def placement(device_type: str, ranks: Sequence[Any]) -> Placement:
     Raises:
         LayoutError: when the lists are ragged, empty, or name a rank twice.
     """
-    if device_type not in ("cpu", "cuda"):
-        raise LayoutError(f'a placement\'s device type is "cpu" or "cuda", found {device_type!r}')
+    if device_type not in DEVICE_NAMES:
+        known = " or ".join(f'"{name}"' for name in DEVICE_NAMES)
+        raise LayoutError(f"a placement's device type is {known}, found {device_type!r}")
     shape = _shape(ranks)
     return Placement(device_type, shape, tuple(_flatten(ranks, len(shape))))
 

@@ -1,4 +1,4 @@
-"""The dtypes that hold every value of another one, so that a conversion to them loses nothing."""
+"""Dtypes by name: that of torch's, and which hold every value of another one, so that a conversion loses nothing."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def _bits(integer: str) -> int:
 
 def _signed(integer: str) -> bool:
     return not integer.startswith("u")
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of a `torch.dtype`, without torch's prefix: "float32"."""
+    return str(dtype).removeprefix("torch.")

@@ -64,6 +64,7 @@ class Rule:
     anyhow: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     readers: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
     view: bool = False
     shares: bool | None = None
     flops: Callable[[OpCall], int] | None = None
@@ -122,6 +123,7 @@ def rule(
             anyhow: positions of arguments that are not looked at: they may lie in any way.
             kept: numbers of results that only the ops of `readers` understand: they are never boxed.
             readers: the ops that understand them, as the op's backward.
+            places: positions of arguments that say where a rank's shard begins, and nothing else.
             view: true where the op moves no data.
             shares: true where the result may be the first operand, or a view of it; by default as `view`.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
@@ -137,6 +139,12 @@ def rule(
         if name not in WEFT_OPS:
             shares = declared.view if declared.shares is None else declared.shares
             (_SHARING.add if shares else _SHARING.discard)(name)
+
+
+def shard_places(op: str) -> tuple[int, ...]:
+    """The positions of the arguments of an op that say where a rank's shard begins, and nothing else."""
+    known = WEFT_OPS.get(op) or _RULES.get(op)
+    return known.places if known else ()
 
 
 def rule_of(call: OpCall) -> Rule:

@@ -6,7 +6,7 @@ them against this table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 
@@ -24,6 +24,9 @@ class WeftOp:
         like: the ATen op that it takes the place of on some device, with the same arguments.
         urgent: true where the very next calls want its result reduced: it does not wait for the
             gradients of weights.
+        places: positions of arguments that say where a rank's shard begins, and nothing else.
+        held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of
+            memory, not of time.
     """
 
     shares: bool = False
@@ -33,6 +36,8 @@ class WeftOp:
     plain: bool = False
     like: str = ""
     urgent: bool = False
+    places: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 _VIEW = WeftOp(shares=True, launches=0)
@@ -42,12 +47,13 @@ _COUNTS_ROWS = WeftOp(host="the host reads how many rows there are")
 _COUNTS_EXPERTS = WeftOp(host="the host reads how many rows each expert has")
 _READS_LENGTHS = WeftOp(host="the host reads how long targets are")
 _KERNEL = WeftOp()
+_LAST_PLACE = WeftOp(places=(-1,))
 
 WEFT_OPS: dict[str, WeftOp] = {
     # What boxing does on one rank.
-    "weft.slice": _PLAIN_VIEW,
-    "weft.pad": _PLAIN,
-    "weft.keep": _PLAIN_VIEW,
+    "weft.slice": replace(_PLAIN_VIEW, places=(2,)),
+    "weft.pad": WeftOp(plain=True, places=(2,)),
+    "weft.keep": replace(_PLAIN_VIEW, held=(1,)),
     # What passes put into a graph.
     "weft.hint": _PLAIN_VIEW,
     "weft.take": _KERNEL,  # gone before anything runs: a hint or a `weft.use` takes its place
@@ -67,7 +73,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.offload": WeftOp(host="it copies to host memory"),
     "weft.load": WeftOp(host="it copies from host memory"),
     # What capture makes of a user's op.
-    "weft.uniform": WeftOp(launches=12),
+    "weft.uniform": WeftOp(launches=12, places=(1,)),
     "weft.checked": WeftOp(shares=True, launches=0, host="the host reads its error codes"),
     "weft.required": WeftOp(shares=True, launches=0, host="the host reads whether the check holds"),
     "weft.lstsq": WeftOp(host="its solver works with the host"),
@@ -82,14 +88,14 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.dispatch": _COUNTS_ROWS,
     "weft.combine": _COUNTS_ROWS,
     # What becomes of an op that is split.
-    "weft.embedding_shard": _KERNEL,
-    "weft.embedding_dense_backward_shard": _KERNEL,
-    "weft.nll_loss_shard": _KERNEL,
-    "weft.nll_loss_backward_shard": _KERNEL,
+    "weft.embedding_shard": WeftOp(places=(2,)),
+    "weft.embedding_dense_backward_shard": WeftOp(places=(3,)),
+    "weft.nll_loss_shard": _LAST_PLACE,
+    "weft.nll_loss_backward_shard": _LAST_PLACE,
     "weft.class_scores": _KERNEL,
     "weft.sum_exp": _KERNEL,
-    "weft.class_loss": _KERNEL,
-    "weft.class_loss_backward": _KERNEL,
+    "weft.class_loss": _LAST_PLACE,
+    "weft.class_loss_backward": _LAST_PLACE,
     "weft.attention_rows": _KERNEL,
     "weft.attention_rows_backward": _KERNEL,
     "weft.convolution": _KERNEL,

@@ -9,8 +9,8 @@ import torch
 
 from weft.errors import UserError, WeftError
 from weft.ops.call import OpCall, Operand, TensorSpec
+from weft.ops.dtypes import dtype_name
 from weft.runtime.kernels.generated import local_function
-from weft.runtime.torch_ops import dtype_name
 
 
 def call_like(op: str, arguments: Sequence[Any]) -> OpCall:

@@ -62,8 +62,3 @@ def to_torch(argument: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return torch_value(value) if isinstance(value, Token) else value
 
     return map_argument(leaf, argument)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without torch's prefix, such as "float32"."""
-    return str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import torch
 from weft.errors import LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
-from weft.runtime.torch_ops import dtype_name
+from weft.ops.dtypes import dtype_name
 from weft.tensor.mesh import Mesh
 
 

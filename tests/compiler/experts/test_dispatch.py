@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import weft
+from contexts import NOTHING
 from mixtures import CHOSEN, Model
 from models import token_loss
 from weft.boxing import steps
@@ -143,7 +144,7 @@ def test_a_rank_holds_its_experts_alone() -> None:
 
 def test_a_sort_is_taken_out() -> None:
     graph = captured()
-    without = unsorted(graph)
+    without = unsorted(graph, NOTHING)
     ops = [node.op for node in without.of_kind(Call)]
     assert "aten.sort.default" in [node.op for node in graph.of_kind(Call)]
     assert not {"aten.sort.default", "aten.index.Tensor", "weft.segments"} & set(ops)

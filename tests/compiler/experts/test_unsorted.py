@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contexts import NOTHING
 from weft.capture import capture
 from weft.compiler.experts.unsorted import unsorted
 from weft.ir import verify
@@ -132,7 +133,7 @@ def calls_of(model: nn.Module, batch: Any) -> list[Call]:
     """Those of a step with its backward, after the pass."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     captured = capture(model, lambda model, batch: model(batch), optimizer, batch)
-    return list(verify(unsorted(captured.graph)).of_kind(Call))
+    return list(verify(unsorted(captured.graph, NOTHING)).of_kind(Call))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import weft
 from build import value
+from contexts import NOTHING
 from local_programs import program
 from single_device import assert_same_training, compiled, plain_training
 from weft.compiler.families import joined_loss
@@ -44,7 +45,7 @@ def ops(local: LocalProgram) -> list[str]:
 
 
 def test_two_become_one() -> None:
-    joined = join_losses(program(calls(), ("made",)))
+    joined = join_losses(program(calls(), ("made",)), NOTHING)
     assert ops(joined) == ["aten._log_softmax.default", JOINED]
     (made,) = joined.nodes[1].makes
     assert made == LocalValue("made", (3, 5), "float32")
@@ -63,7 +64,7 @@ def test_two_become_one() -> None:
     ids=["read", "mean", "narrow", "vector", "small"],
 )
 def test_others_stay(kept: LocalProgram) -> None:
-    assert join_losses(kept) is kept
+    assert join_losses(kept, NOTHING) is kept
 
 
 def test_another_softmax_stays() -> None:
@@ -71,7 +72,7 @@ def test_another_softmax_stays() -> None:
     other = LocalCall(softmax.op, (Ref("dense"), Ref("z"), 1, 6), (), softmax.outputs, loss.phase)
     kept = program([first, loss, other], ("made",))
     assert value("z") not in kept.values.values()
-    assert join_losses(kept) is kept
+    assert join_losses(kept, NOTHING) is kept
 
 
 class Classes(nn.Module):

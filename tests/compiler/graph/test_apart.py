@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from contexts import NOTHING
 from single_device import assert_same_training, compiled, plain_training
 from weft.boxing import steps
 from weft.compiler.graph.apart import Merged, keep_apart, merged_by
@@ -33,7 +34,7 @@ def ops(graph: LogicalGraph) -> list[str]:
 
 
 def after(then: str) -> LogicalGraph:
-    return verify(keep_apart(verify(parse_graph(MERGED.format(then=then)))))
+    return verify(keep_apart(verify(parse_graph(MERGED.format(then=then))), NOTHING))
 
 
 def test_what_is_parted_again_stays_apart() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contexts import NOTHING
 from interpreter import run
 from weft.capture import capture
 from weft.compiler.graph.causal_masks import causal_masks
@@ -52,7 +53,7 @@ def test_a_flag_beside_a_mask_that_keeps_all_stays() -> None:
     zeros = "call aten.zeros.default([4, 4], dtype=!dtype:float32)"
     text = STEP.replace("call aten.where.self(%le, %zero, %inf)", zeros)
     text = text.replace("0.0, False,", "0.0, True,").replace("%x, attn", "%x, 0.0, True, attn")
-    assert _kinds(verify(causal_masks(parse_graph(text)))) == [True, True]
+    assert _kinds(verify(causal_masks(parse_graph(text), NOTHING))) == [True, True]
 
 
 def positions(x: Tensor, count: int = TIME) -> Tensor:
@@ -219,26 +220,26 @@ def _kinds(graph: LogicalGraph) -> list[object]:
 
 @pytest.mark.parametrize("mask", CAUSAL)
 def test_causal_masks_become_the_flag(mask: Mask) -> None:
-    graph = verify(causal_masks(captured(mask)))
+    graph = verify(causal_masks(captured(mask), NOTHING))
     assert _kinds(graph) == [True, True]
     assert not any(value.shape[-2:] == (TIME, TIME) for value in graph.values.values())
 
 
 @pytest.mark.parametrize("mask", KEEPS_ALL)
 def test_masks_that_keep_all_go(mask: Mask) -> None:
-    assert _kinds(verify(causal_masks(captured(mask)))) == [False, False]
+    assert _kinds(verify(causal_masks(captured(mask), NOTHING))) == [False, False]
 
 
 @pytest.mark.parametrize("mask", OTHERS)
 def test_other_masks_stay(mask: Mask) -> None:
     graph = captured(mask)
-    assert causal_masks(graph) == graph
+    assert causal_masks(graph, NOTHING) == graph
     assert _kinds(graph) == ["masked", "masked"]
 
 
 def test_more_keys_than_queries_stay() -> None:
     graph = captured(lambda x: positions(x, LONGER) <= positions(x)[:, None], LONGER)
-    assert causal_masks(graph) == graph
+    assert causal_masks(graph, NOTHING) == graph
     assert _kinds(graph) == ["masked", "masked"]
 
 

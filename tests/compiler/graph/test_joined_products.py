@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from contexts import NOTHING
 from single_device import assert_same_training, compiled, plain_training
 from weft.compiler.graph.joined_products import join_products
 from weft.ir import parse_graph, verify
@@ -42,7 +43,7 @@ def ops(graph: LogicalGraph) -> list[str]:
 
 
 def test_products_and_rows_are_joined() -> None:
-    graph = verify(join_products(verify(parse_graph(GRAPH.format(k=2, m=8)))))
+    graph = verify(join_products(verify(parse_graph(GRAPH.format(k=2, m=8))), NOTHING))
     assert ops(graph) == ["mul", "stack", "view", "sum", "view", "stack", "view", "t", "mm", "add"]
     calls = {call.outputs[0].name: call for call in graph.of_kind(Call)}  # type: ignore[union-attr]
     xs, ys = (call.args[0] for call in graph.of_kind(Call) if call.op == "aten.stack.default")
@@ -56,24 +57,24 @@ def test_products_and_rows_are_joined() -> None:
 def test_large_products_stay() -> None:
     """Of 64 rows and 8 columns, stacking would move more than it saves."""
     text = GRAPH.format(k=64, m=8)
-    assert join_products(parse_graph(text)) == parse_graph(text)
+    assert join_products(parse_graph(text), NOTHING) == parse_graph(text)
 
 
 def test_a_product_that_is_read_again_stays() -> None:
     text = GRAPH.format(k=2, m=8) + 'output "p1" %p1\n'
-    assert join_products(parse_graph(text)) == parse_graph(text)
+    assert join_products(parse_graph(text), NOTHING) == parse_graph(text)
 
 
 def test_a_transposed_matrix_that_is_read_again_stays() -> None:
     text = GRAPH.format(k=2, m=8) + 'output "t1" %t1\n'
-    graph = verify(join_products(verify(parse_graph(text))))
+    graph = verify(join_products(verify(parse_graph(text)), NOTHING))
     assert ops(graph).count("mm") == 1
     assert "t1" in graph.producers
 
 
 def test_a_value_that_is_added_to_itself_counts_twice() -> None:
     text = GRAPH.format(k=2, m=8).replace("%decay, %p2)", "%p2, %p2)")
-    assert join_products(parse_graph(text)) == parse_graph(text)
+    assert join_products(parse_graph(text), NOTHING) == parse_graph(text)
 
 
 class Recurrent(nn.Module):

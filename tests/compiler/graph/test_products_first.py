@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from contexts import NOTHING
 from weft.capture import capture
 from weft.compiler.graph.products_first import products_first
 from weft.ir import parse_graph, verify
@@ -26,7 +27,7 @@ output "y" %y
 
 def after(*sums: str) -> LogicalGraph:
     lines = "\n".join(f"%{each.replace(' = ', ' = call ')} : float32[4, 8]" for each in sums)
-    return verify(products_first(verify(parse_graph(GRAPH.format(sums=lines)))))
+    return verify(products_first(verify(parse_graph(GRAPH.format(sums=lines))), NOTHING))
 
 
 def added(graph: LogicalGraph) -> list[str]:
@@ -76,5 +77,5 @@ def test_a_very_long_sum() -> None:
         return total.sum()
 
     graph = capture(model, loss_fn, None, torch.ones(8, 4)).graph
-    made = verify(products_first(graph))
+    made = verify(products_first(graph, NOTHING))
     assert len(made.nodes) == len(graph.nodes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.compiler.graph.rewriting import undo_views
+from contexts import NOTHING
+from weft.compiler.graph.undone_views import undo_views
 from weft.ir import parse_graph, verify
 from weft.ir.logical import node_uses
 
@@ -22,10 +23,10 @@ output "g" %g
 
 
 def test_what_is_viewed_there_and_back_is_read_as_it_is() -> None:
-    graph = verify(undo_views(parse_graph(GRAPH)))
+    graph = verify(undo_views(parse_graph(GRAPH), NOTHING))
     assert node_uses(graph.producers["g"]) == ("f", "x")
     assert node_uses(graph.producers["d"]) == ("x",)
     # Behind an op it is no longer the same.
     assert node_uses(graph.producers["f"]) == ("e",)
     assert not {"a", "b", "c"} & set(graph.values)
-    assert undo_views(graph) is graph
+    assert undo_views(graph, NOTHING) is graph

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from interpreter import run
+from weft.compiler.context import Context, Stages
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.stages.stages import Stages
+from weft.compiler.hints import Hints
 from weft.errors import LayoutError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Input
@@ -84,8 +84,9 @@ def stored(
     given: Mapping[str, Shares] | None = None,
 ) -> LogicalGraph:
     where = GRID if any(len(sbps) == 2 for sbps in hints.values()) else PAIR
-    found = store_in_shares(graph, {where.axes: Hints(hints, {}, given)}, Stages((where,)))
-    return verify(found)
+    on_grid = {where.axes: Hints(hints, {}, given)}
+    context = Context(where, hints=on_grid, stages=Stages((where,)))
+    return verify(store_in_shares(graph, context))
 
 
 def shares_of(graph: LogicalGraph) -> dict[str, Shares]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from weft.compiler import pipeline
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.alike import match
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.local.overlap_worth import BatchCut
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import join as stages_join
+from weft.compiler.schedule.overlap_worth import BatchCut
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Call
 from weft.layout import SBP, Broadcast, Placement, Split, placement
@@ -74,7 +74,7 @@ def test_layouts_are_taken_over(
     """The plan is that of a compile from nothing; a slice that only one of the two has is no matter."""
     fresh = compiled(step(second), layouts)
     like = compiled(step(first), layouts)
-    monkeypatch.setattr(stages_join, "deduce", None)
+    monkeypatch.setattr(stage_layouts, "deduce", None)
     found = compiled(step(second), layouts, like)
     assert taken(found)
     assert not taken(fresh)

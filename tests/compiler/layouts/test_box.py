@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Box
-from weft.ir.op_calls import local_op_call
 from weft.ir.plan import LocalCall
+from weft.ir.queries.op_calls import local_op_call
 from weft.layout import Broadcast, Split, placement
 
 PAIR = placement("cpu", [0, 1])

@@ -12,10 +12,10 @@ import pytest
 
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.assignment import Assignment
+from weft.compiler.hints import Hints
 from weft.compiler.layouts import descent as deduce_descent
-from weft.compiler.layouts.box import renamed
 from weft.compiler.layouts.boxing_costs import BoxingCosts
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.intent import uses
 from weft.compiler.layouts.known import Known
 from weft.compiler.layouts.options import WorkOptions
@@ -36,7 +36,8 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, parse_sbp, placement
 from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.units import ITEM_SIZE, Bytes, Flops

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from weft.compiler.layouts.deduce import Hints
+from contexts import asked
+from weft.compiler.hints import Hints
 from weft.compiler.local.localize import localize
 from weft.compiler.local.offload import offload
 from weft.compiler.pipeline import compile_graph
@@ -43,7 +46,8 @@ def graph() -> LogicalGraph:
 
 def offloaded(*patterns: str) -> LocalProgram:
     boxed = graph()
-    return offload(localize(boxed, 0, ()), boxed, patterns)
+    context = replace(asked(offload=patterns), graph=boxed)
+    return offload(localize(boxed, 0, ()), context)
 
 
 def texts(program: LocalProgram) -> list[str]:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import Hints, deduce
+from weft.compiler.layouts.deduce import deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
-from weft.compiler.local.overlap import batch_leaves, overlap
-from weft.compiler.local.overlap_worth import BatchCut, best_cut, may_cut
+from weft.compiler.local.overlap import batch_leaves, in_parts
 from weft.compiler.options import Options
+from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
 from weft.hardware import Device, usual_device
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram
@@ -53,7 +54,7 @@ def local(graph: LogicalGraph, rank: int = 1) -> LocalProgram:
 
 def test_products_stand_beside_exchanges() -> None:
     """Between the exchange of a part and its first reader there is the product of the next part."""
-    nodes = overlap(local(boxed(TENSORS)), 4).nodes
+    nodes = in_parts(local(boxed(TENSORS)), 4).nodes
     made = {value.name: place for place, node in enumerate(nodes) for value in node.makes}
     exchanges = [node for node in nodes if isinstance(node, Collective)]
     parts = [node for node in exchanges if node.output.name.endswith(("0", "1", "2"))]
@@ -72,7 +73,7 @@ def test_products_stand_beside_exchanges() -> None:
 
 def test_as_many_bytes_travel() -> None:
     whole, cut = (
-        [node for node in overlap(local(boxed(TENSORS)), parts).nodes if type(node) is Collective]
+        [node for node in in_parts(local(boxed(TENSORS)), parts).nodes if type(node) is Collective]
         for parts in (1, 4)
     )
     assert sum(node.bytes for node in cut) == sum(node.bytes for node in whole) > 0
@@ -82,7 +83,7 @@ def test_as_many_bytes_travel() -> None:
 def test_batches_that_do_not_divide_stay_whole() -> None:
     program = local(boxed(TENSORS, batch=6))
     assert not batch_leaves(program, 4)
-    assert sorted(map(str, overlap(program, 4).nodes)) == sorted(map(str, program.nodes))
+    assert sorted(map(str, in_parts(program, 4).nodes)) == sorted(map(str, program.nodes))
 
 
 def slow(link: float) -> Device:

@@ -9,9 +9,7 @@ from weft.compiler.memory.donations import donate
 from weft.compiler.memory.exchange import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
-from weft.ir.alias import overwritable
 from weft.ir.logical import Ref
-from weft.ir.memory import Memory
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -28,6 +26,8 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
+from weft.ir.queries.alias import overwritable
+from weft.ir.queries.memory import Memory
 
 KB = 256  # float32 elements in a KiB
 

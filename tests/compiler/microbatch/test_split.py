@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compiler import micro_models as micro
+from contexts import asked
 from interpreter import run
 from models import (
     GPT,
@@ -54,7 +55,7 @@ def split_and_compare(model: nn.Module, loss_fn: Loss, batch: Any, parts: int = 
     """The split graph, after its step has been compared with that of the whole batch."""
     torch.manual_seed(0)
     graph, inputs = captured(model, loss_fn, batch)
-    split = verify(split_time(graph, parts))
+    split = verify(split_time(graph, asked(micro_batches=parts)))
     assert parse_graph(str(split)) == split
     whole, micro = run(graph, inputs), run(split, inputs)
     assert_same(micro.outputs, whole.outputs)
@@ -132,7 +133,7 @@ def test_batch_norm_sees_micro_batches(parts: int) -> None:
     torch.manual_seed(0)
     model, batch = ResNet(), image_batch(8)
     graph, inputs = captured(model, classification_loss, batch)
-    split = verify(split_time(graph, parts))
+    split = verify(split_time(graph, asked(micro_batches=parts)))
     loss, gradients, buffers = accumulated(model, classification_loss, batch, parts)
     found = run(split, inputs)
     assert_same(found.outputs, {"loss": loss})
@@ -176,7 +177,7 @@ def test_other_buffers_have_one_version_a_step() -> None:
     torch.manual_seed(0)
     model, batch = Following(), vector_batch(8)
     graph, inputs = captured(model, classification_loss, batch)
-    split = verify(split_time(graph, 2))
+    split = verify(split_time(graph, asked(micro_batches=2)))
     found = run(split, inputs).updates
     outs = []
     for part in batch["x"].chunk(2):
@@ -197,7 +198,7 @@ def test_gradients_are_accumulated_before_they_cross_stages() -> None:
         for node in graph.nodes
     )
     staged = replace(graph, nodes=nodes)
-    split = verify(split_time(staged, 2))
+    split = verify(split_time(staged, asked(micro_batches=2)))
     assert_same(run(split, inputs).updates, run(graph, inputs).updates)
     source = next(u.source.name for u in split.of_kind(Update) if u.target.name == "tokens.weight")
     add = split.producers[source]
@@ -227,20 +228,20 @@ def test_batches_that_cannot_be_cut(batch: Any, parts: int, message: str) -> Non
 
     graph, _ = captured(MLP(), loss_fn, batch)
     with pytest.raises(StrategyError, match=message):
-        split_time(graph, parts)
+        split_time(graph, asked(micro_batches=parts))
 
 
 def test_batch_norm_needs_more_than_one_value() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     graph, _ = captured(model, classification_loss, vector_batch(4))
     with pytest.raises(StrategyError, match="1 value for each channel of a micro-batch"):
-        split_time(graph, 4)
+        split_time(graph, asked(micro_batches=4))
 
 
 def test_counts_of_labels_gather_no_labels() -> None:
     """What is summed over a leaf keeps the leaf's shape, so that its parts may stay on their ranks."""
     graph, _ = captured(MLP(), micro.ignoring, micro.labels_with_holes())
-    split = split_time(graph, 2)
+    split = split_time(graph, asked(micro_batches=2))
     (count,) = (c for c in split.of_kind(Call) if c.op == "aten.sum.default")
     (counted,) = node_uses(count)
     assert split.values[counted].shape == (2, 4)
@@ -249,4 +250,4 @@ def test_counts_of_labels_gather_no_labels() -> None:
 
 def test_one_micro_batch_changes_nothing() -> None:
     graph, _ = captured(MLP(), classification_loss, vector_batch(4))
-    assert split_time(graph, 1) is graph
+    assert split_time(graph, asked(micro_batches=1)) is graph

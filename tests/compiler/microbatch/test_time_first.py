@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.compiler.layouts.deduce import Hints
+from contexts import hinted
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.stages.stages import Stages
 from weft.ir import parse_graph, verify
 from weft.layout import SBP, Placement, broadcast, split
 
@@ -28,8 +27,7 @@ LINE = Placement("cpu", (2,), (0, 1))
 
 def _after(placement: Placement, *sbps: SBP) -> str:
     graph = parse_graph(LINEAR)
-    hints = {placement.axes: Hints({"x": sbps})}
-    return str(verify(time_first(graph, hints, Stages((placement,)))))
+    return str(verify(time_first(graph, hinted(placement, {"x": sbps}))))
 
 
 @pytest.mark.parametrize("sbps", [(split(0),), (broadcast,), (split(2),)])

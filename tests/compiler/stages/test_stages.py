@@ -13,18 +13,20 @@ from torch import nn
 import weft
 from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.capture import capture
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.context import Context, Stages
+from weft.compiler.hints import Hints
+from weft.compiler.local.node_phases import node_phases
 from weft.compiler.options import Options
-from weft.compiler.schedule.phases import node_phases
 from weft.compiler.stages.assign import assign_stages
+from weft.compiler.stages.choose import choose_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
-from weft.compiler.stages.join import lay_out
-from weft.compiler.stages.stages import Stages, stage_placements
+from weft.compiler.stages.lay_out import lay_out
+from weft.compiler.stages.stages import stage_placements
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
 from weft.layout import SBP, Placement, Split, placement
 from weft.ops import flops, traffic
 from weft.strategy.parts import Stage
@@ -63,7 +65,8 @@ def captured(model: nn.Module, loss: Any, batch: Batch) -> LogicalGraph:
 
 
 def assigned(graph: LogicalGraph, stages: int) -> tuple[LogicalGraph, Stages]:
-    return assign_stages(graph, Options(stages=stages), on(*range(stages)))
+    context = choose_stages(graph, Context(on(*range(stages)), Options(stages=stages)))
+    return assign_stages(graph, context), context.stages
 
 
 def modules_of(graph: LogicalGraph, stage: int) -> set[str]:
@@ -259,10 +262,9 @@ def test_cut() -> None:
 
 def joined(placements: tuple[Placement, ...], batch: SBP = Split(0)) -> LogicalGraph:  # noqa: B008
     graph, _ = two_stages()
-    hints = {1: Hints({"x": (batch,)})}
-    return verify(
-        lay_out(graph, hints, Stages(placements, {"w": 0}), CostModel())[0], with_layouts=True
-    )
+    hints, stages = {1: Hints({"x": (batch,)})}, Stages(placements, {"w": 0})
+    context = Context(placements[0], hints=hints, stages=stages)
+    return verify(lay_out(graph, context)[0], with_layouts=True)
 
 
 def test_join() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from contexts import asked
 from weft.compiler.training.activations import lay_activations
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
@@ -24,11 +25,8 @@ output "b" %b
 
 
 def test_readers_outside_of_the_module_are_hinted() -> None:
-    graph = verify(
-        lay_activations(
-            parse_graph(GRAPH), [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
-        )
-    )
+    layouts = [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
+    graph = verify(lay_activations(parse_graph(GRAPH), asked(activations=layouts)))
     assert node_uses(graph.producers["b"]) == ("a",)
     assert graph.producers["b.laid"].hint == Hint((Split(1),))  # type: ignore[union-attr]
     assert node_uses(graph.producers["c"]) == ("b.laid", "x")
@@ -47,7 +45,9 @@ def test_a_scalar_beside_tensors_is_passed_over() -> None:
         "%f = call aten.sum.default(%c) : float32[]\n"
         "%d = call aten.add.Tensor(%e, %f) : float32[]",
     )
-    graph = verify(lay_activations(parse_graph(text), [("blocks.0", (Split(0),))]))
+    graph = verify(
+        lay_activations(parse_graph(text), asked(activations=[("blocks.0", (Split(0),))]))
+    )
     assert node_uses(graph.producers["f"]) == ("c.laid",)
     assert node_uses(graph.producers["d"]) == ("e", "f")
 
@@ -63,14 +63,16 @@ graph "scalar"
 output "loss" %b
 """
     )
-    assert "a.laid" in lay_activations(graph, [("criterion", (Split(0),))]).values
+    assert (
+        "a.laid" in lay_activations(graph, asked(activations=[("criterion", (Split(0),))])).values
+    )
 
 
 def test_a_pattern_that_names_nothing() -> None:
     graph = parse_graph(GRAPH)
-    assert lay_activations(graph, ()) is graph
+    assert lay_activations(graph, asked(activations=())) is graph
     with pytest.raises(StrategyError, match=r"'proj'.*matches nothing.*blocks\.0"):
-        lay_activations(graph, [("proj", (Split(1),))])
+        lay_activations(graph, asked(activations=[("proj", (Split(1),))]))
 
 
 SUMS = """
@@ -88,7 +90,7 @@ output "loss" %d
 
 
 def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
-    graph = verify(lay_activations(parse_graph(SUMS), [("*.out", (Split(1),))]))
+    graph = verify(lay_activations(parse_graph(SUMS), asked(activations=[("*.out", (Split(1),))])))
     assert node_uses(graph.producers["ab"]) == ("a", "b")
     assert node_uses(graph.producers["abc"]) == ("ab", "c")
     assert node_uses(graph.producers["all"]) == ("abc.laid", "x")
@@ -107,6 +109,6 @@ def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
     ids=["read elsewhere", "no sum", "scaled", "one hint"],
 )
 def test_what_is_read_in_another_way_keeps_its_hint(other: str) -> None:
-    graph = verify(lay_activations(parse_graph(other), [("*.out", (Split(1),))]))
+    graph = verify(lay_activations(parse_graph(other), asked(activations=[("*.out", (Split(1),))])))
     assert "a.laid" in graph.values
     assert "abc.laid" not in graph.values

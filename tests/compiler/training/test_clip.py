@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contexts import asked
 from weft.compiler.training.clip import clip_norm
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update, node_uses
@@ -20,7 +21,7 @@ update "copy" group 0 %b from %gv
 
 
 def test_norm_over_two_stages() -> None:
-    graph = verify(clip_norm(parse_graph(GRAPH), 1.5))
+    graph = verify(clip_norm(parse_graph(GRAPH), asked(clip_norm=1.5)))
     calls = {call.outputs[0].name: call for call in graph.of_kind(Call)}  # type: ignore[union-attr]
     assert [(name, call.phase.stage) for name, call in list(calls.items())[2:]] == [
         ("clip.gv", 0),
@@ -42,4 +43,4 @@ def test_norm_over_two_stages() -> None:
 
 def test_nothing_to_clip() -> None:
     graph = parse_graph(GRAPH)
-    assert clip_norm(graph, None) is graph
+    assert clip_norm(graph, asked(clip_norm=None)) is graph

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.compiler.training.loss_scale import SCALE, TRACKER, scale_loss, unscale
+from contexts import NOTHING
+from weft.compiler.training.loss_scale import SCALE, TRACKER, scale_loss
+from weft.compiler.training.unscale import unscale
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update, node_uses
 
@@ -23,7 +25,7 @@ output "loss" %l
 
 
 def test_scale_and_unscale() -> None:
-    graph = verify(unscale(verify(scale_loss(parse_graph(GRAPH)))))
+    graph = verify(unscale(verify(scale_loss(parse_graph(GRAPH), NOTHING)), NOTHING))
     assert node_uses(graph.producers["s"]) == ("s.ones", SCALE)
     updates = {update.target.name: update for update in graph.of_kind(Update)}
     assert list(updates) == ["b", "v", "w", SCALE, TRACKER]
@@ -49,5 +51,5 @@ def test_scale_and_unscale() -> None:
 
 def test_other_graphs_stay_as_they_are() -> None:
     graph = parse_graph(GRAPH.replace("weft.loss_seed", "aten.ones_like.default"))
-    assert scale_loss(graph) is graph
-    assert unscale(graph) is graph
+    assert scale_loss(graph, NOTHING) is graph
+    assert unscale(graph, NOTHING) is graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from contexts import asked
 from weft.compiler.training.recompute import recompute
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
@@ -43,7 +44,7 @@ def uses(graph: LogicalGraph, name: str) -> tuple[str, ...]:
 
 
 def test_each_block_is_a_region() -> None:
-    graph = verify(recompute(parse_graph(GRAPH), ["blocks.*"]))
+    graph = verify(recompute(parse_graph(GRAPH), asked(recompute=["blocks.*"])))
     names = made(graph)
     # Copies stand right before the first call of the backward that reads them, draws included.
     assert names[names.index("g2") + 1 : names.index("gw1")] == ["u1.again", "y0.held0", "d1.again"]
@@ -61,7 +62,7 @@ def test_each_block_is_a_region() -> None:
 
 
 def test_ops_are_made_again_whatever_reads_them() -> None:
-    graph = verify(recompute(parse_graph(GRAPH), ["weft.uniform"]))
+    graph = verify(recompute(parse_graph(GRAPH), asked(recompute=["weft.uniform"])))
     assert [name for name in made(graph) if name.endswith(".again")] == ["u1.again"]
     assert uses(graph, "g1") == ("gd1", "u1.again")
     assert uses(graph, "d1") == ("y0", "u1")
@@ -70,7 +71,7 @@ def test_ops_are_made_again_whatever_reads_them() -> None:
 def test_waits_for_a_gradient_that_a_later_call_reads() -> None:
     made_first = '%b = batch "b" : float32[4]\n%x = call aten.exp.default(%b) : float32[4]'
     text = GRAPH.replace('%x = batch "x" : float32[4]', made_first)
-    graph = verify(recompute(parse_graph(text), ["blocks.0"]))
+    graph = verify(recompute(parse_graph(text), asked(recompute=["blocks.0"])))
     # m0 reads no gradient: its block waits for the one that gm reads.
     assert uses(graph, "x.held0") == ("x", "g1")
     assert uses(graph, "d0.again") == ("x.held0", "u0.again")
@@ -78,6 +79,6 @@ def test_waits_for_a_gradient_that_a_later_call_reads() -> None:
 
 def test_a_pattern_that_names_nothing() -> None:
     with pytest.raises(StrategyError, match=r"recompute=\['block.*'\].*exist: .*blocks"):
-        recompute(parse_graph(GRAPH), ["block.*"])
+        recompute(parse_graph(GRAPH), asked(recompute=["block.*"]))
     graph = parse_graph(GRAPH)
-    assert recompute(graph, []) is graph
+    assert recompute(graph, asked(recompute=[])) is graph

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from weft.compiler.layouts.deduce import Hints
+from contexts import hinted
+from weft.compiler.context import Context, Stages
+from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
-from weft.compiler.stages.stages import Stages
 from weft.compiler.training.gathers import block_of
-from weft.compiler.training.zero import Sharded, shard_variables
+from weft.compiler.training.shards import choose_shards
+from weft.compiler.training.zero import shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref
@@ -50,9 +54,12 @@ def layer() -> LogicalGraph:
     return verify(parse_graph(LAYER))
 
 
-def sharded(zero: Zero, placement: Placement = PAIR, hints: Hints | None = None) -> Sharded:
-    stages = Stages((placement,))
-    return shard_variables(layer(), {placement.axes: hints or Hints()}, zero, stages)
+def chosen(zero: Zero, placement: Placement = PAIR, hints: Hints | None = None) -> Context:
+    return choose_shards(layer(), hinted(placement, (hints or Hints()).inputs, zero=zero))
+
+
+def sharded(graph: LogicalGraph, zero: Zero) -> LogicalGraph:
+    return verify(shard_variables(graph, choose_shards(graph, hinted(PAIR, zero=zero))))
 
 
 def chain(graph: LogicalGraph, name: str) -> list[str]:
@@ -72,7 +79,7 @@ def operand(graph: LogicalGraph, name: str, position: int) -> str:
 
 
 def test_level_1_gathers_the_cast_once() -> None:
-    graph = verify(sharded(Zero(1)).graph)
+    graph = sharded(layer(), Zero(1))
     assert chain(graph, operand(graph, "y", 1)) == [
         "aten._to_copy.default",
         "weft.hint",
@@ -85,7 +92,7 @@ def test_level_1_gathers_the_cast_once() -> None:
 
 
 def test_level_3_gathers_for_each_phase() -> None:
-    graph = verify(sharded(Zero(3)).graph)
+    graph = sharded(layer(), Zero(3))
     gathered = ["aten._to_copy.default", "weft.take", "weft.hint"]
     assert chain(graph, operand(graph, "y", 1)) == [*gathered, "aten.t.default"]
     assert chain(graph, operand(graph, "gx", 1)) == gathered
@@ -102,20 +109,20 @@ def test_level_3_gathers_for_each_phase() -> None:
 
 def test_the_last_block_gathers_once_for_forward_and_backward() -> None:
     text = LAYER.replace('in "last"', 'in "fc"')
-    graph = shard_variables(parse_graph(text), {1: Hints()}, Zero(3), Stages((PAIR,))).graph
+    graph = sharded(parse_graph(text), Zero(3))
     forward = operand(graph, operand(graph, "y", 1), 0)
     assert forward == operand(graph, "gx", 1) == operand(graph, operand(graph, "gz", 1), 0)
 
 
 def test_what_stays_as_it_is() -> None:
-    found = sharded(Zero(3))
+    found = chosen(Zero(3))
     assert found.stored == {"fc.weight": 0, "fc.bias": 0}
     assert found.notes == ("zero: fc.scale stays as it is: no free dimension has 2 elements",)
 
 
 def test_a_dimension_that_no_other_axis_splits() -> None:
     hints = Hints({"fc.weight": (None, Split(0)), "fc.bias": (Split(0), None)})
-    found = sharded(Zero(1), SQUARE, hints)
+    found = chosen(Zero(1), SQUARE, hints)
     assert found.hints[2].inputs["fc.weight"] == (Split(1), Split(0))
     assert found.hints[2].inputs["fc.bias"] == (Split(0), None)
     assert "fc.bias stays as it is: the strategy splits it along axis 0 already" in found.notes[0]
@@ -123,7 +130,7 @@ def test_a_dimension_that_no_other_axis_splits() -> None:
 
 def test_an_axis_that_is_missing() -> None:
     with pytest.raises(StrategyError, match=r"axis=1.* does not have; expected one of 0"):
-        sharded(Zero(2, axis=1))
+        chosen(Zero(2, axis=1))
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
@@ -145,11 +152,12 @@ def test_boxing_of_a_compiled_layer(level: int) -> None:
 
 def test_an_axis_that_stages_use_up() -> None:
     rows = Stages(tuple(Placement("cpu", (1, 2), ranks) for ranks in ((0, 1), (2, 3))))
-    made = shard_variables(layer(), {2: Hints()}, Zero(3, 0), rows)
+    made = choose_shards(layer(), replace(hinted(SQUARE, zero=Zero(3, 0)), stages=rows))
     assert made.stored["fc.weight"] == 1
     assert made.notes[0] == "zero: axis 0 has one rank in each stage; shards lie along axis 1"
     single = Stages((Placement("cpu", (1,), (0,)), Placement("cpu", (1,), (1,))))
-    assert shard_variables(layer(), {1: Hints()}, Zero(3, 0), single).stored["fc.weight"] == 0
+    made = choose_shards(layer(), replace(hinted(PAIR, zero=Zero(3, 0)), stages=single))
+    assert made.stored["fc.weight"] == 0
 
 
 def test_a_block_gathers_its_parameters_together() -> None:
@@ -158,8 +166,8 @@ def test_a_block_gathers_its_parameters_together() -> None:
     assert block_of("encoder.norm") == "encoder"
     assert block_of("") == ""
     text = LAYER.replace('in "fc"', 'in "blocks.0.fc"').replace('in "last"', 'in "blocks.0.late"')
-    found = shard_variables(parse_graph(text), {1: Hints()}, Zero(3), Stages((PAIR,)))
-    names = [value.name for call in found.graph.of_kind(Call) for value in call.outputs if value]
-    bias = operand(found.graph, "z", 1)
+    found = sharded(parse_graph(text), Zero(3))
+    names = [value.name for call in found.of_kind(Call) for value in call.outputs if value]
+    bias = operand(found, "z", 1)
     assert bias.startswith("b.hint")
     assert names.index(bias) < names.index("y")

@@ -15,9 +15,9 @@ import weft
 from single_device import adamw, plain_training, whole
 from weft.capture import capture
 from weft.capture.tracing import trace
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.compiler.pipeline import compile_graph
-from weft.compiler.stages import join as stages_join
+from weft.compiler.stages import lay_out as stage_layouts
 from weft.errors import BatchError, UserError
 from weft.program.planning import variants
 from weft.program.planning.build import with_lying
@@ -199,7 +199,7 @@ def test_shapes_of_about_the_size_are_not_deduced(
     with weft.local_world(2):
         program = compiled(language(), STRATEGIES[name])
         program.step(batches()[0])
-        monkeypatch.setattr(stages_join, "deduce", None)
+        monkeypatch.setattr(stage_layouts, "deduce", None)
         program.step(batch(6, 6, seed=1))
         with pytest.raises(TypeError, match="NoneType"):
             program.step(batch(2, 4, seed=2))

@@ -24,6 +24,7 @@ from two_stage_plans import (
     value,
 )
 from weft.errors import InternalError, RankFailure
+from weft.ir.legal.plans import verify_communicators
 from weft.ir.logical import Ref, Varying
 from weft.ir.plan import (
     Collective,
@@ -38,7 +39,6 @@ from weft.ir.plan import (
     RankPlan,
     Register,
 )
-from weft.ir.verify_plan import verify_communicators
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels import local_ops

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from build import call
-from weft.ir.alias import view_bases
 from weft.ir.logical import Ref
+from weft.ir.queries.alias import view_bases
 from weft.ops.call import Token
 from weft.runtime.kernels.generated import build_kernel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.ops.rules.loss import MEAN, NONE, SUM
+from weft.ops.rules.layers.loss import MEAN, NONE, SUM
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

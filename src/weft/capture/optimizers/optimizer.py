@@ -17,12 +17,12 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.batch import dtype_name
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.tracing.fx import DispatchMode
 from weft.errors import CaptureError, UserError
 from weft.ir.nodes import MASTER
+from weft.ops.dtypes import dtype_name
 
 _AGAIN = "close the program, weft.release(model, optimizer), and compile again"
 # Ops that move no value from one element to another, beside those that torch tags as pointwise.

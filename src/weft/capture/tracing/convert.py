@@ -10,7 +10,6 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.batch import dtype_name
 from weft.capture.optimizers.optimizer import UpdateRule
 from weft.capture.tracing.locations import autograd_of, in_backward, location_of
 from weft.capture.tracing.refusals import READS, refuse_op
@@ -34,6 +33,7 @@ from weft.ir.logical import (
 from weft.ir.nodes import HINT, MASTER
 from weft.layout import parse_sbp
 from weft.ops.call import Token
+from weft.ops.dtypes import dtype_name
 
 aten = torch.ops.aten
 

@@ -14,46 +14,25 @@ the token, and the sum of what its experts make is what comes back: `weft.combin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from weft.compiler.context import Context
 from weft.compiler.experts.buffer_calls import calls_in_buffers
 from weft.compiler.experts.expert_biases import ONES, as_products
-from weft.compiler.experts.mixtures import Mixture, expert_notes, mixtures
+from weft.compiler.experts.mixtures import Mixture, mixtures
 from weft.compiler.experts.rows import has_rows, in_blocks, repeated, summed
 from weft.compiler.graph.rewriting import needed
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.stages.stages import Stages
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
-from weft.ops.rules.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
+from weft.ops.rules.own.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 
 
-@final
-@dataclass(frozen=True)
-class Dispatched:
-    """The graph, and in words what the way of its rows costs."""
-
-    graph: LogicalGraph
-    notes: tuple[str, ...]
-
-
-def dispatch_rows(
-    graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages, capacity: float | None
-) -> Dispatched:
-    """The graph with rows sent to the experts that `hints` split, and what they cost.
-
-    Args:
-        graph: the step; in micro-batches, if any.
-        hints: what the user fixed, by the number of axes of a placement.
-        stages: placements of the stages.
-        capacity: rows that a group may send to a block, in even shares; None for all.
-    """
-    found = mixtures(graph, hints, stages, capacity)
-    notes = expert_notes(graph, found, hints, stages)
-    for mixture in found:
+def dispatch_rows(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph with rows sent to the experts that hints split; in micro-batches, if any."""
+    for mixture in mixtures(graph, context):
         graph = _sent(graph, mixture)
-    return Dispatched(graph, notes)
+    return graph
 
 
 def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:

@@ -15,7 +15,7 @@ from weft.compiler.experts.sorted_rows import ALIKE, INDEX, PUT
 from weft.compiler.graph.rewriting import needed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.call import Token
-from weft.ops.rules.experts import EXPERT_GRADIENT, EXPERT_MM
+from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM
 
 ONES = "aten.ones_like.default"
 

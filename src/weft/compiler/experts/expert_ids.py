@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from weft.compiler.experts.sorted_rows import INDEX, is_plain_sort
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref
-from weft.ops.rules.experts import SEGMENTS
+from weft.ops.rules.own.experts import SEGMENTS
 
 # Ops that keep each number: of their first operand.
 _SAME = frozenset(

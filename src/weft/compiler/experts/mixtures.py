@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import final
 
+from weft.compiler.context import Context, Stages
 from weft.compiler.experts.expert_biases import biases, table_of
 from weft.compiler.experts.sorted_rows import SORTS
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.stages.stages import Stages
+from weft.compiler.hints import Hints
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Ref, Value
 from weft.layout import Broadcast, Split
-from weft.ops.rules.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
+from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 
 # Ops behind a parameter that leave its experts in the first dimension.
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
@@ -50,10 +50,9 @@ class Mixture:
         return self.groups * self.capacity
 
 
-def mixtures(
-    graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages, capacity: float | None
-) -> tuple[Mixture, ...]:
+def mixtures(graph: LogicalGraph, context: Context) -> tuple[Mixture, ...]:
     """The mixtures whose experts are split; those that do not divide evenly stay as they are."""
+    hints, stages, capacity = context.hints, context.stages, context.options.expert_capacity
     found = (
         _mixture(graph, graph.values[name], tuple(calls), hints, stages, capacity)
         for name, calls in _by_ids(graph).items()
@@ -70,10 +69,9 @@ def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
     return found
 
 
-def expert_notes(
-    graph: LogicalGraph, found: Sequence[Mixture], hints: Mapping[int, Hints], stages: Stages
-) -> tuple[str, ...]:
-    """Notes on the cost of buffers that hold all that there can be, on rows that cannot be sent, on sorts that stay."""
+def note_mixtures(graph: LogicalGraph, context: Context) -> Context:
+    """Note what buffers that hold all that there can be cost; rows that cannot be sent; sorts that stay."""
+    found, hints, stages = mixtures(graph, context), context.hints, context.stages
     said: dict[str, list[str]] = {}
     sent = {mixture.ids.name for mixture in found}
     for name, calls in _by_ids(graph).items():
@@ -96,7 +94,8 @@ def expert_notes(
         if isinstance(maker, Call) and maker.op in (SEGMENTS, *SORTS):
             text = "rows are sorted by experts with those of all ranks: what follows depends on their order"
             said.setdefault(text, []).append(_module(calls[0]))
-    return tuple(f"{_named(modules)}: {text}" for text, modules in said.items())
+    notes = tuple(f"{_named(modules)}: {text}" for text, modules in said.items())
+    return replace(context, notes=(*context.notes, *notes))
 
 
 def _splits_experts(

@@ -16,7 +16,7 @@ from typing import TypeAlias, final
 
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops.arguments import slots
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Dims, Factors, factor_sizes

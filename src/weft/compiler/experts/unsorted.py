@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from weft.compiler.context import Context
 from weft.compiler.experts.expert_biases import bias_gradients
 from weft.compiler.experts.expert_ids import segments_known
 from weft.compiler.experts.sorted_rows import (
@@ -31,12 +32,12 @@ from weft.compiler.experts.sorted_rows import (
 from weft.compiler.graph.rewriting import needed, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 from weft.ops.call import Token
-from weft.ops.rules.experts import SEGMENTS
+from weft.ops.rules.own.experts import SEGMENTS
 
 _RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
 
 
-def unsorted(graph: LogicalGraph) -> LogicalGraph:
+def unsorted(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
     if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
         return graph

@@ -17,7 +17,7 @@ from weft.cached import cached_property
 from weft.compiler.families.family import Family, Placed, SampleStatistics, Site
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import Token

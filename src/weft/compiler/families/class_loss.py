@@ -18,7 +18,7 @@ from weft.compiler.families.family import Placed, Site, replaced
 from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.layout import Broadcast, Layout, Split
-from weft.ops.rules.loss import NONE, SUM
+from weft.ops.rules.layers.loss import NONE, SUM
 
 _PRODUCT = "aten.mm.default"
 _LOSS = "aten.nll_loss_forward.default"

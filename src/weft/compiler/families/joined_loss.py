@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from weft.compiler.context import Context
+from weft.hardware import is_launched
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalProgram
-from weft.ops.rules.loss import NONE, SUM
+from weft.ops.rules.layers.loss import NONE, SUM
 
 BACKWARD = "weft.cross_entropy_backward"
 # Scores of fewer elements stay in the cache anyway, and each call of a kernel counts.
@@ -23,12 +25,14 @@ SMALLEST = 2**18
 _DTYPES = ("float32", "float64")
 
 
-def join_losses(program: LocalProgram) -> LocalProgram:
+def join_losses(program: LocalProgram, context: Context) -> LocalProgram:
     """The program with the backwards of cross-entropies of [n, classes] joined.
 
-    Classes must not be split, nothing else may read the gradient of the log-probabilities.
+    Classes must not be split, nothing else may read the gradient of the log-probabilities. The joined one takes a few
+    rows at a time: where calls are launched, those would be too many launches.
     """
-    joined = dict(_joined(program))
+    launched = is_launched(context.placement.device_type)
+    joined = {} if launched else dict(_joined(program))
     if not joined:
         return program
     nodes = (joined.get(place, node) for place, node in enumerate(program.nodes))

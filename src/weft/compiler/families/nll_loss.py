@@ -14,7 +14,7 @@ from typing import final
 from weft.compiler.families.family import Count, Family
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ops.call import Token
-from weft.ops.rules.loss import SUM
+from weft.ops.rules.layers.loss import SUM
 
 _FORWARD = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 _BACKWARD = ("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")

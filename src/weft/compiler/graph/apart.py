@@ -18,12 +18,13 @@ from math import prod
 from operator import mul
 from typing import final
 
+from weft.compiler.context import Context
 from weft.compiler.graph.rewriting import needed, renamed
 from weft.compiler.hints import is_hint
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses, refs
 from weft.ops.rule import aten, factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.factories import UNIFORM
+from weft.ops.rules.tensors.factories import UNIFORM
 
 
 @final
@@ -101,7 +102,7 @@ BESIDE = frozenset(aten("new_zeros new_ones new_full"))
 _RANK = 3  # of a batched product's operands; tokens that are flattened for a linear layer have 2
 
 
-def keep_apart(graph: LogicalGraph) -> LogicalGraph:
+def keep_apart(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with dimensions apart between the views that merge them and those that part them."""
     writer = _ApartWriter(graph)
     for node in graph.nodes:

@@ -15,6 +15,7 @@ from typing import final
 
 import numpy as np
 
+from weft.compiler.context import Context
 from weft.compiler.graph.known_calls import known_values
 from weft.compiler.graph.known_values import Along, Known, Scalar, kept_keys, value_of
 from weft.compiler.graph.rewriting import needed
@@ -40,7 +41,7 @@ _FORMS = {
 }
 
 
-def causal_masks(graph: LogicalGraph) -> LogicalGraph:
+def causal_masks(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with `is_causal` in place of masks that are causal, and without masks that keep all."""
     masked = (node for node in graph.nodes if isinstance(node, Call) and node.op in _FORMS)
     if all(_mask(call) is None for call in masked):

@@ -15,7 +15,7 @@ from typing import final
 from weft.compiler.graph.joined_ends import Piece, parted, pieces_of, takes_one
 from weft.compiler.hints import is_hint
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops.any_order import rows_of
 from weft.ops.call import OpCall
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
+from weft.compiler.context import Context
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
 
 ADD, MM, TRANSPOSE = "aten.add.Tensor", "aten.mm.default", "aten.t.default"
@@ -43,7 +44,7 @@ class _Sum:
     adds: tuple[Call, ...]
 
 
-def join_products(graph: LogicalGraph) -> LogicalGraph:
+def join_products(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with sums of small products joined."""
     sums = _sums(graph)
     if not sums:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from weft.compiler.context import Context
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ops.rule import aten
 
@@ -21,7 +22,7 @@ _PRODUCTS = frozenset(aten("mm addmm bmm matmul linear"))
 _MOVES = frozenset(aten("view _unsafe_view reshape transpose.int t permute clone _to_copy"))
 
 
-def products_first(graph: LogicalGraph) -> LogicalGraph:
+def products_first(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with products added up before they are added to anything else."""
     sums = _Sums(graph, _products(graph))
     for node in graph.of_kind(Call):

@@ -1,17 +1,11 @@
-"""Small rewrites of graphs: other names for values, calls that nobody reads, views that undo earlier ones.
-
-A sum in place on a view comes back from capture as views there and back. Flattened in between, a split of
-positions would be none of the rows. Before `undo_views`: a graph without layouts. After: an equal one, in which
-what is viewed there and back is read as it is.
-"""
+"""Small rewrites of graphs: other names for values, and without calls that nobody reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.compiler.layouts import box
-from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
-from weft.ops.rule import aten
+from weft.ir import renamed as nodes
+from weft.ir.logical import Call, LogicalGraph, Node, node_uses
 
 
 def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
@@ -25,7 +19,7 @@ def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
         return name
 
     last = {name: final(name) for name in names}
-    return graph.with_nodes(box.renamed(node, last) for node in graph.nodes)
+    return graph.with_nodes(nodes.renamed(node, last) for node in graph.nodes)
 
 
 def needed(graph: LogicalGraph) -> LogicalGraph:
@@ -38,24 +32,3 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
             used.update(node_uses(node))
             kept.append(node)
     return graph.with_nodes(reversed(kept))
-
-
-_VIEWS = frozenset(aten("view _unsafe_view reshape"))
-
-
-def undo_views(graph: LogicalGraph) -> LogicalGraph:
-    """The graph without views of views that give back a shape from before."""
-    # For each view, what it was taken of, and what that was taken of, and so on; nearest first.
-    sources: dict[str, tuple[str, ...]] = {}
-    equal: dict[str, str] = {}
-    for node in graph.of_kind(Call):
-        match node:
-            case Call(op=op, args=(Ref(name=name), *_)) if op in _VIEWS:
-                (made,) = node.makes
-                name = equal.get(name, name)
-                sources[made.name] = behind = (name, *sources.get(name, ()))
-                for each in behind:
-                    if graph.values[each].shape == made.shape:
-                        equal[made.name] = each
-                        break
-    return needed(renamed(graph, equal)) if equal else graph

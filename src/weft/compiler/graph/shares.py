@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, final
 
+from weft.compiler.context import Context, Stages
 from weft.compiler.graph.joined_dims import JoinedDim, joined_dim
 from weft.compiler.graph.joined_ends import CAT, SLICE, in_blocks
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import renamed
-from weft.compiler.stages.stages import Stages
 from weft.ir.logical import (
     Arg,
     Call,
@@ -37,23 +36,22 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
+from weft.ir.renamed import renamed
 from weft.layout import Shares, Split
 from weft.ops.call import Operand, map_argument
 
 RESHAPE = "aten.reshape.default"
 
 
-def store_in_shares(
-    graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages
-) -> LogicalGraph:
+def store_in_shares(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with variables in shares: those for which that pays, or those that another program has so.
 
     Args:
         graph: without layouts.
-        hints: what the strategy fixes, by number of axes of a stage's grid.
-        stages: where variables live.
+        context: with hints and stages.
     """
+    hints, stages = context.hints, context.stages
     decided = [own.shares for own in hints.values() if own.shares is not None]
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}

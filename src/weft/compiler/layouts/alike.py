@@ -24,7 +24,7 @@ from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import RuleError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.ir.nodes import node_outputs, node_uses
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, localize
 

@@ -7,13 +7,13 @@ layout share one boxing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
-from weft.ir.arguments import changed, with_names
+from weft.ir.arguments import changed
 from weft.ir.logical import (
     Box,
     Call,
@@ -26,6 +26,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
+from weft.ir.renamed import renamed
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 
@@ -153,22 +154,3 @@ def describe(node: Node, graph: LogicalGraph) -> str:
         case Output(key=key):
             return f"output {key}"
     return ""
-
-
-def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """`node` reading other values: new names by old ones. An update's target and states stay."""
-
-    def ref(old: Ref) -> Ref:
-        return Ref(names.get(old.name, old.name))
-
-    match node:
-        case Call():
-            return with_names(node, names)
-        case Update(source=source, skip=skip):
-            return replace(node, source=ref(source), skip=skip and ref(skip))
-        case Output(value=value):
-            return replace(node, value=ref(value))
-        case Box(input=value):
-            return replace(node, input=ref(value))
-        case _:
-            return node

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.hints import Hints as Hints
-from weft.compiler.hints import check_hints
+from weft.compiler.hints import Hints, check_hints
 from weft.compiler.layouts.descent import descend, settle
 from weft.compiler.layouts.intent import as_whole, storage
 from weft.compiler.layouts.known import Known, LayoutChoice

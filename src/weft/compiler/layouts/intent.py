@@ -28,10 +28,10 @@ from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
 from weft.hardware import CostModel
 from weft.ir.arguments import changed
-from weft.ir.kept import kept_values
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.ir.nodes import TAKE, node_outputs
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.kept import kept_values
+from weft.ir.queries.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Partial, Split
 
 # What an edge is about along one axis, beside its boxing:

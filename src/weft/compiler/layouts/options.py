@@ -9,10 +9,10 @@ from typing import TypeAlias, final
 import numpy as np
 
 from weft.compiler.families.table import legal_signatures, reduction_cost
+from weft.compiler.halos import halo_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table, idle_bytes, sbp_numbers
 from weft.compiler.layouts.problem import Given, OpChoice, Share, Variable
-from weft.compiler.local.halo import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, flops, item, localize, traffic

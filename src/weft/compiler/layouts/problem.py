@@ -11,7 +11,7 @@ from weft.compiler.layouts.intent import Intents, Storage, intents
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import tensor_spec

@@ -14,7 +14,7 @@ from typing import TypeAlias, final
 from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Placement, Split
 
 # For each value where its splits may be thin; a value without any has no entry.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ir.alias import variable_views
+from weft.compiler.context import Context
 from weft.ir.logical import FORWARD, Phase, Ref
 from weft.ir.plan import (
     Exchange,
@@ -18,9 +18,10 @@ from weft.ir.plan import (
     LocalProgram,
     LocalValue,
 )
+from weft.ir.queries.alias import variable_views
 
 
-def copy_escaping_views(program: LocalProgram) -> LocalProgram:
+def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:
     """Copy views of variables where they leave the compute queue: into a collective, or to the caller."""
     bases = variable_views(program)
     nodes: list[LocalNode] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_groups
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicator
 from weft.units import ITEM_SIZE

@@ -13,15 +13,13 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.boxing.halo import Halo
-from weft.compiler.local.halo import halos
+from weft.compiler.halos import halos
+from weft.compiler.local.node_phases import node_phases
 from weft.compiler.microbatch.loops import joined
-from weft.compiler.schedule.phases import node_phases
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
-from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
 from weft.ir.nodes import Phase, node_outputs
-from weft.ir.op_calls import made_of, named_arguments, op_call, operand_names
 from weft.ir.plan import (
     Communicator,
     LocalCall,
@@ -33,6 +31,8 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
+from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import made_of, named_arguments, op_call, operand_names
 from weft.layout import Placement, Region
 from weft.ops import OpCall, TensorSpec
 from weft.ops import localize as localize_call

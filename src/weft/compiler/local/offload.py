@@ -7,14 +7,15 @@ Before: backward calls read what forward calls have made. After: each such value
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.alias import view_bases
+from weft.compiler.context import Context
 from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs
-from weft.ir.memory import value_bytes
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
+from weft.ir.queries.alias import view_bases
+from weft.ir.queries.memory import value_bytes
 from weft.ops.call import Token, map_argument
 from weft.patterns import check_named, covers
 
@@ -23,30 +24,28 @@ OFFLOAD, LOAD = "weft.offload", "weft.load"
 SMALLEST = 1024
 
 
-def offload(
-    program: LocalProgram, graph: LogicalGraph, patterns: Sequence[str], known: Sequence[str] = ()
-) -> LocalProgram:
-    """Let values of the modules that `patterns` name wait in host memory for the backward.
+def offload(program: LocalProgram, context: Context) -> LocalProgram:
+    """Let values of the modules that `Options.offload` names wait in host memory for the backward.
 
     Values of less than 1 KiB stay, and so do those that share memory with variables, with the
     batch, or with what the step returns.
 
     Args:
         program: of one rank.
-        graph: that it was made from.
-        patterns: of module paths; what lies below a module belongs to it.
-        known: modules that a pattern may name, besides those with a call.
+        context: with the patterns of module paths; what lies below a module belongs to it. And with the graph
+            that the program was made from.
 
     Raises:
         StrategyError: when a pattern names no module.
     """
+    graph, patterns = context.graph, context.options.offload
     if not patterns:
         return program
+    assert graph is not None  # programs are made of it
     modules = _modules(graph)
+    known = {*modules.values(), *context.options.modules}
     for pattern in patterns:
-        check_named(
-            f"offload=[{pattern!r}]", pattern, {*modules.values(), *known}, "modules", covers
-        )
+        check_named(f"offload=[{pattern!r}]", pattern, known, "modules", covers)
     named = {name for name, path in modules.items() if any(covers(one, path) for one in patterns)}
     first = {
         value.name: place

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, final
 
+from weft.compiler.context import Context
 from weft.compiler.microbatch.forms import even_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Arg, Ref
-from weft.ir.op_calls import local_op_call, local_operands
 from weft.ir.plan import (
     Collective,
     LocalCall,
@@ -28,6 +28,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
+from weft.ir.queries.op_calls import local_op_call, local_operands
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
 from weft.ops.call import map_argument
@@ -36,7 +37,12 @@ from weft.ops.call import map_argument
 _BOXING: Mapping[str, int | None] = {"weft.keep": None, "weft.pad": 1}
 
 
-def overlap(program: LocalProgram, parts: int) -> LocalProgram:
+def overlap(program: LocalProgram, context: Context) -> LocalProgram:
+    """The program with its batch in as many parts as was decided (`schedule/overlap_worth.py`)."""
+    return in_parts(program, context.parts)
+
+
+def in_parts(program: LocalProgram, parts: int) -> LocalProgram:
     """The program with its batch in parts.
 
     Args:

@@ -13,9 +13,7 @@ from typing import TypeAlias, final
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
 from weft.compiler.memory.kinds import ActMemory, Taken
-from weft.ir.alias import view_bases
 from weft.ir.logical import OVER_STEP
-from weft.ir.memory import Kind, value_bytes
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -23,6 +21,8 @@ from weft.ir.plan import (
     LocalCall,
     LocalUpdate,
 )
+from weft.ir.queries.alias import view_bases
+from weft.ir.queries.memory import Kind, value_bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
 

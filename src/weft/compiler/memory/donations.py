@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.ir.alias import copied_results, overwritable
 from weft.ir.plan import Actor, Collective, Communicate, Compute, Exchange, RankPlan
+from weft.ir.queries.alias import copied_results, overwritable
 
 
 def donate(plan: RankPlan) -> RankPlan:

@@ -10,8 +10,8 @@ from typing import TypeGuard
 
 from weft.boxing.slices import slices_of
 from weft.compiler.memory.kinds import ActMemory, Taken
-from weft.ir.memory import Kind, value_bytes
 from weft.ir.plan import Collective, Communicate, Exchange, LocalValue, Transfer
+from weft.ir.queries.memory import Kind, value_bytes
 from weft.layout import Region
 from weft.units import ITEM_SIZE
 

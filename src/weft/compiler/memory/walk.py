@@ -16,8 +16,8 @@ from typing import TypeAlias, final
 from weft.compiler.memory.act import act_memory, gradient_sources
 from weft.compiler.memory.kinds import Taken
 from weft.compiler.memory.order import Moment, acts_of, moments
-from weft.ir.memory import KINDS, Kind, Memory, value_bytes
 from weft.ir.plan import Collective, Communicate, Fetch, RankPlan, Register
+from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
 from weft.units import Bytes
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
+from weft.compiler.context import Context
 from weft.compiler.families.table import takes_statistics
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.compiler.microbatch.loops import cut_leaves
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
@@ -117,10 +118,15 @@ def _follows(graph: LogicalGraph, name: str, statistics: Collection[str]) -> boo
     return name in statistics or any(_follows(graph, use, statistics) for use in node_uses(node))
 
 
-def on_cut_leaves(hints: Hints, graph: LogicalGraph) -> Hints:
-    """Hints for the batch as the user has it, as hints for the inputs of a graph in micro-batches."""
+def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:
+    """Decide what hints for the batch as the user has it ask of the inputs of a graph in micro-batches."""
     cut = cut_leaves(graph)
     keys = {node.key for node in graph.of_kind(Input) if node.value.name in cut}
+    return replace(context, hints={axes: _cut(one, keys) for axes, one in context.hints.items()})
+
+
+def _cut(hints: Hints, keys: Collection[str]) -> Hints:
+    """The hints with a dimension in front of those of some inputs."""
     return Hints(
         {
             key: tuple(map(_moved, sbps)) if key in keys else sbps

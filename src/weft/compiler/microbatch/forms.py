@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 from weft.compiler.microbatch.loops import joined
 from weft.errors import InternalError
 from weft.ir.logical import Call, Value
-from weft.ir.op_calls import made_of, named_arguments
+from weft.ir.queries.op_calls import made_of, named_arguments
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from weft.compiler.layouts.box import renamed
 from weft.compiler.microbatch.values import SELECT
 from weft.ir.logical import (
     Call,
@@ -19,6 +18,7 @@ from weft.ir.logical import (
     runs_in_loop,
 )
 from weft.ir.nodes import OVER_STEP
+from weft.ir.renamed import renamed
 
 
 def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:

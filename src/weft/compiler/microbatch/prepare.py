@@ -10,13 +10,13 @@ from dataclasses import replace
 from math import prod
 
 from weft.compiler.families.table import family_of
-from weft.compiler.layouts.box import renamed
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.views import reshape_factors
+from weft.ops.rules.tensors.views import reshape_factors
 
 # Ops that take device, dtype or shape from a tensor whose values do not matter; what each is
 # without it, and where its value stands in the arguments.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from weft.compiler.context import Context
 from weft.compiler.families.family import SampleStatistics
 from weft.compiler.families.table import sample_statistics
 from weft.compiler.microbatch.facts import Facts, facts, own_buffers
@@ -33,32 +34,32 @@ from weft.compiler.microbatch.prepare import prepared
 from weft.compiler.microbatch.values import Values
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
-from weft.ops.rules.views import reshape_factors
+from weft.ops.rules.tensors.views import reshape_factors
 
 # The way that was chosen for a call of some sources, and what runs then for each micro-batch.
 _Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], tuple[Way, OpCall]]
 
 
-def split_time(graph: LogicalGraph, micro_batches: int, device_type: str = "cpu") -> LogicalGraph:
+def split_time(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The step in micro-batches.
 
     Args:
         graph: of the whole batch.
-        micro_batches: number of equal parts of the batch; with 1 the graph stays as it is.
-        device_type: where the step will run.
+        context: with the number of equal parts of the batch; with 1 the graph stays as it is.
 
     Raises:
         StrategyError: naming the leaf that cannot be cut into equal parts, or the BatchNorm whose
             micro-batches are too small.
         RuleError: when an op has no rule.
     """
+    micro_batches = context.options.micro_batches
     if micro_batches == 1:
         return graph
-    graph = prepared(graph, device_type)
+    graph = prepared(graph, context.placement.device_type)
     known = facts(graph, micro_batches)
     split, values = _walked(graph, micro_batches, known)
     own = own_buffers(graph, [name for name, form in values.forms.items() if form == Own()])

@@ -13,14 +13,14 @@ along the rows, and localizing them needs no offset. For any other op the rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import final
 
+from weft.compiler.context import Context
 from weft.compiler.hints import Hints, is_hint
-from weft.compiler.layouts import box
-from weft.compiler.stages.stages import Stages
+from weft.ir import renamed as nodes
 from weft.ir.logical import (
     Arg,
     Call,
@@ -33,7 +33,7 @@ from weft.ir.logical import (
     Value,
     node_uses,
 )
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
 from weft.ops.call import Token
@@ -64,18 +64,17 @@ class Tokens:
         return self.n // self.groups
 
 
-def time_first(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) -> LogicalGraph:
+def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with rows of tokens by time, where the hints split time and that keeps them split.
 
     Args:
         graph: without layouts.
-        hints: of the batch, by the number of axes of a stage's placement.
-        stages: whose placements count.
+        context: with hints for the batch, and the placements of stages.
     """
     known = (
         each
-        for placement in stages.placements
-        for each in _tokens(graph, hints[placement.axes], placement)
+        for placement in context.stages.placements
+        for each in _tokens(graph, context.hints[placement.axes], placement)
     )
     for tokens in dict.fromkeys(known):
         if any(_merges(graph, node, tokens) for node in graph.nodes):
@@ -206,7 +205,7 @@ class _TimeFirstWriter:
             elif value is not None:
                 self.plain.add(value.name)
             outputs.append(value)
-        call = box.renamed(node, renamed)
+        call = nodes.renamed(node, renamed)
         assert isinstance(call, Call)  # as it was
         self.nodes.append(replace(call, outputs=tuple(outputs)))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import final
 
-from weft.compiler.layouts.box import renamed
 from weft.compiler.microbatch.facts import Facts
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
 from weft.compiler.microbatch.prepare import sum_of_leaf
@@ -15,7 +14,8 @@ from weft.errors import StrategyError
 from weft.ir.arguments import changed
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
-from weft.ir.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.renamed import renamed
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.call import tensor_spec

@@ -249,8 +249,8 @@ def with_copies(plan: RankPlan, copies: Mapping[Slot, int]) -> RankPlan:
     return replace(plan, registers=registers)
 
 
-def prove_live(plan: RankPlan) -> None:
-    """Raise InternalError, with the cycle, unless every cycle of the plan's marked graph holds a credit.
+def prove_live(plan: RankPlan) -> RankPlan:
+    """The plan; InternalError, with the cycle, unless every cycle of its marked graph holds a credit.
 
     A register is two edges: from producer to consumer (marked when it is full at the start) and
     back (marked with its free copies). A communicator's actors run in order. A marked graph is live
@@ -266,6 +266,7 @@ def prove_live(plan: RankPlan) -> None:
         )
         text = "\n".join(lines)
         raise InternalError(f"rank {plan.rank} would wait for itself:\n{text}") from None
+    return plan
 
 
 def _waits(plan: RankPlan) -> dict[int, dict[int, str]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from weft.cached import cached_property
-from weft.ir.memory import value_bytes
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Collective,
@@ -25,6 +24,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
+from weft.ir.queries.memory import value_bytes
 from weft.ops.localize import BLANK
 from weft.ops.weft_ops import ops_that
 

@@ -15,7 +15,7 @@ from weft.actors.cycles import Edge, max_cycle_ratio
 from weft.compiler.memory.donations import donate
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
-from weft.ir.memory import value_bytes
+from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import (
     Actor,
     Communicate,
@@ -29,7 +29,7 @@ from weft.ir.plan import (
     Register,
     RegisterKind,
 )
-from weft.ir.verify_plan import verify_plan
+from weft.ir.queries.memory import value_bytes
 from weft.units import Seconds
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.

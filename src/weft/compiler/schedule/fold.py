@@ -30,13 +30,12 @@ from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
-from weft.ir.layouts import layout_of, lies_evenly
+from weft.ir.legal.plans import verify_plan
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
-from weft.ir.op_calls import op_call
 from weft.ir.plan import (
     Actor,
     Collective,
@@ -49,28 +48,12 @@ from weft.ir.plan import (
     Register,
     Transfer,
 )
-from weft.ir.verify_plan import verify_plan
+from weft.ir.queries.layouts import layout_of, lies_evenly
+from weft.ir.queries.op_calls import op_call
 from weft.layout import Split
-from weft.ops import adapts
+from weft.ops import adapts, shard_places
+from weft.ops.weft_ops import WEFT_OPS
 from weft.units import ITEM_SIZE
-
-# Positions of the arguments that say where a shard begins, and of nothing else.
-PLACES: Mapping[str, tuple[int, ...]] = {
-    "aten.arange.start_step": (0, 1),
-    "aten.tril.default": (1,),
-    "aten.triu.default": (1,),
-    "weft.class_loss": (-1,),
-    "weft.class_loss_backward": (-1,),
-    "weft.embedding_dense_backward_shard": (3,),
-    "weft.embedding_shard": (2,),
-    "weft.nll_loss_backward_shard": (-1,),
-    "weft.nll_loss_shard": (-1,),
-    "weft.pad": (2,),
-    "weft.slice": (2,),
-    "weft.uniform": (1,),
-}
-# Those that say besides whether a rank has a value or zeros in its place: of memory, not of time.
-KEPT: Mapping[str, tuple[int, ...]] = {"weft.keep": (1,)}
 
 
 def rank_classes(
@@ -91,8 +74,7 @@ def rank_classes(
     for feature in (*_shapes(graph), *_calls(graph), *_windows(graph)):
         colours.split(feature)
     uses: dict[int, list[int]] = {rank: [] for rank in ranks}
-    hidden = PLACES if by_memory else {**PLACES, **KEPT}
-    for feature in _boxes(graph, communicators, uses, hidden):
+    for feature in _boxes(graph, communicators, uses, by_memory):
         colours.split(feature)
     places = {rank: _places(used) for rank, used in uses.items()}
     colours.split({rank: tuple(place.values()) for rank, place in places.items()})
@@ -166,7 +148,7 @@ def _boxes(
     graph: LogicalGraph,
     communicators: Sequence[Communicator],
     uses: Mapping[int, list[int]],
-    hidden: Mapping[str, tuple[int, ...]],
+    by_memory: bool,
 ) -> Iterator[dict[int, Hashable]]:
     """The nodes that a rank runs for boxings; `uses` gets the communicators, in order. Of equal boxings once."""
     ids = {each.ranks: each.id for each in communicators}
@@ -182,7 +164,7 @@ def _boxes(
         for rank in sorted(ranks):
             nodes = _box_nodes(source, target, rank, ids)
             uses[rank].extend(one.communicator for one in nodes if isinstance(one, Exchange))
-            feature[rank] = tuple(_shown(one, hidden) for one in nodes)
+            feature[rank] = tuple(_shown(one, by_memory) for one in nodes)
         yield feature
 
 
@@ -199,7 +181,7 @@ def _box_nodes(
     return [node for node in found if node is not None]
 
 
-def _shown(node: Any, hidden: Mapping[str, tuple[int, ...]] = PLACES) -> Hashable:
+def _shown(node: Any, by_memory: bool = True) -> Hashable:
     """A call or an exchange without what may differ between ranks that are alike."""
     match node:
         case Collective():
@@ -210,7 +192,9 @@ def _shown(node: Any, hidden: Mapping[str, tuple[int, ...]] = PLACES) -> Hashabl
                 for pieces in (node.sends, node.receives)
             )
             return node.input, node.output, sends, receives, node.bytes
-    places, count = hidden.get(node.op, ()), len(node.args)
+    places, count = shard_places(node.op), len(node.args)
+    if not by_memory and node.op in WEFT_OPS:
+        places = (*places, *WEFT_OPS[node.op].held)
     args = tuple(
         None if place in places or place - count in places else arg
         for place, arg in enumerate(node.args)

@@ -4,11 +4,6 @@ GPipe (Huang et al. 2019), 1F1B (PipeDream, Narayanan et al. 2019), interleaved 
 Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1). No list of acts
 stands anywhere: actors act when they may, those of high priority first, and registers with few
 copies hold them back.
-
-`split_backward` tells apart what other stages wait for and the gradients of a stage's own weights. Before: a
-local program whose backward calls have the kind "backward". After: calls of the loop on which nothing in
-another stage depends before the end of the loop have the kind "weight"; they may fill gaps (zero bubble
-pipelines, Qi et al. 2024, section 2).
 """
 
 from __future__ import annotations
@@ -17,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.compiler.stages.stages import Stages
+from weft.compiler.context import Stages
 from weft.errors import StrategyError
-from weft.ir.arguments import changed
 from weft.ir.nodes import Phase, PhaseKind
-from weft.ir.plan import Actor, Collective, Communicate, Compute, LocalCall, LocalNode, LocalProgram
+from weft.ir.plan import Actor, Communicate, Compute
 from weft.strategy.parts import Schedule
 
 # Which phase goes first when several may act.
@@ -151,39 +145,3 @@ def early_actors(actors: Sequence[Actor]) -> frozenset[int]:
             ids = {makers[name] for name in actor.consumes if name in makers}
             found |= {id for id in ids if id < actor.id and actors[id].acts == 1}
     return frozenset(found)
-
-
-def split_backward(program: LocalProgram) -> LocalProgram:
-    """The program with weights' gradients told apart; the same without micro-batches."""
-    awaited: set[str] = set()
-    found: list[LocalNode] = []
-    stages = {value.name: node.phase.stage for node in program.nodes for value in node.makes}
-    for node in reversed(program.nodes):
-        needed = any(value.name in awaited for value in node.makes)
-        if _in_loop(program, node):
-            awaited.update(
-                name
-                for name in node.reads
-                if needed or stages.get(name, node.phase.stage) != node.phase.stage
-            )
-        found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
-    return program.with_nodes(reversed(found))
-
-
-def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
-    if not program.loop.isdisjoint(node.reads):
-        return True
-    return any(value.name in program.loop for value in node.makes)
-
-
-def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
-    return (
-        isinstance(node, LocalCall | Collective)
-        and node.phase.kind == "backward"
-        and _in_loop(program, node)
-    )
-
-
-def _for_weights(node: LocalNode) -> LocalNode:
-    phase = Phase(node.phase.stage, "weight")
-    return changed(node, phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)

@@ -1,21 +1,23 @@
-"""Plans of all ranks together: priorities, copies, and the order of every communicator.
+"""The plans of ranks: of all together, with priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
 (`schedule/fold.py`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
 the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
-See docs/decisions/schedules.md.
+See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
+act in the order of the graph, and nothing has to be simulated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
-from weft.actors.simulate import Simulation, Timed, simulate
-from weft.compiler.memory.order import Moment, moments_of
+from weft.actors.simulate import Simulation, simulate
+from weft.cached import cached_property
+from weft.compiler.context import Context
+from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import memory
-from weft.compiler.options import Options
 from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit, enough, fewest, of_preset
@@ -26,63 +28,30 @@ from weft.compiler.schedule.presets import (
     computed,
     early_actors,
     preset,
-    split_backward,
     with_priorities,
 )
+from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
-from weft.compiler.stages.stages import Stages
-from weft.hardware import Device, usual_device
+from weft.compiler.schedule.split_backward import split_backward
 from weft.hardware.durations import Durations
-from weft.ir.nodes import Phase
-from weft.ir.plan import COMPUTE, Communicator, Compute, LocalProgram, RankPlan
-from weft.ir.spec import verify_local
-from weft.ir.verify_plan import COPY_RULES, verify_communicators, verify_plan
-from weft.units import Seconds
+from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
+from weft.ir.legal.tables import verify_local
+from weft.ir.plan import Communicator, LocalProgram, RankPlan
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
 
 
-@final
-@dataclass(frozen=True)
-class Scheduled:
-    """The decisions about time.
-
-    Attributes:
-        name: of the preset, or "computed".
-        plans: of the ranks that were planned: of each class of equal ranks the first, and those
-            that were asked for.
-        simulation: in the orders of the plans, of the first of each class; None where nothing had to
-            be decided.
-        classes: for each rank of the program, the first of those that are like it (`schedule/fold.py`).
-    """
-
-    name: str
-    plans: tuple[RankPlan, ...]
-    simulation: Simulation | None = None
-    classes: Mapping[int, int] = field(default_factory=dict)
-
-    def timeline(self, rank: int) -> tuple[Timed, ...]:
-        """The acts of a rank, as simulated; none without a simulation."""
-        if self.simulation is None:
-            return ()
-        return self.simulation.timelines[self.classes[rank]]
-
-    def moments(self, rank: int) -> tuple[Moment, ...] | None:
-        """The moments at which the acts of a rank begin and end, in the order of time; None without a simulation."""
-        return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
-
-
-def plan_together(
+def plan_ranks(
     programs: Sequence[LocalProgram],
     communicators: tuple[Communicator, ...],
-    stages: Stages,
-    options: Options,
+    context: Context,
     classes: Mapping[int, int],
 ) -> Scheduled:
     """The plans of all ranks that have a program.
 
-    With a named schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
+    Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
+    schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
     there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
@@ -91,54 +60,24 @@ def plan_together(
     Args:
         programs: of the first rank of each class, and of others that a plan is wanted for.
         communicators: between all ranks.
-        stages: where they run.
-        options: schedule, micro-batches, memory limit, buckets and ZeRO.
-        classes: for each rank, the first of those that are like it.
+        context: stages, schedule, micro-batches, memory limit, buckets and ZeRO.
+        classes: for each rank, the first of those that are like it; empty for one stage that acts once a step.
 
     Raises:
         StrategyError: when the schedule does not fit the stages.
         InternalError: when the plans would hang; the message names the circle.
     """
-    durations = Durations(device_of(stages, options), communicators)
-    making = _Making(communicators, stages, options, classes, durations)
+    making = _Making(communicators, context, classes)
+    if not classes:
+        plans = tuple(prove_live(making.plan(program)) for program in programs)
+        return Scheduled("in the order of the graph", plans)
     first = [program for program in programs if classes[program.rank] == program.rank]
-    if options.schedule is None:
-        found = making.best(first, computed(stages, programs[0].micro_batches))
+    named, micro_batches = context.options.schedule, programs[0].micro_batches
+    if named is None:
+        found = making.best(first, computed(context.stages, micro_batches))
     else:
-        found = making.named(first, preset(options.schedule, stages, programs[0].micro_batches))
+        found = making.named(first, preset(named, context.stages, micro_batches))
     return making.fixed(found, programs)
-
-
-def plan_alone(
-    programs: Sequence[LocalProgram],
-    communicators: tuple[Communicator, ...],
-    stages: Stages,
-    options: Options,
-) -> Scheduled:
-    """The plans of some ranks of one stage that act once a step: each by itself, in the order of the graph."""
-    plans = []
-    size = bucket_bytes(stages, options)
-    for program in programs:
-        buckets = bucket(program, size)
-        actors = segment(program, buckets, communicators)
-        told = prefetch(program, actors, options.zero)
-        plan = credit(program, *gathers_first(program, *told))
-        prove_live(plan)
-        verify_communicators(plan, communicators)
-        plans.append(plan)
-    return Scheduled("in the order of the graph", tuple(plans))
-
-
-def bucket_bytes(stages: Stages, options: Options) -> int:
-    """The size from which a bucket starts."""
-    if options.bucket_bytes is not None:
-        return options.bucket_bytes
-    return device_of(stages, options).bucket
-
-
-def device_of(stages: Stages, options: Options) -> Device:
-    """The device that computes, and the links between the ranks."""
-    return options.device or usual_device(stages.placements[0].device_type)
 
 
 @final
@@ -195,10 +134,18 @@ class _Making:
     """A maker of plans from programs."""
 
     communicators: tuple[Communicator, ...]
-    stages: Stages
-    options: Options
+    context: Context
     classes: Mapping[int, int]
-    durations: Durations
+
+    @cached_property
+    def durations(self) -> Durations:
+        """The durations of acts."""
+        return Durations(self.context.device, self.communicators)
+
+    @property
+    def staged(self) -> bool:
+        """True where there are several stages."""
+        return len(self.context.stages.placements) > 1
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans of a named schedule."""
@@ -207,7 +154,7 @@ class _Making:
     def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
         whole = self.kind(programs, rule)
-        if len(self.stages.placements) == 1 or whole.web.micro_batches == 1:
+        if not self.staged or whole.web.micro_batches == 1:
             return whole.draft(fewest(whole.web))
         split = self.kind(programs, rule, split=True)
         best = self.better(self.enough(whole), self.enough(split))
@@ -217,7 +164,7 @@ class _Making:
 
     def enough(self, kind: _Kind) -> Draft:
         """As many copies as pay, of those that the memory limit leaves room for above the fewest."""
-        limit, room = self.options.memory_limit, None
+        limit, room = self.context.options.memory_limit, None
         if limit is not None:
             held = kind.draft(fewest(kind.web)).peaks()
             room = {rank: limit - peak for rank, peak in held.items()}
@@ -225,7 +172,7 @@ class _Making:
 
     def better(self, old: Draft, new: Draft) -> Draft:
         """The new one, if its step is shorter and it keeps the memory limit."""
-        limit = self.options.memory_limit
+        limit = self.context.options.memory_limit
         if new.simulation.makespan >= old.simulation.makespan * WORTH:
             return old
         return new if limit is None or max(new.peaks().values()) <= limit else old
@@ -233,20 +180,24 @@ class _Making:
     def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
         """The plans before copies and orders are given, and how long their acts take."""
         parts = [verify_local(split_backward(each)) if split else each for each in programs]
-        plans = tuple(self._plan(program, rule) for program in parts)
+        plans = tuple(self.plan(program, rule) for program in parts)
         seconds = {
             program.rank: self.durations.of(program, plan.actors)
             for program, plan in zip(parts, plans, strict=True)
         }
         return _Kind(Web(plans, seconds), split, rule)
 
-    def _plan(self, program: LocalProgram, rule: Preset) -> RankPlan:
-        staged = len(self.stages.placements) > 1
-        buckets = bucket(program, bucket_bytes(self.stages, self.options), staged)
+    def plan(self, program: LocalProgram, rule: Preset | None = None) -> RankPlan:
+        """The plan of one rank: with the priorities of a schedule, or in the order of the graph."""
+        buckets = bucket(program, self.context.bucket_bytes, self.staged)
         # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
-        actors = segment(program, buckets, self.communicators, staged)
-        actors = with_priorities(actors, rule, early_actors(actors))
-        plan = credit(program, *prefetch(program, actors, self.options.zero))
+        actors = segment(program, buckets, self.communicators, self.staged)
+        if rule is not None:
+            actors = with_priorities(actors, rule, early_actors(actors))
+        actors, controls = prefetch(program, actors, self.context.options.zero)
+        if rule is None:
+            actors, controls = gathers_first(program, actors, controls)
+        plan = credit(program, actors, controls)
         verify_communicators(plan, self.communicators)
         return plan
 
@@ -262,47 +213,8 @@ class _Making:
         simulation = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:
-                own = self._plan(split_backward(program) if draft.split else program, draft.rule)
+                own = self.plan(split_backward(program) if draft.split else program, draft.rule)
                 ready[program.rank] = like(own, ready[self.classes[program.rank]])
         plans = tuple(ready[program.rank] for program in programs)
-        name = draft.rule.name if self.options.schedule else "computed"
+        name = draft.rule.name if self.context.options.schedule else "computed"
         return Scheduled(name, plans, simulation, self.classes)
-
-
-def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
-    """Seconds of a step that a rank's compute queue works for each phase, as simulated."""
-    found: dict[Phase, Seconds] = {}
-    if scheduled.simulation is not None:
-        first = scheduled.classes[rank]
-        plan = next(plan for plan in scheduled.plans if plan.rank == first)
-        for act in scheduled.timeline(rank):
-            actor = plan.actors[act.actor]
-            if isinstance(actor, Compute) and actor.queue == COMPUTE:
-                before = found.get(actor.phase, 0.0)
-                found[actor.phase] = Seconds(before + act.end - act.start)
-    return found
-
-
-def bubble(scheduled: Scheduled, rank: int) -> float:
-    """The part of the step's time in which a rank's compute queue has nothing to do, as simulated."""
-    simulation = scheduled.simulation
-    if simulation is None or not simulation.makespan:
-        return 0.0
-    return 1 - sum(busy(scheduled, rank).values()) / simulation.makespan
-
-
-def in_flight(plan: RankPlan, stage: int) -> int:
-    """The number of micro-batches that a stage can keep between forward and backward on a rank."""
-    actors = plan.actors
-    found = (
-        register.credits
-        for register in plan.registers
-        for maker in (actors[register.producer],)
-        if isinstance(maker, Compute) and maker.phase.stage == stage and register.rate > 1
-        if maker.phase.kind == "forward"
-        if any(
-            isinstance(reader, Compute) and reader.phase.kind != "forward"
-            for reader in (actors[id] for id in register.consumers)
-        )
-    )
-    return max(found, default=1)

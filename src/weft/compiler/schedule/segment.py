@@ -14,7 +14,6 @@ from typing import final
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule
 from weft.compiler.schedule.phases import StepParts, gather
-from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,
@@ -28,6 +27,7 @@ from weft.ir.plan import (
     LocalProgram,
     LocalUpdate,
 )
+from weft.ir.queries.alias import variable_views
 
 
 @final

@@ -1,28 +1,16 @@
-"""Assign each call to a stage, and each variable to its home.
+"""Assign each call to a stage.
 
-Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its
-phases. A forward call goes where a pattern of the strategy puts its module, else where
-`weft.stage` in the code puts it, else, for `stages=n` without either, where the even split puts it;
-what nothing puts anywhere follows its operands, into the last of their stages. A backward call goes
-to the stage of the forward call that it belongs to.
+Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its phases. Forward
+calls go where `choose_stages` (`choose.py`) puts them, a backward call to the stage of its forward call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from weft.compiler.options import Options
-from weft.compiler.stages.balance import even_stages
-from weft.compiler.stages.stages import (
-    Stages,
-    check_homes,
-    check_patterns,
-    pattern_stage,
-    stage_placements,
-)
-from weft.errors import StrategyError
+from weft.compiler.context import Context
+from weft.compiler.stages.choose import call_kind, first_result, forward_calls
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Call,
@@ -34,135 +22,22 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.layout import Placement
-from weft.strategy.parts import Stage
 
 
-def assign_stages(
-    graph: LogicalGraph,
-    options: Options,
-    placement: Placement,
-    homes: Mapping[str, int] | None = None,
-    before: Mapping[tuple[str, str, str], int] = MappingProxyType({}),
-) -> tuple[LogicalGraph, Stages]:
-    """The graph with a stage for every call, and the stages' placements and variables.
+def assign_stages(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph with a stage for every call: forward calls as chosen, backward calls with their forward.
 
     Args:
         graph: as captured; phases say what is backward.
-        options: with the stages and the cost model.
-        placement: all ranks.
-        homes: the stages of variables by key, where another program has decided them; what reads
-            them follows.
-        before: the stages of forward calls for another shape of the batch (`Stages.calls`); where the
-            even split decided, the same calls keep theirs.
-
-    Raises:
-        StrategyError: when stages, patterns or notes in the code do not fit the graph.
+        context: with the stages (`choose_stages`).
     """
-    placements = stage_placements(options.stages, placement)
-    if len(placements) == 1:
-        return graph, Stages(placements)
-    fixed, given = _fixed(graph, options, len(placements), homes, before)
-    forward = _forward(graph, fixed, given)
-    found = _homes(graph, given, forward)
-    stages = forward | _backward(graph, forward, found)
-    if homes is None:
-        _check_used(forward, len(placements))
-    nodes = tuple(_with_stage(node, stages) for node in graph.nodes)
-    kinds = {_kind(name, call): forward[name] for name, call in _forward_calls(graph).items()}
-    return replace(graph, nodes=nodes), Stages(placements, found, kinds)
-
-
-def _fixed(
-    graph: LogicalGraph,
-    options: Options,
-    count: int,
-    homes: Mapping[str, int] | None,
-    before: Mapping[tuple[str, str, str], int],
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
-    calls = _forward_calls(graph)
-    noted = {name: _note(call, count) for name, call in calls.items()}
-    found = {name: stage for name, stage in noted.items() if stage is not None}
-    if not isinstance(options.stages, int):
-        return _by_patterns(graph, options, found, homes)
-    if not found and homes is None:
-        found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
-    elif not found:
-        kinds = {name: _kind(name, call) for name, call in calls.items()}
-        found = {name: before[kind] for name, kind in kinds.items() if kind in before}
-    return found, dict(homes or {})
-
-
-def _by_patterns(
-    graph: LogicalGraph,
-    options: Options,
-    noted: Mapping[str, int],
-    homes: Mapping[str, int] | None,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """The stages that the strategy's patterns name, which go before notes in the code."""
-    assert not isinstance(options.stages, int)  # a number has no patterns
-    stages = options.stages
-    modules = {name: _module(call) for name, call in _forward_calls(graph).items()}
-    variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
-    if homes is None:
-        check_patterns(stages, {*modules.values(), *options.modules}, variables)
-    found = {**noted, **_matched(stages, modules)}
-    given = _matched(stages, {key: key for key in variables})
-    if homes is None:
-        check_homes(graph, stages, given, found)
-    return found, {**given, **(homes or {})}
-
-
-def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int]:
-    """The stages of those whose path a pattern matches."""
-    every = {name: pattern_stage(stages, path) for name, path in paths.items()}
-    return {name: stage for name, stage in every.items() if stage is not None}
-
-
-def _kind(name: str, call: Call) -> tuple[str, str, str]:
-    return name, call.op, _module(call)
-
-
-def _module(call: Call) -> str:
-    return call.location.module if call.location else ""
-
-
-def _note(call: Call, count: int) -> int | None:
-    """The stage that `weft.stage` in the code names."""
-    stage = call.location.stage if call.location else None
-    if stage is not None and stage >= count:
-        raise StrategyError(
-            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}"
-        )
-    return stage
-
-
-def _forward(
-    graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
-) -> dict[str, int]:
-    """The stage of every forward call, by the name of its first result."""
-    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
-    made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
-    calls = _forward_calls(graph)
-    for name, call in calls.items():
-        operands = [made.get(used) for used in node_uses(call)]
-        known = [stage for stage in operands if stage is not None]
-        stage = fixed.get(name, max(known, default=None))
-        made.update((value.name, stage) for value in node_outputs(call))
-    # What reads nothing of any stage, such as positions and masks, is made where it is read first.
-    for call in reversed(calls.values()):
-        names = [value.name for value in node_outputs(call)]
-        if made[names[0]] is None:
-            made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
-    return {name: made[name] or 0 for name in calls}
-
-
-def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
-    """The first stage of the calls that read one of the values."""
-    readers = (node for name in names for node in graph.users[name])
-    wanted = (made.get(_name(node)) for node in readers if isinstance(node, Call))
-    return min((stage for stage in wanted if stage is not None), default=0)
+    stages = context.stages
+    if len(stages.placements) == 1:
+        return graph
+    calls = forward_calls(graph)
+    forward = {name: stages.calls[call_kind(name, call)] for name, call in calls.items()}
+    every = forward | _backward(graph, forward, stages.homes)
+    return replace(graph, nodes=tuple(_with_stage(node, every) for node in graph.nodes))
 
 
 def _backward(
@@ -177,12 +52,12 @@ def _backward(
     """
     of_pair: dict[int, int] = {}
     made: dict[str, int] = {}
-    for name, call in _forward_calls(graph).items():
+    for name, call in forward_calls(graph).items():
         made.update((value.name, forward[name]) for value in node_outputs(call))
         if call.autograd is not None:
             of_pair.setdefault(call.autograd, forward[name])
     known: dict[str, int] = {}
-    backward = {_name(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
+    backward = {first_result(c): c for c in graph.of_kind(Call) if c.phase.kind != "forward"}
     for name, call in backward.items():
         if call.autograd in of_pair:
             known[name] = of_pair[call.autograd]
@@ -201,9 +76,9 @@ def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: i
     """True where the results of a call are added to more that is made in a stage."""
     readers = (node for value in node_outputs(call) for node in graph.users[value.name])
     return any(
-        known.get(_name(graph.producers[used])) == stage
+        known.get(first_result(graph.producers[used])) == stage
         for reader in readers
-        if isinstance(reader, Call) and _name(reader) not in known
+        if isinstance(reader, Call) and first_result(reader) not in known
         for used in node_uses(reader)
     )
 
@@ -220,48 +95,15 @@ def _readers(
     for call in reversed(graph.of_kind(Call)):
         for reader in (n for value in node_outputs(call) for n in graph.users[value.name]):
             if isinstance(reader, Update):
-                found.setdefault(_name(call), homes.get(keys[reader.target.name], 0))
+                found.setdefault(first_result(call), homes.get(keys[reader.target.name], 0))
             else:
-                stage = known.get(_name(reader), found.get(_name(reader)))
+                stage = known.get(first_result(reader), found.get(first_result(reader)))
                 if stage is not None:
-                    found.setdefault(_name(call), stage)
+                    found.setdefault(first_result(call), stage)
     return found
-
-
-def _homes(
-    graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
-) -> dict[str, int]:
-    """The stage of every parameter and buffer: the given one, else that of its first reader."""
-    found = {}
-    for node in graph.of_kind(Input):
-        if node.role in ("parameter", "buffer"):
-            readers = (_name(user) for user in graph.users[node.value.name])
-            read = (forward[name] for name in readers if name in forward)
-            found[node.key] = given.get(node.key, next(read, 0))
-    return found
-
-
-def _check_used(forward: Mapping[str, int], count: int) -> None:
-    idle = sorted(set(range(count)) - set(forward.values()))
-    if idle:
-        raise StrategyError(
-            f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
-            "modules in its patterns, use weft.stage in the model, or take fewer stages"
-        )
 
 
 def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
     if not isinstance(node, Call):
         return node
-    return changed(node, phase=Phase(stages[_name(node)], node.phase.kind))
-
-
-def _forward_calls(graph: LogicalGraph) -> dict[str, Call]:
-    """The forward calls by the name of their first result, in order."""
-    return {_name(call): call for call in graph.of_kind(Call) if call.phase.kind == "forward"}
-
-
-def _name(node: Node) -> str:
-    """The name of a call's first result; empty for what is no call."""
-    made = node.outputs if isinstance(node, Call) else ()
-    return next((value.name for value in made if value is not None), "")
+    return changed(node, phase=Phase(stages[first_result(node)], node.phase.kind))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.ir.op_calls import op_call
+from weft.ir.queries.op_calls import op_call
 from weft.ops import OpCall, flops, item, traffic
 from weft.units import ITEM_SIZE
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.compiler.layouts.box import renamed
-from weft.compiler.stages.stages import Stages
+from weft.compiler.context import Stages
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Call,
@@ -28,6 +27,7 @@ from weft.ir.logical import (
     node_uses,
 )
 from weft.ir.nodes import Sent
+from weft.ir.renamed import renamed
 
 # Made anew in every stage that reads them: they read nothing.
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")

@@ -1,33 +1,21 @@
-"""Lay out a graph stage by stage, and join the stages by boxing between their placements.
+"""Stages that are laid out, joined by boxing between their placements.
 
-Each stage is deduced on its own placement, in order. A value that comes from an earlier stage is
-wanted as it lies there, along the axes that have as many ranks in both; one from a later stage,
-such as a gradient, as it is cheapest to use. Between the two stands one boxing, right after the
-value is made; it starts from a layout in which the value stands there anyway. What the step returns
-goes to all ranks of all stages.
+Between a value that a stage makes and the stages that read it stands one boxing, right after the value is made; it
+starts from a layout in which the value stands there anyway. What the step returns goes to all ranks of all
+stages.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, final
+from dataclasses import dataclass, replace
+from typing import final
 
 from weft.boxing import steps
 from weft.cached import cached_property
-from weft.compiler.assignment import Assignment
-from weft.compiler.families.class_loss import fuse_class_losses
-from weft.compiler.families.table import expand
-from weft.compiler.layouts.alike import Solved
-from weft.compiler.layouts.box import box, describe
-from weft.compiler.layouts.deduce import Hints, deduce
-from weft.compiler.layouts.known import Known
-from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
-from weft.compiler.stages.stages import Stages
-from weft.hardware import CostModel
-from weft.ir import verify
-from weft.ir.layouts import layout_of
+from weft.compiler.context import Stages
+from weft.compiler.layouts.box import describe
 from weft.ir.logical import (
     ROLES,
     Box,
@@ -41,116 +29,9 @@ from weft.ir.logical import (
     Value,
     node_outputs,
 )
-from weft.layout import SBP, Layout, Partial, Placement
+from weft.ir.queries.layouts import layout_of
+from weft.layout import Layout
 from weft.units import ITEM_SIZE
-
-# What the user fixed, by the number of axes of a placement.
-GridHints: TypeAlias = Mapping[int, Hints]
-
-
-@final
-@dataclass(frozen=True)
-class Deduced:
-    """The bound on the layouts of a stage, in the cost model's bytes.
-
-    Attributes:
-        stage: its number.
-        cost: what they cost.
-        bound: the least that any could cost, along the axis solved last with the others as they are.
-        proven: true where they are the cheapest, along each axis with the others as they are.
-        broken: how often a parameter is used otherwise than the user laid it out, because its op
-            admits nothing else.
-        taken: true where they are those of another shape of the batch, of which all this is said.
-        solved: the deduction, for further shapes.
-    """
-
-    stage: int
-    cost: float
-    bound: float
-    proven: bool
-    broken: int = 0
-    taken: bool = False
-    solved: Solved | None = field(default=None, repr=False, compare=False)
-
-    @staticmethod
-    def of(stage: int, solved: Solved) -> Deduced:
-        found = solved.assignment
-        known = found.cost, found.bound, found.proven, found.broken, found.taken
-        return Deduced(stage, *known, solved)
-
-
-def lay_out(
-    graph: LogicalGraph,
-    hints: GridHints,
-    stages: Stages,
-    cost_model: CostModel,
-    before: Sequence[Deduced] = (),
-) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
-    """The graph with layouts on all values and boxing between them, within stages and across.
-
-    Also what is known of how good they are.
-
-    Args:
-        graph: without layouts; its calls have stages.
-        hints: for every number of axes that a placement has.
-        stages: where they run.
-        cost_model: for deduction.
-        before: what was deduced for another shape of the batch, with the same cost model.
-    """
-    solver = _Solver(cost_model, {each.stage: each.solved for each in before})
-    if len(stages.placements) == 1:
-        placement = stages.placements[0]
-        solved = solver.solve(0, graph, hints[placement.axes], placement)
-        return _boxed(graph, solved.assignment), (Deduced.of(0, solved),)
-    graph = verify(copy_sources(graph))
-    laid: list[LaidOut] = []
-    deduced: list[Deduced] = []
-    for part in cut_stages(graph, stages):
-        verify(part.graph)
-        placement = stages.placements[part.stage]
-        own = _own_hints(part, hints[placement.axes], placement, laid)
-        solved = solver.solve(part.stage, part.graph, own, placement)
-        laid.append(LaidOut(part.stage, part.crossing, _boxed(part.graph, solved.assignment)))
-        deduced.append(Deduced.of(part.stage, solved))
-    return join_stages(graph, laid, stages), tuple(deduced)
-
-
-def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
-    """A stage with what deduction chose in its own calls and boxings."""
-    graph, assignment = fuse_class_losses(graph, assignment)
-    graph, assignment = expand(verify(graph), assignment)
-    return verify(box(verify(graph), assignment), with_layouts=True)
-
-
-@final
-@dataclass(frozen=True)
-class _Solver:
-    """Deduces stages: as before, where that fits, else anew.
-
-    Attributes:
-        cost_model: for deduction.
-        before: of stages, what was deduced for another shape of the batch.
-        known: what deductions on grids of one shape remember.
-    """
-
-    cost_model: CostModel
-    before: Mapping[int, Solved | None]
-    known: dict[tuple[int, ...], Known] = field(default_factory=dict)
-
-    def solve(
-        self,
-        stage: int,
-        graph: LogicalGraph,
-        hints: Hints,
-        placement: Placement,
-    ) -> Solved:
-        before = self.before.get(stage)
-        found = before.taken(graph, hints, placement) if before else None
-        if found is None:
-            grid = placement.shape
-            known = self.known.setdefault(grid, Known(grid, self.cost_model))
-            found = deduce(graph, hints, placement, self.cost_model, known)
-        return Solved(graph, hints, placement, found)
 
 
 @final
@@ -206,27 +87,6 @@ class LaidOut:
                     late = isinstance(self.graph.producers[self.origin(node)], Input)
                     (due if late else pieces[-1]).append(node)
         return tuple(map(tuple, [*pieces, due]))
-
-
-def _own_hints(
-    part: StageGraph, hints: Hints, placement: Placement, earlier: Sequence[LaidOut]
-) -> Hints:
-    """The hints for a stage's inputs: the user's, and where values of earlier stages lie."""
-    keys = {node.key for node in part.graph.of_kind(Input)} - set(part.crossing)
-    found = {key: sbps for key, sbps in hints.inputs.items() if key in keys}
-    for here, there in part.crossing.items():
-        values = [value for stage in earlier for value in stage.standing(there)]
-        layouts = [layout_of(value) for value in values]
-        whole = (x for x in layouts if not any(isinstance(sbp, Partial) for sbp in x.sbp))
-        layout = next(whole, None)
-        if layout is not None and layout.placement.axes == placement.axes:
-            found[here] = tuple(map(_kept, layout.sbp, layout.placement.shape, placement.shape))
-    return replace(hints, inputs=found)
-
-
-def _kept(sbp: SBP, there: int, here: int) -> SBP | None:
-    """The SBP that a value keeps along an axis when it comes from `there` ranks to `here`; None for any."""
-    return sbp if there == here > 1 else None
 
 
 def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -> LogicalGraph:

@@ -1,44 +1,21 @@
 """Stages: the parts of a pipeline, each on a placement of its own.
 
 Every call of a graph has a stage in its phase; every variable has a home, the stage where it lives
-and is updated. `assign_stages` decides both. The graph is then cut (`stages/cut.py`), each part is
-deduced and boxed on its own placement as if it were alone, and the parts are joined again by boxing
-between placements (`stages/join.py`).
+and is updated. `choose_stages` decides both (`Stages` of `compiler/context.py`). The graph is then
+cut (`stages/cut.py`), each part is deduced and boxed on its own placement as if it were alone, and the
+parts are joined again by boxing between placements (`stages/join.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
-from typing import final
 
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node
-from weft.layout import Layout, Placement, broadcast_layout, shard_range
+from weft.layout import Placement, shard_range
 from weft.patterns import around, check_named, covers
 from weft.strategy.parts import Stage
-
-
-@final
-@dataclass(frozen=True)
-class Stages:
-    """The placements of stages, and the homes of variables.
-
-    Attributes:
-        placements: of stage 0, 1, ….
-        homes: the stage of each parameter and buffer, by key; missing ones live in stage 0.
-        calls: the stage of each forward call, by the name of its first result, its op and its module.
-    """
-
-    placements: tuple[Placement, ...]
-    homes: Mapping[str, int] = field(default_factory=dict)
-    calls: Mapping[tuple[str, str, str], int] = field(default_factory=dict, compare=False)
-
-    def everywhere(self) -> Layout:
-        """Whole on every rank of every stage: how the results of a step are handed out."""
-        ranks = tuple(sorted({rank for each in self.placements for rank in each.ranks}))
-        return broadcast_layout(Placement(self.placements[0].device_type, (len(ranks),), ranks))
 
 
 def stage_placements(

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from weft.compiler.context import Context
 from weft.compiler.graph.products_first import ADD
-from weft.compiler.layouts.box import renamed
 from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
 from weft.ir.nodes import HINT
+from weft.ir.renamed import renamed
 from weft.layout import SBP
 from weft.patterns import around, check_named, matches
 
@@ -23,25 +24,23 @@ from weft.patterns import around, check_named, matches
 Layouts: TypeAlias = Sequence[tuple[str, tuple[SBP, ...]]]
 
 
-def lay_activations(
-    graph: LogicalGraph, layouts: Layouts, modules: Sequence[str] = ()
-) -> LogicalGraph:
-    """Hint at what modules return that a pattern names; the first that does counts.
+def lay_activations(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """Hint at what modules return that a pattern of `Options.activations` names; the first that does counts.
 
     What a module returns is what it makes and other calls of the forward read. A scalar beside
     tensors, such as a loss that balances experts, is passed over.
 
     Args:
         graph: without layouts.
-        layouts: patterns, and what they ask for.
-        modules: that a pattern may name, besides those with a call.
+        context: with the patterns, and what they ask for.
 
     Raises:
         StrategyError: when a pattern names no module.
     """
+    layouts = context.options.activations
     if not layouts:
         return graph
-    _check(graph, layouts, modules)
+    _check(graph, layouts, context.options.modules)
     hinted: dict[str, tuple[str, str]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:

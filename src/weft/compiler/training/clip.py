@@ -8,9 +8,9 @@ lie; only numbers travel.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from weft.compiler.context import Context
 from weft.compiler.training.gradients import Gradient, Scalars, gradients, with_sources
 from weft.ir.logical import LogicalGraph, Output, Phase, Ref
 from weft.ops.call import Token
@@ -19,22 +19,18 @@ from weft.ops.call import Token
 METRIC = "metric:"
 
 
-def clip_norm(
-    graph: LogicalGraph,
-    max_norm: float | None,
-    metrics: Collection[str] = (),
-    homes: Mapping[str, int] | None = None,
-) -> LogicalGraph:
-    """Let optimizers read gradients that are scaled to a global norm of at most `max_norm`.
+def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """Let optimizers read gradients that are scaled to a global norm of at most `Options.clip_norm`.
+
+    With the metric "grad_norm", the norm is one more output.
 
     Args:
         graph: without layouts.
-        max_norm: None leaves gradients as they are.
-        metrics: with "grad_norm", the norm is one more output.
-        homes: the stages of parameters, by key.
+        context: with the largest norm, None for any; the metrics; and where parameters live.
     """
-    found = gradients(graph, homes)
-    measured = "grad_norm" in metrics
+    max_norm = context.options.clip_norm
+    found = gradients(graph, context.stages.homes)
+    measured = "grad_norm" in context.options.metrics
     if not found or (max_norm is None and not measured):
         return graph
     double = any(each.value.dtype in ("float64", "complex128") for each in found)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.compiler.layouts.box import renamed
+from weft.compiler.context import Context
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.compiler.training.precision import CAST, CASTS, cast_call
 from weft.ir.logical import (
@@ -32,7 +32,8 @@ from weft.ir.logical import (
     node_outputs,
     node_uses,
 )
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.layout import Partial
 from weft.ops import shares_memory
 from weft.ops.dtypes import holds
@@ -41,14 +42,14 @@ from weft.strategy.precision import Precision, dtype_of
 _FLOATS = ("float16", "bfloat16", "float32")  # float64 stays: whoever has it means it
 
 
-def lay_exchanges(graph: LogicalGraph, precision: Precision | None) -> LogicalGraph:
+def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph whose sums travel in the dtypes that the user names.
 
     Args:
         graph: with layouts and boxing.
-        precision: of the step; None leaves every sum as it is made.
+        context: with the precision of the step; None leaves every sum as it is made.
     """
-    wanted = _wanted(graph, precision or Precision())
+    wanted = _wanted(graph, context.options.precision or Precision())
     if not wanted:
         return graph
     rewriter = _DtypeRewriter(graph, wanted)

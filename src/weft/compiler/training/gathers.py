@@ -19,7 +19,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.compiler.layouts.box import renamed
 from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
@@ -36,7 +35,8 @@ from weft.ir.logical import (
     runs_in_loop,
 )
 from weft.ir.nodes import HINT, TAKE
-from weft.ir.op_calls import operand_names
+from weft.ir.queries.op_calls import operand_names
+from weft.ir.renamed import renamed
 from weft.ops import shares_memory
 
 # Conversions: of a shard they make the shard.

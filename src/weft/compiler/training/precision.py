@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.compiler.context import Context
 from weft.compiler.training.gradients import gradients, passed_to_gradients, with_sources
 from weft.ir.logical import Call, LogicalGraph, Ref, Value
 from weft.ops.call import Token
@@ -26,11 +27,11 @@ CASTS = frozenset((CAST, "prims.convert_element_type.default", "weft.cast_whole"
 HALF = ("bfloat16", "float16")
 
 
-def lay_sums(graph: LogicalGraph, precision: Precision | None, micro_batches: int) -> LogicalGraph:
-    """The graph whose gradients are added up in float32, or as they are."""
-    if micro_batches == 1:
+def lay_sums(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph whose gradients are added up over micro-batches in float32, or as they are."""
+    if context.options.micro_batches == 1:
         return graph
-    if (precision or Precision()).accumulate is None:
+    if (context.options.precision or Precision()).accumulate is None:
         return _as_they_are(graph)
     return _in_float32(graph)
 

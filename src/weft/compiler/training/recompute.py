@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.layouts.box import renamed
+from weft.compiler.context import Context
 from weft.ir.arguments import changed
 from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
+from weft.ir.renamed import renamed
 from weft.ops import shares_memory
 from weft.patterns import around, check_named, first_match
 
@@ -93,20 +94,19 @@ def _module(call: Call) -> str:
 AFTER = "weft.after"
 
 
-def recompute(
-    graph: LogicalGraph, patterns: Sequence[str], modules: Sequence[str] = ()
-) -> LogicalGraph:
-    """Let the backward make again what the forward made in the regions that `patterns` name.
+def recompute(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """Let the backward make again what the forward made in the regions that `Options.recompute` names.
+
+    Its patterns are of module paths ("blocks.*" is each block), or of ops ("aten.gelu.default").
 
     Args:
         graph: without layouts; every call has its phase.
-        patterns: of module paths ("blocks.*" is each block), or of ops ("aten.gelu.default").
-        modules: that a pattern may name, besides those with a call.
+        context: with the patterns.
 
     Raises:
         StrategyError: when a pattern names nothing.
     """
-    region_of = regions(graph, patterns, modules)
+    region_of = regions(graph, context.options.recompute, context.options.modules)
     again = region_of.keys() - kept_values(graph, region_of)
     if not again:
         return graph

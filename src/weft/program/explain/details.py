@@ -12,9 +12,9 @@ from rich.table import Table
 
 from weft.boxing import COLLECTIVES, BoxingStep, steps
 from weft.boxing.halo import Halo
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
-from weft.compiler.stages.join import Deduced
+from weft.compiler.stages.lay_out import Deduced
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
 from weft.layout import Layout

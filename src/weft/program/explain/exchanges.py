@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias, final
 from rich.table import Table
 
 from weft.boxing import COLLECTIVES, steps
-from weft.compiler.local.halo import graph_halos
+from weft.compiler.halos import graph_halos
+from weft.compiler.local.node_phases import node_phases
 from weft.compiler.pipeline import Compiled
-from weft.compiler.schedule.phases import node_phases
 from weft.compiler.training.gradients import passed_to_gradients
-from weft.ir.layouts import layout_of
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
 from weft.ir.plan import Communicate
+from weft.ir.queries.layouts import layout_of
 from weft.program.explain.tables import stars, table
 from weft.units import ITEM_SIZE, bytes_text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
-from weft.compiler.stages.join import Deduced
+from weft.compiler.stages.lay_out import Deduced
 from weft.program.explain.details import deduction_notes
 from weft.program.explain.exchanges import exchange_lines
 from weft.program.explain.limits import limit_lines, memory_line

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from weft.compiler.schedule.bucket import Bucket
-from weft.ir.memory import value_bytes
 from weft.ir.plan import Communicate, RankPlan
+from weft.ir.queries.memory import value_bytes
 from weft.program.explain.tables import table, text_of
 from weft.runtime.compiled.choice import KernelChoice
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.cuda.replay import Replayer
+from weft.runtime.devices.replay import Replayer
 from weft.units import Bytes, bytes_text
 
 

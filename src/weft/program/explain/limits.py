@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
-from weft.compiler.schedule.schedule import bubble, busy
+from weft.compiler.schedule.scheduled import bubble, busy
 from weft.hardware import links_text, usual_device
 from weft.hardware.durations import Durations
 from weft.ir.plan import Communicate, Compute, RankPlan

@@ -22,6 +22,7 @@ from weft.program.feeding.shards import (
     region_part,
     without_shards,
 )
+from weft.runtime.devices.copies import laid
 from weft.tensor import GlobalTensor
 
 
@@ -74,7 +75,7 @@ class Feeder:
         whole = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
         feeds = {
             rank: {
-                key: _lay(region_part(whole[key], region), device)
+                key: laid(region_part(whole[key], region), device)
                 for key, region in regions.items()
             }
             for (rank, regions), device in zip(
@@ -111,7 +112,7 @@ class Feeder:
         parts = self._in_micro_batches(given)
         feeds = {
             rank: {
-                key: _lay(own_part(key, cut[key], parts.get(key), layout, rank), device)
+                key: laid(own_part(key, cut[key], parts.get(key), layout, rank), device)
                 for key, layout in self._layouts[rank].items()
             }
             for rank, device in self._devices.items()
@@ -134,15 +135,3 @@ class Feeder:
             for key, leaf in given.items()
             if key in layouts
         }
-
-
-def _lay(tensor: Tensor, device: torch.device) -> Tensor:
-    """Contiguous, with its own elements, on a device; nothing is copied that is so already."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        # From pinned memory the host need not wait for the copy; it is our own, since the caller
-        # may overwrite the batch.
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor).to(device, non_blocking=True)
-    if tensor.device != device:
-        tensor = tensor.to(device)
-    return tensor.contiguous().resolve_conj().resolve_neg()

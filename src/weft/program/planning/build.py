@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.watch import Entry
-from weft.compiler.layouts.deduce import Hints
-from weft.compiler.local.specialize import Target, specialize
+from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.schedule.repeats import outline
-from weft.compiler.schedule.replays import replays
+from weft.compiler.plans.repeats import outline
+from weft.compiler.plans.replays import replays
+from weft.compiler.plans.specialize import Target, specialize
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -41,11 +41,11 @@ from weft.program.live.holds import Lying
 from weft.program.same_program import check_same_program
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.cuda.backend import backend_of
-from weft.runtime.cuda.device_executor import DeviceExecutor
-from weft.runtime.cuda.graphs import graph_mode
-from weft.runtime.cuda.replay import Replayer, obstacle
-from weft.runtime.cuda.streams import MakeStreams
+from weft.runtime.devices.backend import backend_of
+from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.runtime.devices.graphs import graph_mode
+from weft.runtime.devices.replay import Replayer, obstacle
+from weft.runtime.devices.streams import MakeStreams
 from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.matmul import onednn_is_faster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from weft.compiler.layouts.deduce import Hints
+from weft.compiler.hints import Hints
 from weft.errors import LayoutError, StrategyError
 from weft.ir.logical import Input, LogicalGraph
 from weft.layout import SBP, Broadcast, Partial, Placement, Split

@@ -29,7 +29,7 @@ from weft.program.planning.build import Setting, build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
 from weft.program.planning.step import Step
-from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.devices.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 
 Planned: TypeAlias = tuple[Captured, Compiled]

@@ -9,8 +9,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from weft.ir.memory import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, RankPlan
+from weft.ir.queries.memory import KINDS, Kind, Memory
 from weft.runtime.executor.memory import Meter
 from weft.runtime.executor.work import ActFunction, Work
 

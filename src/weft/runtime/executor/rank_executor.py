@@ -12,11 +12,11 @@ from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
 from weft.errors import BatchError, RankFailure
-from weft.ir.memory import Memory
 from weft.ir.plan import Feed, Hold, RankPlan
+from weft.ir.queries.memory import Memory
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.cuda.launch_record import LaunchRecorder
-from weft.runtime.cuda.replay import Replayer
+from weft.runtime.devices.launch_record import LaunchRecorder
+from weft.runtime.devices.replay import Replayer
 from weft.runtime.executor.measured_step import MeasuredStep
 from weft.runtime.executor.trace import Recorder
 from weft.runtime.executor.work import Rank, bind_work

@@ -29,7 +29,7 @@ from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.compiled.parts import PartCutter
-from weft.runtime.cuda.replay import Call, ReplayedSegment, Replayer, Run, draws_of
+from weft.runtime.devices.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.executor.memory import note_gradients
 from weft.runtime.executor.optimizer import Updates, group_updates
 from weft.runtime.executor.state import Batches, Variables

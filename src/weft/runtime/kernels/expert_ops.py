@@ -1,4 +1,4 @@
-"""`weft.expert_mm` and what belongs to it (`weft.ops.rules.experts`) on local tensors.
+"""`weft.expert_mm` and what belongs to it (`weft.ops.rules.own.experts`) on local tensors.
 
 Rows come in any order. Where those of an expert stand together, as in the buffers that `weft.routes`
 fills, products read and write them in place; elsewhere each expert's are taken out, multiplied, and put

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.rules.loss import NONE
+from weft.ops.rules.layers.loss import NONE
 from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
 
 # So many elements at a time: half a MiB of float32.

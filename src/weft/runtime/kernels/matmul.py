@@ -2,11 +2,11 @@
 
 With AVX-512, `mkldnn._linear_pointwise` (what Inductor calls for linear layers) takes 4 to 47 % less
 time than BLAS (MKL on an EPYC) from some 256³ on, most with a large second operand; below, its 15
-µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.local.specialize`), so
+µs a call decide. Which one runs depends on shapes and on the CPU alone (`weft.compiler.plans.specialize`), so
 equal ranks sum in the same order.
 
 Products that are summed over micro-batches are added to the sum as they are computed, by BLAS
-itself (`weft.compiler.local.specialize` joins them).
+itself (`weft.compiler.plans.specialize` joins them).
 """
 
 from __future__ import annotations

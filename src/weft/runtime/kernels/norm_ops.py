@@ -1,7 +1,7 @@
 """weft's ops of a BatchNorm whose batch is split over ranks, on fused kernels of torch.
 
 Two of these kernels are slow on a CPU, and go another way to the same numbers, also where the batch
-is whole (`weft.compiler.local.specialize` says where): the one that collects statistics of contiguous
+is whole (`weft.compiler.plans.specialize` says where): the one that collects statistics of contiguous
 images adds up element by element, and the backward works on each image of each channel alone, however small it is.
 
 Moments are added up in float64: the sum of squares of float32 data loses nothing by it, however
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.rules.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

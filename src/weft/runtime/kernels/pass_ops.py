@@ -1,4 +1,4 @@
-"""Kernels of the ops that passes put into a graph (`weft.ops.rules.passes`, `weft.ops.rules.time`).
+"""Kernels of the ops that passes put into a graph (`weft.ops.rules.own.passes`, `weft.ops.rules.own.time`).
 
 Those of `OVER_STEP` make one value of all micro-batches of a step, and keep it between acts.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.channels.channel import COMBINE, SIGNED, reduce_in_order
-from weft.runtime.cuda.copies import copies
+from weft.runtime.devices.copies import from_host, to_host
 from weft.runtime.executor.memory import note_host
 from weft.runtime.kernels.matmul import SUMMED_PRODUCT, SumOfProducts
 
@@ -62,16 +62,14 @@ def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor
 
 def offload(x: Tensor) -> Tensor:
     """`weft.offload`: a copy in host memory; for a GPU in pinned memory, on its way while others compute."""
-    host = copies(x.device).out(x) if x.is_cuda else torch.empty_like(x).copy_(x)
+    host = to_host(x)
     note_host(host)
     return host
 
 
 def load(host: Tensor, device: torch.device, awaited: Tensor | None = None) -> Tensor:
     """`weft.load`: a copy of what `offload` made, on the device, once `awaited` is there."""
-    if device.type == "cuda":
-        return copies(device).back(host)
-    return torch.empty_like(host, device=device).copy_(host)
+    return from_host(host, device)
 
 
 def after(x: Tensor, awaited: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from weft.errors import UserError
 from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel, check_same
-from weft.runtime.channels.process import GlooChannel, GroupChannel, NcclChannel, ProcessChannel
+from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
+from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.calls import CALLS, accounts, looking
 from weft.runtime.world.arrival import await_all, join, say_at_end
@@ -38,11 +39,6 @@ T = TypeVar("T")
 # Set to "gloo", ranks of one host do not share memory either.
 TRANSPORT = "WEFT_TRANSPORT"
 
-_CHANNELS: dict[str, tuple[str, type[GroupChannel]]] = {
-    "cpu": ("gloo", GlooChannel),
-    "cuda": ("nccl", NcclChannel),
-}
-
 
 @final
 class DistributedWorld(World):
@@ -53,16 +49,16 @@ class DistributedWorld(World):
 
     def __init__(self, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
         self._timeout = timedelta(seconds=timeout)
-        self._backend, self._channel = _CHANNELS[device_type]
+        self._backend = BACKENDS[device_type]
         self._device = _device(device_type)
         if not dist.is_initialized():
-            join(self._backend, self._timeout)
+            join(self._backend.library, self._timeout)
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
         store = dist.distributed_c10d._get_default_store()
         await_all(store, self.rank, self.size, gone(store), self._timeout)
         self._board = FailureBoard(store, self.rank, self.size)
         self._store = store
-        self._hosts = _hosts(store, self.rank, self.size) if device_type == "cpu" else ()
+        self._hosts = _hosts(store, self.rank, self.size) if self._backend.shares_memory else ()
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
         # What `links` found.
@@ -94,14 +90,15 @@ class DistributedWorld(World):
         ranks, own = communicator.ranks, self.rank in communicator.ranks
         shared, group = self._on_one_host(ranks), None
         if not shared:  # all processes must make the group
-            group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=self._backend)
+            library = self._backend.library
+            group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=library)
         if not own:
             return None
         index, timeout = ranks.index(self.rank), self._timeout.total_seconds()
         found: ProcessChannel = (
             SharedChannel(self._store, self._connected, ranks, index, self._board, timeout)
             if shared
-            else self._channel(group, ranks, index, self._device, self._board)
+            else self._backend.process_channel(group, ranks, index, self._device, self._board)
         )
         found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
         found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
@@ -109,9 +106,9 @@ class DistributedWorld(World):
 
     @property
     def _across_hosts(self) -> bool:
-        """True where CPU ranks talk over a network, of which nothing is known."""
+        """True where ranks that could share memory talk over a network, of which nothing is known."""
         every = range(self.size)
-        return self.size > 1 and self.device_type == "cpu" and not self._on_one_host(every)
+        return self.size > 1 and self._backend.shares_memory and not self._on_one_host(every)
 
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
         """True where processes can share memory; all ranks of the job answer alike."""
@@ -154,12 +151,10 @@ def _hosts(store: Any, rank: int, size: int) -> tuple[str, ...]:
 
 
 def _device(device_type: str) -> torch.device:
-    if device_type == "cpu":
-        return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", "0"))
     check_devices(device_type, index)
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
+    device = BACKENDS[device_type].device(device_type, index)
+    BACKENDS[device_type].choose(device)
     return device
 
 
@@ -180,8 +175,9 @@ def current_world(device_type: str = "cpu") -> World:
     local = innermost_world()
     if local is not None:
         return local
-    if device_type not in _CHANNELS:
-        raise UserError(f'a world runs on "cpu" or "cuda", found {device_type!r}')
+    if device_type not in BACKENDS:
+        known = " or ".join(f'"{name}"' for name in BACKENDS)
+        raise UserError(f"a world runs on {known}, found {device_type!r}")
     if device_type not in _lasting_worlds:
         started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         _lasting_worlds[device_type] = (

@@ -20,8 +20,8 @@ from weft.hardware import Device
 from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel, check_same
-from weft.runtime.channels.cuda import CudaLocalChannel
-from weft.runtime.channels.local import LocalChannel, LocalGroup
+from weft.runtime.channels.local import LocalGroup
+from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import root_failure
 from weft.runtime.failures.calls import Calls
 from weft.runtime.world.allocator import keep_freed_memory
@@ -134,11 +134,13 @@ def check_devices(device_type: str, index: int = 0) -> None:
     Raises:
         UserError: naming how many CUDA devices there are.
     """
-    count = torch.cuda.device_count() if device_type == "cuda" else index + 1
-    if index >= count:
+    count = BACKENDS[device_type].count
+    seen = index + 1 if count is None else count()
+    if index >= seen:
         raise UserError(
-            f"this process is to use cuda:{index}, but sees {count} CUDA devices; start fewer processes "
-            'on this host, see to CUDA_VISIBLE_DEVICES and to torch built for CUDA, or place on "cpu"'
+            f"this process is to use {device_type}:{index}, but sees {seen} {device_type.upper()} devices; start fewer "
+            f"processes on this host, see to {device_type.upper()}_VISIBLE_DEVICES and to torch built for "
+            f'{device_type.upper()}, or place on "cpu"'
         )
 
 
@@ -155,13 +157,11 @@ class LocalWorld(World):
         self._closed = False
 
     def device(self, rank: int) -> torch.device:
-        if self.device_type == "cpu":
-            return torch.device("cpu")
-        return torch.device(self.device_type, rank % torch.cuda.device_count())
+        return BACKENDS[self.device_type].device(self.device_type, rank)
 
     def connect(self, communicators: Sequence[Communicator]) -> Channels:
         channels: Channels = {rank: {} for rank in self.ranks}
-        kind = CudaLocalChannel if self.device_type == "cuda" else LocalChannel
+        kind = BACKENDS[self.device_type].local_channel
         for communicator in communicators:
             group = LocalGroup(communicator.ranks, self.timeout)
             for index, rank in enumerate(communicator.ranks):

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from weft.capture.tracing.fx import fake_mode
-from weft.compiler.local.specialize import Target, variant
+from weft.compiler.plans.specialize import Target, variant
 from weft.errors import InternalError, LayoutError, RuleError, UserError
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.layout import Layout, broadcast_layout
 from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
 from weft.ops.call import map_argument
+from weft.ops.dtypes import dtype_name
 from weft.ops.localize import BLANK
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.runtime.torch_ops import dtype_name
 from weft.tensor.chain import Chain, Locals, chain_between
 from weft.tensor.dispatch.arguments import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout

@@ -1,0 +1,54 @@
+"""The halos of a graph: exchanges of border rows before calls on windows (`weft.boxing.halo`), and their cost.
+
+The graph with layouts says that a convolution reads x in S(2) and gives S(2). The exchange stands in
+the local programs as a `Transfer` right before its first reader. Calls that read the same windows of
+a value, such as a convolution and its backward, share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from weft.boxing.halo import Halo, call_halos
+from weft.compiler.signatures import axis_signatures
+from weft.hardware import CostModel
+from weft.ir.logical import Call, LogicalGraph
+from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ops import OpCall, Signature
+from weft.ops.windows import slides_at, window_bytes
+from weft.units import Bytes
+
+
+def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
+    """The exchanges that a call needs, by the names of the values that it reads."""
+    if not slides_at(node.op):
+        return {}
+    names = operand_names(node)
+    chosen = [signature for signature, _ in axis_signatures(graph, node)]
+    values = [graph.values[name] for name in names]
+    found = call_halos(op_call(graph, node), chosen, values)
+    return {names[number]: halo for number, halo in found.items()}
+
+
+def graph_halos(graph: LogicalGraph) -> Iterator[tuple[Halo, Call]]:
+    """Every exchange of a graph once, with its first reader."""
+    seen = set()
+    for node in graph.of_kind(Call):
+        for halo in halos(graph, node).values():
+            if (halo.value.name, halo.wanted) not in seen:
+                seen.add((halo.value.name, halo.wanted))
+                yield halo, node
+
+
+def halo_cost(
+    call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
+) -> float:
+    """The cost of the exchanges before a call that is split along `axis` under `signature`.
+
+    Args:
+        call: with the shapes that it has along `axis` before it is split.
+    """
+    moved, exchanges = window_bytes(call, signature, grid[axis])
+    groups = prod(grid) // grid[axis]
+    return model.boxing(Bytes(groups * moved), exchanges)

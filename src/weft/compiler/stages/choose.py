@@ -1,0 +1,185 @@
+"""Choose the stage of each forward call of a pipeline, and the homes of variables.
+
+A forward call goes where a pattern of the strategy puts its module, else where `weft.stage` in the code puts it,
+else, for `stages=n` without either, where the even split puts it; what nothing puts anywhere follows its
+operands, into the last of their stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from weft.compiler.context import Context, Stages
+from weft.compiler.options import Options
+from weft.compiler.stages.balance import even_stages
+from weft.compiler.stages.stages import (
+    check_homes,
+    check_patterns,
+    pattern_stage,
+    stage_placements,
+)
+from weft.errors import StrategyError
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    node_outputs,
+    node_uses,
+)
+from weft.strategy.parts import Stage
+
+
+def choose_stages(graph: LogicalGraph, context: Context) -> Context:
+    """Decide the placement of each stage, the stages of forward calls, and where variables live.
+
+    Args:
+        graph: as captured; phases say what is backward.
+        context: with the stages and the cost model, and all ranks. Where another program has decided the homes
+            of variables, what reads them follows; where the even split decided for another shape of the
+            batch, the same calls keep their stages.
+
+    Raises:
+        StrategyError: when stages, patterns or notes in the code do not fit the graph.
+    """
+    options, homes = context.options, context.homes
+    placements = stage_placements(options.stages, context.placement)
+    if len(placements) == 1:
+        return replace(context, stages=Stages(placements))
+    before = context.before.calls if context.before else {}
+    fixed, given = _fixed(graph, options, len(placements), homes, before)
+    forward = _forward(graph, fixed, given)
+    found = _homes(graph, given, forward)
+    if homes is None:
+        _check_used(forward, len(placements))
+    kinds = {call_kind(name, call): forward[name] for name, call in forward_calls(graph).items()}
+    return replace(context, stages=Stages(placements, found, kinds))
+
+
+def _fixed(
+    graph: LogicalGraph,
+    options: Options,
+    count: int,
+    homes: Mapping[str, int] | None,
+    before: Mapping[tuple[str, str, str], int],
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
+    calls = forward_calls(graph)
+    noted = {name: _note(call, count) for name, call in calls.items()}
+    found = {name: stage for name, stage in noted.items() if stage is not None}
+    if not isinstance(options.stages, int):
+        return _by_patterns(graph, options, found, homes)
+    if not found and homes is None:
+        found = even_stages(graph, tuple(calls.values()), count, options.cost_model)
+    elif not found:
+        kinds = {name: call_kind(name, call) for name, call in calls.items()}
+        found = {name: before[kind] for name, kind in kinds.items() if kind in before}
+    return found, dict(homes or {})
+
+
+def _by_patterns(
+    graph: LogicalGraph,
+    options: Options,
+    noted: Mapping[str, int],
+    homes: Mapping[str, int] | None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The stages that the strategy's patterns name, which go before notes in the code."""
+    assert not isinstance(options.stages, int)  # a number has no patterns
+    stages = options.stages
+    modules = {name: _module(call) for name, call in forward_calls(graph).items()}
+    variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
+    if homes is None:
+        check_patterns(stages, {*modules.values(), *options.modules}, variables)
+    found = {**noted, **_matched(stages, modules)}
+    given = _matched(stages, {key: key for key in variables})
+    if homes is None:
+        check_homes(graph, stages, given, found)
+    return found, {**given, **(homes or {})}
+
+
+def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int]:
+    """The stages of those whose path a pattern matches."""
+    every = {name: pattern_stage(stages, path) for name, path in paths.items()}
+    return {name: stage for name, stage in every.items() if stage is not None}
+
+
+def call_kind(name: str, call: Call) -> tuple[str, str, str]:
+    """By which a forward call is known again in the same step for another shape of the batch: `Stages.calls`."""
+    return name, call.op, _module(call)
+
+
+def _module(call: Call) -> str:
+    return call.location.module if call.location else ""
+
+
+def _note(call: Call, count: int) -> int | None:
+    """The stage that `weft.stage` in the code names."""
+    stage = call.location.stage if call.location else None
+    if stage is not None and stage >= count:
+        raise StrategyError(
+            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}"
+        )
+    return stage
+
+
+def _forward(
+    graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every forward call, by the name of its first result."""
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
+    calls = forward_calls(graph)
+    for name, call in calls.items():
+        operands = [made.get(used) for used in node_uses(call)]
+        known = [stage for stage in operands if stage is not None]
+        stage = fixed.get(name, max(known, default=None))
+        made.update((value.name, stage) for value in node_outputs(call))
+    # What reads nothing of any stage, such as positions and masks, is made where it is read first.
+    for call in reversed(calls.values()):
+        names = [value.name for value in node_outputs(call)]
+        if made[names[0]] is None:
+            made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
+    return {name: made[name] or 0 for name in calls}
+
+
+def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
+    """The first stage of the calls that read one of the values."""
+    readers = (node for name in names for node in graph.users[name])
+    wanted = (made.get(first_result(node)) for node in readers if isinstance(node, Call))
+    return min((stage for stage in wanted if stage is not None), default=0)
+
+
+def _homes(
+    graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
+) -> dict[str, int]:
+    """The stage of every parameter and buffer: the given one, else that of its first reader."""
+    found = {}
+    for node in graph.of_kind(Input):
+        if node.role in ("parameter", "buffer"):
+            readers = (first_result(user) for user in graph.users[node.value.name])
+            read = (forward[name] for name in readers if name in forward)
+            found[node.key] = given.get(node.key, next(read, 0))
+    return found
+
+
+def _check_used(forward: Mapping[str, int], count: int) -> None:
+    idle = sorted(set(range(count)) - set(forward.values()))
+    if idle:
+        raise StrategyError(
+            f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
+            "modules in its patterns, use weft.stage in the model, or take fewer stages"
+        )
+
+
+def forward_calls(graph: LogicalGraph) -> dict[str, Call]:
+    """The forward calls by the name of their first result, in order."""
+    return {
+        first_result(call): call for call in graph.of_kind(Call) if call.phase.kind == "forward"
+    }
+
+
+def first_result(node: Node) -> str:
+    """The name of a call's first result; empty for what is no call."""
+    made = node.outputs if isinstance(node, Call) else ()
+    return next((value.name for value in made if value is not None), "")

@@ -1,0 +1,165 @@
+"""Choose the variables that lie in shards, and their layouts: as ZeRO asks (`zero.py`), where one can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from weft.compiler.context import Context, Stages
+from weft.compiler.hints import Hints
+from weft.errors import StrategyError
+from weft.ir.logical import (
+    Input,
+    LogicalGraph,
+    Update,
+)
+from weft.layout import SBP, Placement, Split
+from weft.strategy.parts import Zero
+
+
+def choose_shards(graph: LogicalGraph, context: Context) -> Context:
+    """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
+
+    The hints get the layouts of the shards; a parameter that stays as it is, is noted.
+
+    Args:
+        graph: without layouts.
+        context: with level and axis, None for nothing but what hints say is stored in shards; hints and stages.
+
+    Raises:
+        StrategyError: when no placement has the axis; or a parameter lies in shards, and its update needs it whole.
+    """
+    stages = context.stages
+    stored = _stored(context)
+    zero = zero_level(context, stored)
+    if zero is None:
+        return context
+    if all(zero.axis >= placement.axes for placement in stages.placements):
+        first = stages.placements[0]
+        raise StrategyError(
+            f"weft.Zero(axis={zero.axis}) shards along an axis that {first} does not have; expected "
+            f"one of {', '.join(map(str, range(first.axes)))}"
+        )
+    zero, moved = _along_ranks(zero, stages)
+    search = _Search(graph, context.hints, zero, stages, stored)
+    dims = {node.key: search.dim(node) for node in graph.of_kind(Input) if search.concerns(node)}
+    sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
+    notes = tuple(
+        f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
+    )
+    return replace(
+        context,
+        hints=search.hints_of(sharded),
+        stored=dict.fromkeys(sharded, zero.axis),
+        notes=(*moved, *notes, *context.notes),
+    )
+
+
+def _stored(context: Context) -> dict[str, int]:
+    """The parameters that another program has sharded: for the key, the axis."""
+    return {key: axis for each in context.hints.values() for key, axis in each.stored.items()}
+
+
+def zero_level(context: Context, stored: Mapping[str, int]) -> Zero | None:
+    """The level that is asked for; a program that only reads what another has sharded gathers it as level 3 does."""
+    if context.options.zero is None and stored:
+        return Zero(3, next(iter(stored.values())))
+    return context.options.zero
+
+
+def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
+    """`zero` along an axis with ranks: that of a placement cut into stages is used up by them; and a note of it."""
+
+    def ranks(axis: int) -> int:
+        return max(p.shape[axis] if axis < p.axes else 1 for p in stages.placements)
+
+    last = max(placement.axes for placement in stages.placements)
+    axis = next((axis for axis in range(zero.axis, last) if ranks(axis) > 1), zero.axis)
+    if len(stages.placements) == 1 or axis == zero.axis:
+        return zero, ()
+    note = f"zero: axis {zero.axis} has one rank in each stage; shards lie along axis {axis}"
+    return replace(zero, axis=axis), (note,)
+
+
+@final
+@dataclass(frozen=True)
+class _Search:
+    """Looks for what can be sharded.
+
+    Attributes:
+        stored: what another program has sharded; nothing else is then.
+    """
+
+    graph: LogicalGraph
+    hints: Mapping[int, Hints]
+    zero: Zero
+    stages: Stages
+    stored: Mapping[str, int]
+
+    def concerns(self, node: Input) -> bool:
+        """True where a variable is a parameter that is to be sharded where possible."""
+        if self.stored or any(each.shares is not None for each in self.hints.values()):
+            return node.key in self.stored  # another plan has decided it
+        if node.role != "parameter" or not self.graph.users[node.value.name]:
+            return False
+        return self.zero.level == 3 or self._update(node) is not None
+
+    def dim(self, node: Input) -> int | str:
+        """The dimension along which a parameter is cut, or why it stays whole."""
+        placement, axis = self._home(node), self.zero.axis
+        if axis >= placement.axes:
+            return f"{placement} has no axis {axis}"
+        fixed = self._fixed(node)
+        here = fixed[axis]
+        if isinstance(here, Split):
+            if node.key in self.stored:
+                self._check_update(node)
+                return here.dim
+            return f"the strategy splits it along axis {axis} already"
+        update = self._update(node)
+        if update is not None and not update.elementwise:
+            return f"its update by {update.rule} needs the whole tensor"
+        taken = {sbp.dim for sbp in fixed if isinstance(sbp, Split)}
+        found = _best_dim(node.value.shape, taken, placement.shape[axis])
+        return f"no free dimension has {placement.shape[axis]} elements" if found is None else found
+
+    def hints_of(self, dims: Mapping[str, int]) -> dict[int, Hints]:
+        """The hints with the layouts of the shards."""
+        layouts: dict[int, dict[str, tuple[SBP | None, ...]]] = {axes: {} for axes in self.hints}
+        for node in self.graph.of_kind(Input):
+            if node.role == "parameter" and node.key in dims:
+                fixed = list(self._fixed(node))
+                fixed[self.zero.axis] = Split(dims[node.key])
+                layouts[self._home(node).axes][node.key] = tuple(fixed)
+        return {
+            axes: Hints({**given.inputs, **layouts[axes]}, dict.fromkeys(dims, self.zero.axis))
+            for axes, given in self.hints.items()
+        }
+
+    def _home(self, node: Input) -> Placement:
+        return self.stages.placements[self.stages.homes.get(node.key, 0)]
+
+    def _fixed(self, node: Input) -> tuple[SBP | None, ...]:
+        axes = self._home(node).axes
+        return self.hints[axes].inputs.get(node.key, (None,) * axes)
+
+    def _check_update(self, node: Input) -> None:
+        update = self._update(node)
+        if update is not None and not update.elementwise:
+            raise StrategyError(
+                f"{node.key} lies in shards, as the plan made first did not train it, and its update by {update.rule} "
+                "needs the whole tensor: close the open programs of the model and compile again, now that it is trained"
+            )
+
+    def _update(self, node: Input) -> Update | None:
+        users = self.graph.users[node.value.name]
+        updates = (user for user in users if isinstance(user, Update))
+        return next((one for one in updates if one.target.name == node.value.name), None)
+
+
+def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None:
+    """A dimension that no other axis splits: the first that shards evenly, else the longest."""
+    free = [dim for dim, size in enumerate(shape) if size >= parts and dim not in taken]
+    even = [dim for dim in free if shape[dim] % parts == 0]
+    return even[0] if even else max(free, key=lambda dim: shape[dim], default=None)

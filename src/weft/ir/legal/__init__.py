@@ -1,0 +1,1 @@
+"""The rules of legal graphs, local programs and plans, and the tables of them."""

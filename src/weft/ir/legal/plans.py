@@ -1,0 +1,229 @@
+"""The rules of a legal plan: one table, checked where a plan is made and again where it is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from weft.errors import InternalError
+from weft.ir.legal.regions import copies_complete, in_place_is_last, parts_inside
+from weft.ir.legal.time import (
+    control_registers_empty,
+    orders_complete,
+    rates_fit,
+    varying_arguments_complete,
+    versions_complete,
+)
+from weft.ir.plan import (
+    Collective,
+    Communicate,
+    Communicator,
+    Compute,
+    Exchange,
+    Hold,
+    LocalUpdate,
+    LocalValue,
+    Piece,
+    RankPlan,
+    Transfer,
+)
+from weft.layout import Region, region_shape, region_size
+
+# A rule yields what is wrong for each place where it does not hold.
+PlanRule = Callable[[RankPlan], Iterator[str]]
+
+
+def verify_plan(plan: RankPlan, rules: Sequence[PlanRule] | None = None) -> RankPlan:
+    """Return `plan` when it is legal.
+
+    Args:
+        plan: what to check.
+        rules: those that it may break; `COPY_RULES` for a legal plan that was given other copies and
+            orders.
+
+    Raises:
+        InternalError: naming the rule and the place, since only a pass of weft can have made the
+            plan.
+    """
+    for rule in PLAN_RULES if rules is None else rules:
+        for problem in rule(plan):
+            raise InternalError(
+                f"the plan of rank {plan.rank} breaks the rule {rule.__name__}: {problem}"
+            )
+    return plan
+
+
+def verify_communicators(plan: RankPlan, communicators: tuple[Communicator, ...]) -> None:
+    """Check that the rank belongs to every communicator it uses, and that pieces add up.
+
+    Raises:
+        InternalError: naming the actor.
+    """
+    known = {communicator.id: communicator for communicator in communicators}
+    for actor in plan.actors:
+        for node in actor.collectives if isinstance(actor, Communicate) else ():
+            group = known.get(node.communicator)
+            if group is None or plan.rank not in group.ranks or actor.queue != group.queue:
+                raise InternalError(
+                    f"actor {actor.id} of rank {plan.rank} uses communicator {node.communicator} "
+                    f"on queue {actor.queue}, but is no member of it"
+                )
+            if not _pieces_add_up(node, group.ranks.index(plan.rank), len(group.ranks)):
+                raise InternalError(
+                    f"actor {actor.id} of rank {plan.rank}: the pieces of {node.kind} "
+                    f"{', '.join(sorted(node.reads))} do not fit its shapes"
+                )
+
+
+def actors_numbered(plan: RankPlan) -> Iterator[str]:
+    """Actor number `i` has id `i`."""
+    for index, actor in enumerate(plan.actors):
+        if actor.id != index:
+            yield f"actor number {index} has id {actor.id}"
+
+
+def registers_unique(plan: RankPlan) -> Iterator[str]:
+    """No two registers hold values of the same name."""
+    seen: set[str] = set()
+    for register in plan.registers:
+        if register.value.name in seen:
+            yield f"{register.value.name} has two registers"
+        seen.add(register.value.name)
+
+
+def registers_know_their_actors(plan: RankPlan) -> Iterator[str]:
+    """Actors and registers name each other as producer and consumers."""
+    reads = {(actor.id, name) for actor in plan.actors for name in actor.consumes}
+    read_by = {(id, r.value.name) for r in plan.registers for id in r.consumers}
+    writes = {(actor.id, name) for actor in plan.actors for name in actor.produces}
+    written_by = {(register.producer, register.value.name) for register in plan.registers}
+    for verb, found, expected in (("reads", reads, read_by), ("writes", writes, written_by)):
+        for id, name in sorted(found ^ expected):
+            side = "its register" if (id, name) in expected else "the actor"
+            yield f"that actor {id} {verb} {name} only {side} says"
+
+
+def nobody_reads_what_it_writes(plan: RankPlan) -> Iterator[str]:
+    """An actor that updates a variable is its producer, not one of its consumers."""
+    for actor in plan.actors:
+        for name in sorted(set(actor.consumes) & set(actor.produces)):
+            yield f"actor {actor.id} both reads and writes {name}"
+
+
+def credits_given(plan: RankPlan) -> Iterator[str]:
+    """Every register has a credit."""
+    for register in plan.registers:
+        if register.credits < 1:
+            yield f"register {register.value.name} has no credit"
+
+
+def held_registers_full(plan: RankPlan) -> Iterator[str]:
+    """A register that nobody rewrites must be full from the start."""
+    for register in plan.registers:
+        if isinstance(plan.actors[register.producer], Hold) and not register.full:
+            yield f"{register.value.name} is held, but empty at the start"
+
+
+def segments_read_what_is_there(plan: RankPlan) -> Iterator[str]:
+    """A node of a segment reads registers of its actor, or values made before it in the segment."""
+    for actor in plan.actors:
+        if not isinstance(actor, Compute):
+            continue
+        there = {*actor.consumes, *_updated(actor)}
+        for node in actor.nodes:
+            missing = node.reads - there
+            if missing:
+                yield f"actor {actor.id} reads {', '.join(sorted(missing))} too early"
+            there.update(value.name for value in node.makes)
+
+
+def _updated(actor: Compute) -> set[str]:
+    updates = (node for node in actor.nodes if isinstance(node, LocalUpdate))
+    return {name for update in updates for name in (update.target, *update.states)}
+
+
+def _pieces_add_up(node: Exchange, index: int, ranks: int) -> bool:
+    if isinstance(node, Transfer):
+        return _transfer_adds_up(node, index, ranks)
+    return _collective_adds_up(node, index, ranks)
+
+
+def _transfer_adds_up(node: Transfer, index: int, ranks: int) -> bool:
+    """Pieces lie inside their tensors, those that arrive fill the output, and what stays here leaves from here."""
+    here = [
+        [region for peer, region in side if peer == index] for side in (node.sends, node.receives)
+    ]
+    filled = sum(region_size(region) for _, region in node.receives)
+    return (
+        _inside(node.sends, node.input, ranks)
+        and _inside(node.receives, node.output, ranks)
+        and [region_shape(region) for region in here[0]] == [region_shape(r) for r in here[1]]
+        and filled == (0 if node.output is None else math.prod(node.output.shape))
+    )
+
+
+def _inside(pieces: Sequence[Piece], value: LocalValue | None, ranks: int) -> bool:
+    """True where there is one piece at most for each peer, each of them a region of `value`."""
+    if value is None:
+        return not pieces
+    peers = [peer for peer, _ in pieces]
+    return (
+        len(set(peers)) == len(peers)
+        and all(0 <= peer < ranks for peer in peers)
+        and all(_fits(region, value.shape) for _, region in pieces)
+    )
+
+
+def _fits(region: Region, shape: tuple[int, ...]) -> bool:
+    return len(region) == len(shape) and all(
+        at >= 0 and length > 0 and at + length <= size
+        for (at, length), size in zip(region, shape, strict=True)
+    )
+
+
+def _collective_adds_up(node: Collective, index: int, ranks: int) -> bool:
+    before, after = node.input.shape, node.output.shape
+    if node.kind == "all_reduce":
+        return before == after
+    if len(node.sizes) != ranks:
+        return False
+    if node.kind == "reduce_scatter":
+        return _with(before, node.dim, node.sizes[index]) == after and (
+            before[node.dim] == sum(node.sizes)
+        )
+    mine = before[node.dim] == node.sizes[index]
+    whole = _with(before, node.dim, sum(node.sizes))
+    if node.kind == "all_gather":
+        return mine and whole == after
+    pieces = node.split_sizes
+    return (
+        mine
+        and len(pieces) == ranks
+        and before[node.split_dim] == sum(pieces)
+        and (math.prod(_with(whole, node.split_dim, pieces[index])) == math.prod(after))
+    )
+
+
+def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+PLAN_RULES: tuple[PlanRule, ...] = (
+    actors_numbered,
+    registers_unique,
+    registers_know_their_actors,
+    nobody_reads_what_it_writes,
+    credits_given,
+    held_registers_full,
+    segments_read_what_is_there,
+    rates_fit,
+    versions_complete,
+    varying_arguments_complete,
+    control_registers_empty,
+    orders_complete,
+    in_place_is_last,
+    copies_complete,
+    parts_inside,
+)
+# What is asked of copies and orders.
+COPY_RULES: tuple[PlanRule, ...] = (credits_given, orders_complete)

@@ -1,0 +1,1 @@
+"""Questions that both planning and running ask of graphs and plans."""

@@ -1,0 +1,1 @@
+"""Text of graphs, local programs and plans: written, and read back to the same."""

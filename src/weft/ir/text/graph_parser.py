@@ -1,0 +1,159 @@
+"""Read the text of a logical graph (see `weft.ir.text.graph_printer`): `parse_graph(str(graph)) == graph`."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from weft.ir.logical import (
+    ROLES,
+    Box,
+    Call,
+    Hint,
+    Input,
+    Location,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+)
+from weft.ir.nodes import Sent
+from weft.ir.text.scanner import Scanner
+from weft.layout import Placement, Shares
+
+
+def parse_graph(text: str) -> LogicalGraph:
+    """The graph that `text` describes.
+
+    Raises:
+        UserError: naming the line and what was expected there.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise Scanner("", 1).error('expected graph "name", found nothing')
+    header = Scanner(lines[0][1], lines[0][0])
+    header.expect("graph")
+    name, micro_batches = header.string(), header.micro()
+    header.end()
+    placements: list[Placement] = []
+    nodes: list[Node] = []
+    for number, line in lines[1:]:
+        scanner = Scanner(line, number)
+        if scanner.accept("placement"):
+            placements.append(scanner.placement(len(placements)))
+        else:
+            nodes.append(_node(scanner, placements))
+        scanner.end()
+    return LogicalGraph(name, tuple(nodes), micro_batches)
+
+
+def _node(scanner: Scanner, placements: list[Placement]) -> Node:
+    if scanner.accept("update"):
+        return _update(scanner)
+    if scanner.accept("output"):
+        key = scanner.string()
+        return Output(Ref(scanner.name()), key)
+    names = _targets(scanner)
+    scanner.expect("=")
+    if scanner.accept("call"):
+        return _call(scanner, names, placements)
+    if len(names) != 1 or names[0] is None:
+        raise scanner.error("only a call may have several outputs or none")
+    if scanner.accept("box"):
+        return _box(scanner, names[0], placements)
+    return _input(scanner, names[0], placements)
+
+
+def _targets(scanner: Scanner) -> list[str | None]:
+    names: list[str | None] = []
+    while True:
+        names.append(None if scanner.accept("_") else scanner.name())
+        if not scanner.accept(","):
+            return names
+
+
+def _value(scanner: Scanner, name: str, placements: list[Placement]) -> Value:
+    shape, dtype = scanner.tensor()
+    return Value(name, shape, dtype, scanner.layout(placements))
+
+
+def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]) -> Call:
+    op, args, kwargs = scanner.call()
+    scanner.expect(":")
+    outputs: list[Value | None] = []
+    for index, name in enumerate(names):
+        if index:
+            scanner.expect(",")
+        if name is None:
+            scanner.expect("_")
+        outputs.append(None if name is None else _value(scanner, name, placements))
+    hint, phase, autograd = _hint(scanner), scanner.phase(), scanner.count()
+    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd, hint)
+
+
+def _hint(scanner: Scanner) -> Hint | None:
+    if not scanner.accept("hint"):
+        return None
+    sbps = scanner.free_sbps()
+    return Hint(sbps, scanner.integer() if scanner.accept("stored") else None)
+
+
+def _location(scanner: Scanner) -> Location | None:
+    if not scanner.accept("at"):
+        return None
+    file = scanner.string()
+    scanner.expect(":")
+    line = scanner.integer()
+    module = scanner.string() if scanner.accept("in") else ""
+    stage = scanner.integer() if scanner.accept("stage") else None
+    checkpoint = scanner.integer() if scanner.accept("checkpoint") else None
+    return Location(file, line, module, scanner.accept("backward"), stage, checkpoint)
+
+
+def _box(scanner: Scanner, name: str, placements: list[Placement]) -> Box:
+    source = scanner.name()
+    scanner.expect(":")
+    output = _value(scanner, name, placements)
+    return Box(Ref(source), output, scanner.string() if scanner.accept("for") else "")
+
+
+def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:
+    word = scanner.take("word")
+    role = next((role for role in ROLES if role == word), None)
+    if role is None:
+        raise scanner.error(f"expected call, box or one of {', '.join(ROLES)}, found {word!r}")
+    key = scanner.string()
+    shares, cut, sent = _shares(scanner), scanner.accept("cut"), _sent(scanner)
+    scanner.expect(":")
+    return Input(_value(scanner, name, placements), role, key, shares, cut, sent)
+
+
+def _sent(scanner: Scanner) -> Sent | None:
+    if not scanner.accept("sent"):
+        return None
+    word = scanner.take("word")
+    ways: tuple[Sent, ...] = get_args(Sent)
+    found = next((way for way in ways if way == word), None)
+    if found is None:
+        raise scanner.error(f"expected one of {', '.join(ways)}, found {word!r}")
+    return found
+
+
+def _shares(scanner: Scanner) -> Shares | None:
+    if not scanner.accept("shares"):
+        return None
+    return Shares(scanner.integer(), scanner.integers(), scanner.integer())
+
+
+def _update(scanner: Scanner) -> Update:
+    rule = scanner.string()
+    scanner.expect("group")
+    group = scanner.integer()
+    target = Ref(scanner.name())
+    scanner.expect("from")
+    source = Ref(scanner.name())
+    states = tuple(map(Ref, scanner.names())) if scanner.accept("states") else ()
+    whole = scanner.accept("whole")
+    skip = Ref(scanner.name()) if scanner.accept("skip") else None
+    return Update(rule, target, source, states, group, not whole, skip)

@@ -1,0 +1,238 @@
+"""The tokens of graph and plan text, and the parts that both parsers share."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from typing import Any, final, get_args
+
+from weft.errors import UserError
+from weft.ir.nodes import FORWARD, Phase, PhaseKind, Ref, Varying
+from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
+from weft.layout.placement import placement as build_placement
+from weft.layout.reduction import REDUCTIONS
+from weft.ops.call import Token
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<string>"(?:[^"\\]|\\.)*")
+    | (?P<value>%[A-Za-z0-9_.]+)
+    | (?P<constant>![a-z_]+:[A-Za-z0-9_:.]+)
+    | (?P<placement>@\d+)
+    | (?P<count>\#\d+)
+    | (?P<complex>\([-+.\deEjinfa]+j\))
+    | (?P<number>-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|Infinity|NaN)(?![A-Za-z_]))
+    | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
+    | (?P<sign>->|[()\[\]{},:=*])
+    )""",
+    re.VERBOSE,
+)
+
+
+@final
+class Scanner:
+    """Reads one line of text, token by token.
+
+    Attributes:
+        tokens: what is left of the line, first token last (kind, text).
+        where: number and text of the line, for errors.
+    """
+
+    def __init__(self, line: str, number: int) -> None:
+        self.where = f"line {number}: {line.strip()}"
+        self.tokens: list[tuple[str, str]] = []
+        position, end = 0, len(line.rstrip())
+        while position < end:
+            match = _TOKEN.match(line, position)
+            if match is None:
+                raise self.error(f"cannot read {line[position:].strip()[:20]!r}")
+            self.tokens.append((str(match.lastgroup), match.group(match.lastgroup or 0)))
+            position = match.end()
+        self.tokens.reverse()
+
+    def error(self, message: str) -> UserError:
+        return UserError(f"{message} in {self.where}")
+
+    def peek(self) -> str:
+        """Text of the next token; empty at the end of the line."""
+        return self.tokens[-1][1] if self.tokens else ""
+
+    def kind(self) -> str:
+        """Kind of the next token; empty at the end of the line."""
+        return self.tokens[-1][0] if self.tokens else ""
+
+    def take(self, kind: str) -> str:
+        """The next token, which must be of `kind`."""
+        if self.kind() != kind:
+            raise self.error(f"expected a {kind}, found {self.peek() or 'the end'!r}")
+        return self.tokens.pop()[1]
+
+    def accept(self, text: str) -> bool:
+        """Take the next token if it is `text`."""
+        if self.peek() != text or self.kind() == "string":
+            return False
+        self.tokens.pop()
+        return True
+
+    def expect(self, text: str) -> None:
+        """Take the next token, which must be `text`."""
+        if not self.accept(text):
+            raise self.error(f"expected {text!r}, found {self.peek() or 'the end'!r}")
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self.tokens:
+            raise self.error(f"unexpected {self.peek()!r}")
+
+    def string(self) -> str:
+        return str(json.loads(self.take("string")))
+
+    def integer(self) -> int:
+        text = self.take("number")
+        if not text.lstrip("-").isdigit():
+            raise self.error(f"expected a whole number, found {text!r}")
+        return int(text)
+
+    def name(self) -> str:
+        """A value's name, without the `%`."""
+        return self.take("value")[1:]
+
+    def names(self) -> list[str]:
+        """One or more values, separated by commas."""
+        found = [self.name()]
+        while self.accept(","):
+            found.append(self.name())
+        return found
+
+    def integers(self) -> tuple[int, ...]:
+        """`[2, 3]`"""
+        items = self.argument()
+        if not isinstance(items, tuple) or not all(type(item) is int for item in items):
+            raise self.error(f"expected a list of whole numbers, found {items}")
+        return items
+
+    def argument(self) -> Any:
+        """One argument tree (see `weft.ir.text.written.argument_text`)."""
+        kind, text = self.kind(), self.peek()
+        if self.accept("["):
+            return self._items("]", self.argument)
+        if self.accept("vary"):
+            self.expect("(")
+            return Varying(self._items(")", self.argument))
+        if kind not in ("value", "constant", "string", "complex", "number", "word"):
+            raise self.error(f"expected an argument, found {text or 'the end'!r}")
+        self.tokens.pop()
+        return _leaf(kind, text, self)
+
+    def _items(self, closing: str, item: Any) -> tuple[Any, ...]:
+        found: list[Any] = []
+        while not self.accept(closing):
+            if found:
+                self.expect(",")
+            found.append(item())
+        return tuple(found)
+
+    def call(self) -> tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+        """`aten.sum.default(%x, dtype=…)` as op, arguments, keyword arguments."""
+        op = self.take("word")
+        self.expect("(")
+        items = self._items(")", self._call_item)
+        args = tuple(item for key, item in items if not key)
+        return op, args, tuple((key, item) for key, item in items if key)
+
+    def _call_item(self) -> tuple[str, Any]:
+        if self.kind() == "word" and len(self.tokens) > 1 and self.tokens[-2][1] == "=":
+            key = self.take("word")
+            self.expect("=")
+            return key, self.argument()
+        return "", self.argument()
+
+    def tensor(self) -> tuple[tuple[int, ...], str]:
+        """`float32[8, 16]` as shape and dtype."""
+        dtype = self.take("word")
+        return self.integers(), dtype
+
+    def layout(self, placements: list[Placement]) -> Layout | None:
+        """` @0(S(0), B)`, or None when no layout stands here."""
+        if self.kind() != "placement":
+            return None
+        index = int(self.take("placement")[1:])
+        if index >= len(placements):
+            raise self.error(f"placement @{index} is not declared")
+        self.expect("(")
+        return Layout(placements[index], self._items(")", self._sbp))
+
+    def free_sbps(self) -> tuple[SBP | None, ...]:
+        """`(S(0), *)`, where a star leaves an axis free."""
+        self.expect("(")
+        return self._items(")", lambda: None if self.accept("*") else self._sbp())
+
+    def _sbp(self) -> SBP:
+        word = self.take("word")
+        if word == "B":
+            return Broadcast()
+        self.expect("(")
+        sbp: SBP | None = None
+        if word == "S":
+            sbp = Split(self.integer())
+        elif word == "P":
+            reduction = next((r for r in REDUCTIONS if r == self.peek()), None)
+            sbp = None if reduction is None else Partial(reduction)
+            self.take("word")
+        if sbp is None:
+            raise self.error("expected S(dim), B or P(reduction)")
+        self.expect(")")
+        return sbp
+
+    def phase(self) -> Phase:
+        """`{1 backward}`, or nothing: the forward of stage 0."""
+        if not self.accept("{"):
+            return FORWARD
+        stage, word = self.integer(), self.take("word")
+        kind = next((kind for kind in get_args(PhaseKind) if kind == word), None)
+        if kind is None:
+            raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, found {word!r}")
+        self.expect("}")
+        return Phase(stage, kind)
+
+    def count(self) -> int | None:
+        """`#12`, or nothing: the number of a call's autograd node."""
+        return int(self.take("count")[1:]) if self.kind() == "count" else None
+
+    def micro(self) -> int:
+        """`micro 4`, or nothing: one micro-batch."""
+        return self.integer() if self.accept("micro") else 1
+
+    def placement(self, index: int) -> Placement:
+        """`@0 = cpu [[0, 1], [2, 3]]`"""
+        if self.take("placement") != f"@{index}":
+            raise self.error(f"expected placement @{index}")
+        self.expect("=")
+        device_type = self.take("word")
+        return build_placement(device_type, self.argument())
+
+
+def _leaf(kind: str, text: str, scanner: Scanner) -> Any:
+    match kind:
+        case "value":
+            return Ref(text[1:])
+        case "constant":
+            return Token(*text[1:].split(":", 1))
+        case "string":
+            return json.loads(text)
+        case "complex":
+            return complex(text)
+        case "number":
+            return _number(text)
+    if text in ("True", "False", "None"):
+        return ast.literal_eval(text)
+    raise scanner.error(f"unknown word {text!r}")
+
+
+def _number(text: str) -> int | float:
+    if text.lstrip("-").isdigit():
+        return int(text)
+    special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+    return special.get(text, 0.0) if text in special else float(text)

@@ -1,1 +1,0 @@
-"""Ranks on devices with streams: launches, copies, CUDA graphs."""

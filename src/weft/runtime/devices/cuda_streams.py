@@ -1,0 +1,146 @@
+"""The streams of a rank on a CUDA device (docs/decisions/cuda.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from weft.errors import RankFailure
+from weft.ir.plan import COMPUTE
+from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.streams import Streams
+
+# torch does not type them.
+_event: Any = torch.cuda.Event
+_stream: Any = torch.cuda.Stream
+
+# Seconds between two looks at a step that is not done; the device has another one to go on with.
+_PATIENCE = 1e-4
+
+
+class CudaStreams(Streams):
+    """Compute is the stream of the caller; every other queue has one of its own.
+
+    Args:
+        device: the rank's.
+        launches: the acts of a step.
+        timeout: seconds for which the host waits for a step.
+        unfinished: says of the place of an act which one it is.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        launches: Sequence[Launch],
+        timeout: float,
+        unfinished: Callable[[int], str],
+    ) -> None:
+        self._device = device
+        self._timeout = timeout
+        self._unfinished = unfinished
+        others = dict.fromkeys(each.queue for each in launches if each.queue != COMPUTE)
+        self._streams = {queue: _stream(device) for queue in others}
+        self._caller = torch.cuda.current_stream(device)
+        # The last act of each of them: all others of its stream end before it.
+        self._last = {each.queue: each.place for each in launches if each.queue != COMPUTE}
+        # Of this step and the one before, in turn.
+        self._now, self._before = _Marks(len(launches)), _Marks(len(launches))
+
+    def begin(self) -> None:
+        torch.cuda.set_device(self._device)
+        last, self._now, self._before = self._now, self._before, self._now
+        self._await(self._now)
+        self._caller = torch.cuda.current_stream(self._device)
+        # The caller may have changed streams since the last step.
+        self._caller.wait_event(last.all)
+        self._now.start.record(self._caller)
+        for stream in self._streams.values():
+            stream.wait_event(self._now.start)
+
+    def enter(self, launch: Launch) -> None:
+        stream = self._streams.get(launch.queue, self._caller)
+        torch.cuda.set_stream(stream)
+        for place in launch.waits:
+            stream.wait_event(self._now.ended[place])
+        self._now.begun[launch.place].record(stream)
+
+    def read(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def leave(self, launch: Launch) -> None:
+        self._now.ended[launch.place].record(self._streams.get(launch.queue, self._caller))
+
+    def end(self, results: Iterable[Tensor]) -> None:
+        torch.cuda.set_stream(self._caller)
+        for place in self._last.values():
+            self._caller.wait_event(self._now.ended[place])
+        for result in results:
+            if result.is_cuda:
+                result.record_stream(self._caller)
+        self._now.all.record(self._caller)
+
+    def wait(self) -> None:
+        self._await(self._now)
+
+    def stop(self) -> None:
+        torch.cuda.set_stream(self._caller)
+
+    def times(self) -> Sequence[tuple[int, int]]:
+        self.wait()
+        now = _event(enable_timing=True)
+        now.record(self._caller)
+        now.synchronize()
+        clock = perf_counter_ns()
+
+        def moment(event: Any) -> int:
+            return clock - round(float(event.elapsed_time(now)) * 1e6)
+
+        return [
+            (moment(begun), moment(ended))
+            for begun, ended in zip(self._now.begun, self._now.ended, strict=True)
+        ]
+
+    def _await(self, marks: _Marks) -> None:
+        """Wait on the host for a step, as long as the device goes on."""
+        pending = marks.pending()
+        deadline = time.monotonic() + self._timeout
+        while not marks.all.query():
+            time.sleep(_PATIENCE)
+            if time.monotonic() < deadline:
+                continue
+            if marks.pending() == pending:
+                raise RankFailure(self._silence(pending))
+            pending, deadline = marks.pending(), time.monotonic() + self._timeout
+
+    def _silence(self, pending: Sequence[int]) -> str:
+        what = (
+            f"; the first that has not ended is {self._unfinished(pending[0])}" if pending else ""
+        )
+        return f"{self._device} has ended no act for {self._timeout:g} s{what}"
+
+
+@final
+class _Marks:
+    """The events of one step. An event that was never recorded counts as done.
+
+    Attributes:
+        start: before all acts.
+        begun, ended: before and after each act.
+        all: after all of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.start = _event()
+        self.begun = [_event(enable_timing=True) for _ in range(count)]
+        self.ended = [_event(enable_timing=True) for _ in range(count)]
+        self.all = _event()
+
+    def pending(self) -> tuple[int, ...]:
+        """The acts that have not ended."""
+        return tuple(place for place, event in enumerate(self.ended) if not event.query())
