@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import weft
-from weft.capture.python.numbers import is_later
+from weft.capture.numbers.later import is_later
 from weft.errors import CaptureError
 
 Keep = Callable[[Any], None]

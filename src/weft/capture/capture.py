@@ -11,12 +11,12 @@ import torch
 
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import ChangingNumber, number_text
+from weft.capture.numbers.later import all_refused
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.python.numbers import all_refused
 from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from weft.capture.numbers.changing import number_now
-from weft.capture.python.numbers import is_later, tensor_of
+from weft.capture.numbers.later import is_later, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import CaptureError
 

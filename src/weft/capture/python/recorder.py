@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from weft.capture.numbers.changing import is_changing
+from weft.capture.numbers.later import is_later
 from weft.capture.python.changes import Moving
-from weft.capture.python.numbers import is_later
 from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
     asked_in,

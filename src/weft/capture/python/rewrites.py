@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.python import numbers
+from weft.capture.numbers import later
 from weft.capture.tracing.fx import Refusal, copy_noted
 
 F = torch.nn.functional
@@ -220,7 +220,7 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
 
 
 _TABLE: dict[Any, Callable[..., Any]] = {
-    **numbers.TABLE,
+    **later.TABLE,
     torch.cov: _cov,
     Tensor.cov: _cov,
     torch.corrcoef: _corrcoef,

@@ -20,8 +20,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from weft.capture.numbers.later import LaterNumber, living_numbers
 from weft.capture.python.caches import depending
-from weft.capture.python.numbers import LaterNumber, living_numbers
 from weft.capture.tracing.fx import FakeMode, is_fake, living_fakes, maker_in
 from weft.errors import CaptureError
 

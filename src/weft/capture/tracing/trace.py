@@ -20,6 +20,8 @@ from weft.capture.numbers.changing import (
     CountedWithTensors,
     plain_number,
 )
+from weft.capture.numbers.later import forget_numbers
+from weft.capture.numbers.spies import spied
 from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
@@ -30,10 +32,8 @@ from weft.capture.python.caches import take_caches
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
-from weft.capture.python.numbers import forget_numbers
 from weft.capture.python.recorder import Counted, PythonRecorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.python.spies import spied
 from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.before import restored
 from weft.capture.tracing.fx import (
