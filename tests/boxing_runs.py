@@ -21,8 +21,8 @@ from weft.layout import (
     placement,
     reductions_of,
 )
-from weft.runtime.channels.boxing import box_groups, run_steps
 from weft.runtime.channels.channel import Channel
+from weft.runtime.world.boxing import box_groups, run_steps
 from weft.units import ITEM_SIZE
 
 ChannelOf = Callable[[tuple[int, ...]], Channel]

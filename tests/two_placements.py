@@ -15,10 +15,10 @@ from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
 from weft.ir.legal.plans import verify_communicators
+from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
-from weft.ir.text.graph_parser import parse_graph
-from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 
 # Rank 1 stands in both placements, rank 3 only in the second one, rank 0 only in the first.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import weft
 from single_device import adamw, compiled
 from weft.capture import outputs
-from weft.capture.tracing import retrace
+from weft.capture.fx import retrace
 from weft.errors import RankFailure, VerificationError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -93,7 +93,7 @@ def test_other_shapes_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
         light.append(found is not None)
         return found
 
-    monkeypatch.setattr("weft.capture.tracing.fx.retrace", noted)
+    monkeypatch.setattr("weft.capture.fx.private.retrace", noted)
     plain = net()
     with compiled(plain, measured, batch(), [0, 1], weft.data_parallel()) as program:
         evaluation = program.evaluation(lambda m, x: measured(m, x)["accuracy"], batch())

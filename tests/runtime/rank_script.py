@@ -39,8 +39,8 @@ from weft.ir.plan import (
 )
 from weft.layout import shard_sizes
 from weft.runtime.channels.collectives import run_collectives
-from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.memory.state import Variables
 from weft.runtime.world.distributed import DistributedWorld
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool)

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 from tools.opinfo.reference import Backward, values_and_gradients
 from tools.opinfo.samples import Case
 from tools.oracles.rules import close
+from weft.capture.fx.private import Decompositions, DispatchMode
 from weft.capture.ops import ctc, experts, lstsq, random, sampling
-from weft.capture.ops.decompositions import Decompositions, decompositions
+from weft.capture.ops.decompositions import decompositions
 from weft.capture.ops.fallback import fallback
-from weft.capture.tracing.fx import DispatchMode
 
 # Kernels that do not check their indices, and may end the process.
 _TRUSTING = ("nll_loss",)

@@ -6,7 +6,7 @@ those that drive it, all of them with the machines of `machine.py`:
 driven by            clock      an act ends
 simulate.py          virtual    when its estimated seconds are over
 runtime/executor/queues.py    real       when its work is done, on the thread of the queue
-runtime/devices/launches.py  none       when it is launched: an event of its stream stands for its real end
+runtime/executor/launches.py  none       when it is launched: an event of its stream stands for its real end
 """
 
 from __future__ import annotations

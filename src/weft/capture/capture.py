@@ -17,7 +17,6 @@ from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.python.watch import Entry, Watch
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left
 from weft.capture.tracing.trace import (
@@ -28,6 +27,7 @@ from weft.capture.tracing.trace import (
     read_variables,
     trace_step,
 )
+from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role

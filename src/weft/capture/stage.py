@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from weft.capture.fx.locations import stage_noted
 from weft.capture.hint import capturing
-from weft.capture.tracing.locations import stage_noted
 from weft.errors import StrategyError
 
 

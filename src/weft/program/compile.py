@@ -21,13 +21,14 @@ from weft.program.live.holds import lying
 from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
-from weft.program.planning.build import Setting, local_ranks
-from weft.program.planning.planner import Planner
+from weft.program.planner import Planner
+from weft.program.planning.build import local_ranks
 from weft.program.planning.progress import progress, uncollected
+from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
-from weft.program.same_program import asked_by
+from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.verification import check_values

@@ -41,7 +41,7 @@ from weft.program.training.gradients import check_adding
 from weft.program.training.states import full_states
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
-from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor.divergence import forget_writes, note_write
 

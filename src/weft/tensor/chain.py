@@ -13,10 +13,10 @@ from weft.boxing import BoxingStep, steps, transfer_ranks
 from weft.boxing.box_steps import step_groups, step_node
 from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
 from weft.layout import Layout
-from weft.runtime.channels.boxing import box_groups, run_steps
 from weft.runtime.channels.channel import Channel, reduce_in_order
 from weft.runtime.channels.collectives import part_of
 from weft.runtime.kernels.local_ops import LOCAL_OPS
+from weft.runtime.world.boxing import box_groups, run_steps
 from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
 from weft.tensor.spec import Spec

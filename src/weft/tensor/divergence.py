@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from weft.capture.tracing.locations import in_library
+from weft.capture.fx.locations import in_library
 from weft.errors import RankFailure
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel

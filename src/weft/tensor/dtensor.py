@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
+from weft.tensor.dispatch.shares import check_order
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.mesh import mesh_of
-from weft.tensor.shares import check_order
 from weft.tensor.spec import intern
 
 

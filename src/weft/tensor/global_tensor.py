@@ -13,8 +13,8 @@ from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch.dispatch import dispatch
+from weft.tensor.dispatch.shares import check_order, relaid, stored_in
 from weft.tensor.divergence import user_line
-from weft.tensor.shares import check_order, relaid, stored_in
 from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.layout import Broadcast, Shares
 from weft.tensor.boxing import assemble
-from weft.tensor.shares import in_order
+from weft.tensor.dispatch.shares import in_order
 from weft.tensor.spec import Spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.capture.tracing import fx
+from weft.capture.fx import private as fx
 
 
 def traced(function: object, *inputs: torch.Tensor) -> torch.fx.GraphModule:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.capture import Captured, capture
-from weft.capture.tracing import retrace, trace
+from weft.capture.fx import retrace
+from weft.capture.tracing import trace
 from weft.errors import CaptureError
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.compiler.microbatch.loops import cut_leaves, joined
 from weft.ir.logical import Varying
+from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.queries.op_calls import at_micro_batch
-from weft.ir.text.graph_parser import parse_graph
 
 GRAPH = """graph "step" micro 2
 %w = parameter "w" : float32[4, 3]

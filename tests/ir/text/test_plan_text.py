@@ -8,6 +8,7 @@ import pytest
 
 from weft.errors import UserError
 from weft.ir.nodes import Ref
+from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -24,7 +25,6 @@ from weft.ir.plan import (
     RankPlan,
     Register,
 )
-from weft.ir.text.plan_parser import parse_plan
 
 
 def example_plan() -> Plan:

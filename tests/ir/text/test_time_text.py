@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.ir.logical import Call, Location, LogicalGraph, Phase, PhaseKind, Ref, Value, Varying
+from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -23,8 +25,6 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.text.graph_parser import parse_graph
-from weft.ir.text.plan_parser import parse_plan
 
 phases = st.builds(Phase, st.integers(0, 9), st.sampled_from(get_args(PhaseKind)))
 leaves = st.one_of(st.integers(-9, 9), st.booleans(), st.none(), st.text(max_size=3))

@@ -27,9 +27,9 @@ from weft.ir.plan import (
     Register,
 )
 from weft.runtime.channels.local import LocalChannel
-from weft.runtime.executor.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels import local_ops
+from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import local_world
 
 pytestmark = pytest.mark.timeout(30)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from weft.runtime.executor.memory import Meter, note_gradients
+from weft.runtime.memory.notes import Meter, note_gradients
 
 
 def test_peak_counts_what_is_alive_at_once() -> None:

@@ -13,7 +13,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from weft.errors import InternalError
 from weft.ir.plan import LocalUpdate
 from weft.runtime.executor.optimizer import OptimizerUpdates, group_updates
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from weft.capture.python.watch import MISSING, Entry, Outcome
-from weft.capture.tracing.fx import is_fake
+from weft.capture.fx.private import is_fake
+from weft.capture.watch import MISSING, Entry, Outcome
 
 _DTYPES = (torch.float32, torch.float64)
 _COUNTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")

@@ -15,8 +15,8 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from weft.capture.tracing.fx import is_fake, is_known
-from weft.capture.tracing.refusals import refuse_reading
+from weft.capture.fx.private import is_fake, is_known
+from weft.capture.fx.refusals import refuse_reading
 from weft.errors import CaptureError
 
 # What objects need to be handed on, and the truth test, which is the tensor's.

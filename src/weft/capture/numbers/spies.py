@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, final
 
-from weft.capture.python.watch import MISSING, Entry
+from weft.capture.watch import MISSING, Entry
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 # What objects need to be handed on; texts are for messages.

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
+from weft.capture.fx.private import Decompositions
 from weft.capture.ops import batch_norm, ctc, experts, losses, lstsq, random, sampling, statistics
 from weft.capture.optimizers import foreach, fused
 from weft.capture.python import checks
-
-Decompositions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

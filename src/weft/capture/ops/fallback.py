@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
-from weft.capture.ops.decompositions import Decompositions
+from weft.capture.fx.private import Decompositions
 from weft.ops import has_rule
 
 aten = torch.ops.aten

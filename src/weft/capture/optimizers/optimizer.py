@@ -17,9 +17,9 @@ from typing import Any, final
 
 import torch
 
+from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.tracing.fx import DispatchMode
 from weft.errors import CaptureError, UserError
 from weft.ir.nodes import MASTER
 from weft.ops.dtypes import dtype_name

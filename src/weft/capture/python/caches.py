@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch.fx.graph import CodeGen
 
-from weft.capture.tracing.fx import root_of, written_in
+from weft.capture.fx.private import root_of, written_in
 from weft.errors import CaptureError
 
 # Ops that take no value from their operand, only its shape and dtype.

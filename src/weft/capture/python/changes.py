@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from weft.capture.python.watch import Content, Entry
+from weft.capture.watch import Content, Entry
 from weft.errors import CaptureError
 
 # Of how many iterators inside of each other (`map`, `zip`) it is seen where they are.

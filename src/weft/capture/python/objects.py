@@ -18,8 +18,9 @@ from typing import Any, Protocol, final
 import torch
 from torch import nn
 
+from weft.capture.fx.locations import users_module
 from weft.capture.python.reached import names_in, texts_in
-from weft.capture.python.watch import (
+from weft.capture.watch import (
     FUNCTIONS,
     MISSING,
     PLAIN,
@@ -29,7 +30,6 @@ from weft.capture.python.watch import (
     Entry,
     is_plain,
 )
-from weft.capture.tracing.locations import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
 _DEEP = 3

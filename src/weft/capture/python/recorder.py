@@ -1,4 +1,4 @@
-"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.python.watch`).
+"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.watch`).
 
 That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
 which modules, parameters and buffers each module has; globals and variables of closures that the user's own
@@ -38,7 +38,7 @@ from weft.capture.python.reached import (
     plain_function,
     user_functions,
 )
-from weft.capture.python.watch import (
+from weft.capture.watch import (
     FUNCTIONS,
     MISSING,
     PLAIN,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.fx.private import Refusal, copy_noted
 from weft.capture.numbers import later
-from weft.capture.tracing.fx import Refusal, copy_noted
 
 F = torch.nn.functional
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
+from weft.capture.fx.private import is_fake
 from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
 from weft.capture.numbers.spies import is_spy
 from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
-from weft.capture.tracing.fx import is_fake
 
 # How far from the model and the loss function it is looked for what they may write, and in how large containers.
 _DEPTH, _MANY = 4, 10_000

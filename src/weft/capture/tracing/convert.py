@@ -10,9 +10,9 @@ from typing import Any, final
 
 import torch
 
+from weft.capture.fx.locations import autograd_of, in_backward, location_of
+from weft.capture.fx.refusals import READS, refuse_op
 from weft.capture.optimizers.optimizer import UpdateRule
-from weft.capture.tracing.locations import autograd_of, in_backward, location_of
-from weft.capture.tracing.refusals import READS, refuse_op
 from weft.errors import CaptureError
 from weft.ir.arguments import changed
 from weft.ir.logical import (

@@ -20,9 +20,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from weft.capture.fx.private import FakeMode, is_fake, living_fakes, maker_in
 from weft.capture.numbers.later import LaterNumber, living_numbers
 from weft.capture.python.caches import depending
-from weft.capture.tracing.fx import FakeMode, is_fake, living_fakes, maker_in
 from weft.errors import CaptureError
 
 # How many containers deep a tensor is looked for, and how many of them are followed.

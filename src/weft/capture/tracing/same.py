@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from weft.capture.fx.private import is_fake, root_of, written_in
 from weft.capture.python.caches import depending, draws
-from weft.capture.tracing.fx import is_fake, root_of, written_in
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)

@@ -12,7 +12,28 @@ from typing import Any, TypeAlias, final
 import torch
 
 from weft.capture.batch import BatchSpec, TensorLeaf
-from weft.capture.checkpoints import checkpoints_noted
+from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.fx.locations import (
+    LinesNoted,
+    backward_noted,
+    locate,
+    location_of,
+    module_paths_noted,
+)
+from weft.capture.fx.private import (
+    Decompositions,
+    FakeMode,
+    fake_mode,
+    fake_tensor,
+    functional,
+    mark_backward,
+    noted_copies,
+    running_sequence,
+    trace,
+    trace_like,
+)
+from weft.capture.fx.refusals import check_ops, in_function, refuse, refuse_op
+from weft.capture.fx.retrace import Skeleton, skeleton
 from weft.capture.hint import hints_recorded
 from weft.capture.numbers.changing import (
     ChangingNumber,
@@ -22,7 +43,7 @@ from weft.capture.numbers.changing import (
 )
 from weft.capture.numbers.later import forget_numbers
 from weft.capture.numbers.spies import spied
-from weft.capture.ops.decompositions import Decompositions, decompositions, overwrites
+from weft.capture.ops.decompositions import decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
@@ -34,32 +55,12 @@ from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, PythonRecorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.python.watch import MISSING, Entry, Watch
 from weft.capture.tracing.before import restored
-from weft.capture.tracing.fx import (
-    FakeMode,
-    fake_mode,
-    fake_tensor,
-    functional,
-    mark_backward,
-    noted_copies,
-    running_sequence,
-    trace,
-    trace_like,
-)
 from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import lent, write_replaced
-from weft.capture.tracing.locations import (
-    LinesNoted,
-    backward_noted,
-    locate,
-    location_of,
-    module_paths_noted,
-)
-from weft.capture.tracing.refusals import check_ops, in_function, refuse, refuse_op
-from weft.capture.tracing.retrace import Skeleton, skeleton
 from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tree import unflatten
+from weft.capture.watch import MISSING, Entry, Watch
 from weft.errors import CaptureError, WeftError
 
 LossFunction = Callable[[Any, Any], Any]

@@ -1,4 +1,4 @@
-"""Text of a node; `weft.ir.text.graph_parser` reads it back to an equal node."""
+"""Text of a node; `weft.ir.parsers.graph_parser` reads it back to an equal node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of plans; `weft.ir.text.plan_parser` reads it back to an equal plan."""
+"""Text of plans; `weft.ir.parsers.plan_parser` reads it back to an equal plan."""
 
 from __future__ import annotations
 

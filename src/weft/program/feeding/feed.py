@@ -22,7 +22,7 @@ from weft.program.feeding.shards import (
     region_part,
     without_shards,
 )
-from weft.runtime.devices.copies import laid
+from weft.runtime.memory.copies import laid
 from weft.tensor import GlobalTensor
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout import Broadcast, Layout, Placement, Shares
 from weft.program.feeding.shards import local_part
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 from weft.tensor.boxing import assemble
+from weft.tensor.dispatch.shares import in_order, in_shares, relaid, stored_in
 from weft.tensor.mesh import Mesh
-from weft.tensor.shares import in_order, in_shares, relaid, stored_in
 from weft.tensor.spec import contiguous
 
 

@@ -25,7 +25,7 @@ from weft.program.live.holds import (
 from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
 from weft.program.live.unwrapped import retired
 from weft.program.live.variables import check_initial_values, initial_values
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.ir.nodes import MASTER
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.errors import UserError
 from weft.program.live.holds import named_variables
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 
 # Behind all that stands in a model.

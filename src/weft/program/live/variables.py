@@ -19,8 +19,8 @@ from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
 from weft.layout import Layout
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
-from weft.program.planning.build import Setting
-from weft.tensor.shares import in_shares
+from weft.program.setting import Setting
+from weft.tensor.dispatch.shares import in_shares
 
 
 def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.python.watch import Entry
+from weft.capture.watch import Entry
 from weft.compiler.hints import Hints
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -27,9 +26,7 @@ from weft.ir.logical import Input, Output, Ref, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Layout, Placement, Shares, Split
-from weft.program.everyone import agreed, told
-from weft.program.feeding.buckets import Buckets
-from weft.program.feeding.local_batch import LocalBatch
+from weft.program.everyone import agreed
 from weft.program.feeding.shards import (
     layouts_of_shards,
     layouts_on,
@@ -38,73 +35,18 @@ from weft.program.feeding.shards import (
     without_shards,
 )
 from weft.program.live.holds import Lying
-from weft.program.same_program import check_same_program
+from weft.program.planning.same_program import check_same_program
+from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel
-from weft.runtime.compiled.choice import Kernels
 from weft.runtime.devices.backend import backend_of
-from weft.runtime.devices.device_executor import DeviceExecutor
 from weft.runtime.devices.graphs import graph_mode
 from weft.runtime.devices.replay import Replayer, obstacle
 from weft.runtime.devices.streams import MakeStreams
-from weft.runtime.executor.state import Variables
+from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.world.world import World
 from weft.strategy.precision import Precision
-
-
-@final
-@dataclass(frozen=True)
-class Setting:
-    """The setting that all programs of one model share.
-
-    Attributes:
-        model: the user's model, live.
-        world: the ranks of this process.
-        placement: all ranks.
-        options: what the training step was compiled with.
-        variables: the variables of each rank of this process that is in the placement.
-        seed: of the random ops.
-        kernels: how segments run.
-        buckets: pads batches.
-        local: makes whole batches of what each process brings; None where each brings all.
-    """
-
-    model: nn.Module
-    world: World
-    placement: Placement
-    options: Options
-    variables: Mapping[int, Variables]
-    seed: int
-    kernels: Kernels = "aten"
-    local: LocalBatch | None = None
-    buckets: Buckets | None = None
-
-    def whole(self, batch: Any) -> Any:
-        """A batch as the program takes it: padded, and whole where each process brings a part."""
-        if self.buckets is not None:
-            batch = self.buckets.padded(batch, self._sizes(batch))
-        return batch if self.local is None else self.local.whole(batch)
-
-    def _sizes(self, batch: Any) -> dict[str, int]:
-        """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
-        buckets, world = self.buckets, self.world
-        if buckets is None or self.local is None or not self.several:
-            return {}
-        world.calls.enter("lengths of a batch")
-        texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
-        every = [json.loads(text) for text in texts]
-        return {key: max(each.get(key, 0) for each in every) for key in every[0]}
-
-    @property
-    def several(self) -> bool:
-        """True where other processes take part, which must be given the same."""
-        return self.world.size > len(self.world.ranks)
-
-    def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
-        results = self.world.run(lambda rank: function(rank) if rank in self.variables else None)
-        return next(result for result in results if result is not None)
 
 
 def local_ranks(world: World, placement: Placement) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from typing import final
 
 from weft.errors import RankFailure
 from weft.program.everyone import told
-from weft.program.planning.build import Setting
-from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.program.setting import Setting
+from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.failures.board import first_line
 

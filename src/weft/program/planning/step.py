@@ -11,7 +11,7 @@ from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
-from weft.capture.python.watch import Entry
+from weft.capture.watch import Entry
 from weft.errors import UserError
 from weft.program.feeding.shards import layouts_of_shards, without_shards
 from weft.program.live.unwrapped import unwrapped

@@ -25,11 +25,12 @@ from weft.program.everyone import agreed
 from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import shares_of, without_shards
 from weft.program.live.holds import Lying
-from weft.program.planning.build import Setting, build
+from weft.program.planning.build import build
 from weft.program.planning.guards import Guards
 from weft.program.planning.progress import uncollected
 from weft.program.planning.step import Step
-from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.program.setting import Setting
+from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 
 Planned: TypeAlias = tuple[Captured, Compiled]

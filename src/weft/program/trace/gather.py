@@ -14,7 +14,7 @@ from weft.program.trace.rank import rank_trace
 from weft.program.trace.rows import RankTrace
 from weft.program.trace.trace import Trace
 from weft.program.trace.waits import with_late_ranks
-from weft.runtime.executor.trace import Record
+from weft.runtime.recording import Record
 from weft.runtime.world.world import World
 
 # For each of some exchanges between all ranks: when a rank entered and left it, on its own clock,

@@ -8,7 +8,7 @@ from typing import final
 
 from weft.actors.dependencies import ActKey, Dependencies
 from weft.ir.plan import COMPUTE, HOST, Actor, RankPlan
-from weft.runtime.executor.trace import Record, Span
+from weft.runtime.recording import Record, Span
 
 
 @final

@@ -13,7 +13,7 @@ from weft.program.trace.names import Lines, actor_details, actor_kind, actor_nam
 from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Level, RankTrace, Slice, StepSpan
 from weft.program.trace.waits import Names, arrows, last_waits, wait
-from weft.runtime.executor.trace import Record, Span
+from weft.runtime.recording import Record, Span
 
 
 def rank_trace(

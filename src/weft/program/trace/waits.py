@@ -10,7 +10,7 @@ from weft.actors.dependencies import Dependency
 from weft.ir.plan import COMPUTE
 from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Arrow, RankTrace, Slice
-from weft.runtime.executor.trace import Span
+from weft.runtime.recording import Span
 
 # The name of an actor, by its id.
 Names = Callable[[int], str]

@@ -25,11 +25,12 @@ from weft.layout import Layout, Shares
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, parts_of
 from weft.program.live.masters import follow
-from weft.program.planning.build import Setting, build, compiled_like
-from weft.runtime.devices.device_executor import DeviceExecutor
+from weft.program.planning.build import build, compiled_like
+from weft.program.setting import Setting
+from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor import GlobalTensor
-from weft.tensor.shares import stored_in
+from weft.tensor.dispatch.shares import stored_in
 from weft.tensor.spec import contiguous
 
 _log = logging.getLogger("weft")

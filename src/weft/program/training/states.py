@@ -20,10 +20,10 @@ from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
+from weft.tensor.dispatch.shares import stored_in
 from weft.tensor.divergence import note_write
-from weft.tensor.shares import stored_in
 from weft.tensor.spec import contiguous
 
 

@@ -13,8 +13,8 @@ from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
 from weft.program.live.masters import Masters
-from weft.program.planning.build import Setting
 from weft.program.planning.variants import Variants
+from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import States, check_states
 from weft.runtime.world.world import World

@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.capture.checkpoints import checkpoints_noted
+from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.fx.private import Decompositions, DispatchMode
 from weft.capture.ops import random, sampling
-from weft.capture.ops.decompositions import Decompositions, decompositions
-from weft.capture.tracing.fx import DispatchMode
+from weft.capture.ops.decompositions import decompositions
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call
 from weft.runtime.random import uniform

@@ -15,9 +15,9 @@ from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
 from weft.program.live.holds import named_variables
-from weft.program.planning.build import Setting
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
+from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.program.verification.plainly import whole, wholes
 from weft.program.verification.snapshot import Snapshot

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.program.training.training import Training
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 
 
 @final

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UserError
-from weft.runtime.compiled.private import close_private, is_private, make_private
+from weft.runtime.private import close_private, is_private, make_private
 
 FOLDER = "WEFT_CACHE"
 _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"

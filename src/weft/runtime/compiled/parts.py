@@ -26,7 +26,6 @@ from weft.ops.weft_ops import ops_that
 from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, Kernels, choose
 from weft.runtime.compiled.forms import Form, Part, part_of
 from weft.runtime.compiled.inductor import Boxed
-from weft.runtime.executor.memory import note_made
 from weft.runtime.kernels.generated import (
     CutCalls,
     build_kernel,
@@ -35,6 +34,7 @@ from weft.runtime.kernels.generated import (
     is_local,
     may_alias,
 )
+from weft.runtime.memory.notes import note_made
 from weft.runtime.torch_ops import torch_op
 
 # A kernel of fewer calls gains nothing.

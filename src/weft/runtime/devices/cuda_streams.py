@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.errors import RankFailure
 from weft.ir.plan import COMPUTE
-from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.launch import Launch
 from weft.runtime.devices.streams import Streams
 
 # torch does not type them.

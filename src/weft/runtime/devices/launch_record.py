@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import final
 
 from weft.actors import Act
-from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.launch import Launch
 from weft.runtime.devices.streams import Streams
-from weft.runtime.executor.trace import Interval, Record, Span
+from weft.runtime.recording import Interval, Record, Span
 
 
 @final
 class LaunchRecorder:
-    """As `weft.runtime.executor.trace.Recorder`, of acts whose times the streams know.
+    """As `weft.runtime.recording.Recorder`, of acts whose times the streams know.
 
     While `keeping`, the host waits for every step: its events are used again.
     """

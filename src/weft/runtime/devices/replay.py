@@ -25,8 +25,8 @@ from weft.cached import cached_property
 from weft.ir.plan import Compute, RankPlan
 from weft.ir.queries.replays import Replays
 from weft.ops.weft_ops import WEFT_OPS
-from weft.runtime.executor.state import Batches
 from weft.runtime.kernels.generated import UNIFORM, Kernel
+from weft.runtime.memory.state import Batches
 from weft.runtime.random import DrawKeys
 from weft.runtime.torch_ops import torch_op
 

@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from weft.runtime.devices.launches import Launch
+from weft.runtime.devices.launch import Launch
 
 
 class Streams(ABC):

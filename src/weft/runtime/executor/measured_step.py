@@ -11,8 +11,8 @@ from torch import Tensor
 
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.ir.queries.memory import KINDS, Kind, Memory
-from weft.runtime.executor.memory import Meter
 from weft.runtime.executor.work import ActFunction, Work
+from weft.runtime.memory.notes import Meter
 
 
 @final

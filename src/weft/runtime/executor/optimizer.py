@@ -21,7 +21,7 @@ from weft.errors import InternalError
 from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate
 from weft.runtime.executor.direct_updates import DirectStep, direct_step
-from weft.runtime.executor.state import Variables
+from weft.runtime.memory.state import Variables
 
 # Entries of a parameter group that the copy decides for itself.
 _OWN_ENTRIES = ("params", "fused", "foreach")

@@ -9,8 +9,8 @@ from typing import final
 from torch import Tensor
 
 from weft.actors import Act, Clock, QueueMachine
-from weft.runtime.executor.trace import Span
 from weft.runtime.executor.work import Work
+from weft.runtime.recording import Span
 
 
 @final
@@ -35,7 +35,7 @@ class QueueWork:
         tensors: what actors of this queue have yet to read, by register and version; dropped after
             the last of them. Of registers made on another queue, that queue puts them here before
             it sends `Ready`.
-        spans: when each act of the last step ran (`weft.runtime.executor.trace`).
+        spans: when each act of the last step ran (`weft.runtime.recording`).
     """
 
     __slots__ = ("_clock", "_machine", "_works", "spans", "tensors")

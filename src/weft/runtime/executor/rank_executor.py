@@ -18,9 +18,9 @@ from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder
 from weft.runtime.devices.replay import Replayer
 from weft.runtime.executor.measured_step import MeasuredStep
-from weft.runtime.executor.trace import Recorder
 from weft.runtime.executor.work import Rank, bind_work
 from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.recording import Recorder
 
 Own = TypeVar("Own", bound="RankExecutor")
 

@@ -27,10 +27,10 @@ from weft.runtime.executor.lone_acts import LoneActs
 from weft.runtime.executor.queue_work import ActError
 from weft.runtime.executor.queues import Control, Ended, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.executor.state import Variables
-from weft.runtime.executor.trace import Recorder
+from weft.runtime.executor.silence import silence_text
 from weft.runtime.executor.work import Rank
-from weft.runtime.failures.silence import silence_text
+from weft.runtime.memory.state import Variables
+from weft.runtime.recording import Recorder
 from weft.runtime.world.world import TIMEOUT
 
 _NOTHING = nullcontext()

@@ -30,10 +30,10 @@ from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.devices.replay import Call, ReplayedSegment, Replayer, Run, draws_of
-from weft.runtime.executor.memory import note_gradients
 from weft.runtime.executor.optimizer import Updates, group_updates
-from weft.runtime.executor.state import Batches, Variables
 from weft.runtime.kernels.generated import Kernel, build_kernel
+from weft.runtime.memory.notes import note_gradients
+from weft.runtime.memory.state import Batches, Variables
 from weft.runtime.random import uniform
 
 

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import final
 
-from weft.capture.tracing.locations import in_library
+from weft.capture.fx.locations import in_library
 from weft.errors import RankFailure
 from weft.runtime.failures.board import FailureBoard
 

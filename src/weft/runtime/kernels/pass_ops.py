@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from weft.runtime.channels.channel import COMBINE, SIGNED, reduce_in_order
-from weft.runtime.devices.copies import from_host, to_host
-from weft.runtime.executor.memory import note_host
 from weft.runtime.kernels.matmul import SUMMED_PRODUCT, SumOfProducts
+from weft.runtime.memory.copies import from_host, to_host
+from weft.runtime.memory.notes import note_host
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from weft.tensor import mesh as meshes
-from weft.tensor import shares
+from weft.tensor.dispatch import shares
 from weft.tensor.dispatch.arguments import Reader, takes_slots
 from weft.tensor.dispatch.operands import common_mesh, lifted, met
 from weft.tensor.dispatch.recipe import Recipe, make_recipe

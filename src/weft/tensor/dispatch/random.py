@@ -10,7 +10,7 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.tracing.fx import DispatchMode
+from weft.capture.fx.private import DispatchMode
 from weft.layout import Layout, broadcast_layout
 from weft.runtime.random import uniform
 from weft.runtime.world.world import World

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.capture.tracing.fx import fake_mode
+from weft.capture.fx.private import fake_mode
 from weft.compiler.plans.specialize import Target, variant
 from weft.errors import InternalError, LayoutError, RuleError, UserError
 from weft.ir.logical import Ref

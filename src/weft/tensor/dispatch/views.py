@@ -55,7 +55,7 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True)
 class InOrder(Origin):
-    """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.shares`)."""
+    """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.dispatch.shares`)."""
 
     def written(self, made: Any) -> Any:
         """All of it."""

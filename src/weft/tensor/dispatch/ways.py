@@ -24,10 +24,10 @@ from weft.tensor.dispatch.arguments import Reader, op_name
 from weft.tensor.dispatch.gathered import all_global, gathered, of_all
 from weft.tensor.dispatch.operands import common_mesh
 from weft.tensor.dispatch.random import Drawing
+from weft.tensor.dispatch.shares import stored_in
 from weft.tensor.dispatch.views import STRIDED, by_strides, note_copies
 from weft.tensor.dispatch.writes import fused_update, in_place, resized
 from weft.tensor.divergence import user_line
-from weft.tensor.shares import stored_in
 
 aten = torch.ops.aten
 

@@ -15,9 +15,9 @@ from weft.capture.ops.decompositions import overwrites
 from weft.errors import LayoutError, UserError
 from weft.tensor.dispatch.gathered import all_global, gathered
 from weft.tensor.dispatch.operands import common_mesh
+from weft.tensor.dispatch.shares import relaid, stand_in
 from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
-from weft.tensor.shares import relaid, stand_in
 
 
 def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

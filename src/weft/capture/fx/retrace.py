@@ -208,7 +208,7 @@ class _Light(TorchDispatchMode):
             raise _NotLight
 
     def _node(self, op: Any, args: Any, kwargs: Any, name: str = "getitem") -> torch.fx.Node:
-        """Noted as `make_fx` does it (`weft.capture.tracing.fx.note`, `sequence_of`)."""
+        """Noted as `make_fx` does it (`weft.capture.fx.private.note`, `sequence_of`)."""
         node = self.graph.create_node("call_function", op, tuple(args), kwargs, name)
         notes = torch.fx.traceback.current_meta.get("custom")
         if notes is not None:

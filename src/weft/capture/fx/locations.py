@@ -19,8 +19,8 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.checkpoints import checkpoint_of
-from weft.capture.tracing.fx import (
+from weft.capture.fx.checkpoints import checkpoint_of
+from weft.capture.fx.private import (
     backward_sequence_of,
     nodes_so_far,
     note,

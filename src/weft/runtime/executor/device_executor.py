@@ -13,13 +13,14 @@ from weft.capture.optimizers.groups import Optimizing
 from weft.ir.plan import RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.devices.launch import Key, Launch
 from weft.runtime.devices.launch_record import LaunchRecorder
-from weft.runtime.devices.launches import Key, Launch, launches
 from weft.runtime.devices.replay import Replayer
 from weft.runtime.devices.streams import MakeStreams
+from weft.runtime.executor.launches import launches
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.executor.state import Variables
 from weft.runtime.executor.work import Rank
+from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import TIMEOUT
 
 

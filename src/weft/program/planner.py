@@ -12,10 +12,11 @@ from weft.compiler.stages.stages import stage_placements
 from weft.layout import Placement
 from weft.program.everyone import agreed
 from weft.program.live.holds import Lying
-from weft.program.planning.build import Setting, with_leaves, with_lying
+from weft.program.planning.build import with_leaves, with_lying
 from weft.program.planning.hints import split_parameters, strategy_hints
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants, check_lying, lying_in
+from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.strategy.strategy import Strategy
 

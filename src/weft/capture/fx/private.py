@@ -29,10 +29,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.ops.decompositions import Decompositions
-from weft.capture.tracing.retrace import MAKER, Skeleton, retrace
+from weft.capture.fx.retrace import MAKER, Skeleton, retrace
 
 FakeMode: TypeAlias = FakeTensorMode
+# Ops that are taken apart while a step is traced, and the functions that do it.
+Decompositions: TypeAlias = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

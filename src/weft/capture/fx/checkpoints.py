@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.tracing.fx import note, notes_now
+from weft.capture.fx.private import note, notes_now
 
 _CHECKPOINT = "weft.checkpoint"
 

@@ -19,7 +19,7 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.nodes import Sent
-from weft.ir.text.scanner import Scanner
+from weft.ir.parsers.scanner import Scanner
 from weft.layout import Placement, Shares
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.capture.tracing.fx import Refusal, written_copy
-from weft.capture.tracing.locations import TRACE_FILE, in_library, installed, location_of, standard
+from weft.capture.fx.locations import TRACE_FILE, in_library, installed, location_of, standard
+from weft.capture.fx.private import Refusal, written_copy
 from weft.errors import CaptureError
 from weft.ir.logical import Location
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final, get_args
 
 from weft.ir.nodes import ROLES, Phase, Ref
+from weft.ir.parsers.scanner import Scanner
 from weft.ir.plan import Plan, RankPlan
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
@@ -27,7 +28,6 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.text.scanner import Scanner
 
 
 @final

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.ir.parsers.plan_parser import input_of, local_node
+from weft.ir.parsers.scanner import Scanner
 from weft.ir.plan import LocalInput, LocalNode, LocalOutput, LocalProgram
-from weft.ir.text.plan_parser import input_of, local_node
-from weft.ir.text.scanner import Scanner
 
 
 def parse_local(text: str) -> LocalProgram:

@@ -1,0 +1,1 @@
+"""Text of graphs, local programs and plans read back."""

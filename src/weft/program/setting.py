@@ -1,0 +1,73 @@
+"""The setting that all programs of one model share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from weft.compiler.options import Options
+from weft.layout import Placement
+from weft.program.everyone import told
+from weft.program.feeding.buckets import Buckets
+from weft.program.feeding.local_batch import LocalBatch
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.memory.state import Variables
+from weft.runtime.world.world import World
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """The setting that all programs of one model share.
+
+    Attributes:
+        model: the user's model, live.
+        world: the ranks of this process.
+        placement: all ranks.
+        options: what the training step was compiled with.
+        variables: the variables of each rank of this process that is in the placement.
+        seed: of the random ops.
+        kernels: how segments run.
+        buckets: pads batches.
+        local: makes whole batches of what each process brings; None where each brings all.
+    """
+
+    model: nn.Module
+    world: World
+    placement: Placement
+    options: Options
+    variables: Mapping[int, Variables]
+    seed: int
+    kernels: Kernels = "aten"
+    local: LocalBatch | None = None
+    buckets: Buckets | None = None
+
+    def whole(self, batch: Any) -> Any:
+        """A batch as the program takes it: padded, and whole where each process brings a part."""
+        if self.buckets is not None:
+            batch = self.buckets.padded(batch, self._sizes(batch))
+        return batch if self.local is None else self.local.whole(batch)
+
+    def _sizes(self, batch: Any) -> dict[str, int]:
+        """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
+        buckets, world = self.buckets, self.world
+        if buckets is None or self.local is None or not self.several:
+            return {}
+        world.calls.enter("lengths of a batch")
+        texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
+        every = [json.loads(text) for text in texts]
+        return {key: max(each.get(key, 0) for each in every) for key in every[0]}
+
+    @property
+    def several(self) -> bool:
+        """True where other processes take part, which must be given the same."""
+        return self.world.size > len(self.world.ranks)
+
+    def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Call `function(rank)` on all ranks of this process that take part; the result of the first."""
+        results = self.world.run(lambda rank: function(rank) if rank in self.variables else None)
+        return next(result for result in results if result is not None)
