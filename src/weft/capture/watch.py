@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import enum
+import math
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -43,7 +44,9 @@ class Entry:
     @property
     def key(self) -> tuple[int, Any]:
         """The identity of the value that is watched."""
-        return getattr(self.space, "key", id(self.space)), self.name
+        # A dict of the user's may have an attribute of that name.
+        known = isinstance(self.space, (Cell, Items, *_APART))
+        return (self.space.key if known else id(self.space)), self.name
 
     @property
     def replaceable(self) -> bool:
@@ -67,6 +70,8 @@ class Entry:
         value = self.space.get(self.name, MISSING)
         if value is self.value or _same(value, self.value):
             return True
+        if isinstance(self.space, Outcome):
+            return bool(value == self.value)
         # What an eager call of a live model has made is what the step makes for itself.
         return self.made and hasattr(type(value), "sbp")
 
@@ -266,6 +271,22 @@ class Content:
 
 
 @final
+class Exactly:
+    """A number that is equal to none but itself: 0.0 is not -0.0, nan is nan."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exactly) and repr(self.number) == repr(other.number)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.number)
+
+
+@final
 class Outcome:
     """The result of counting with numbers, such as a comparison, with the `get` of a dict."""
 
@@ -324,6 +345,8 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or not is_plain(one) or not is_plain(other):
         return False
     # The text tells 1 from True inside of containers, too.
+    if isinstance(one, float) and one == 0 == other:
+        return math.copysign(1, one) == math.copysign(1, other)
     plain = isinstance(one, (*PLAIN, set, frozenset))
     return (plain and bool(one == other)) or repr(one) == repr(other)
 
@@ -331,6 +354,6 @@ def _same(one: Any, other: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} (number {id(value):x})"
-    if is_plain(value) or isinstance(value, FUNCTIONS):
+    if is_plain(value) or isinstance(value, (*FUNCTIONS, Exactly)):
         return repr(value)[:80]
     return f"a {type(value).__name__} (number {id(value):x})"

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from weft.capture.fx.private import is_fake
-from weft.capture.watch import MISSING, Entry, Outcome
+from weft.capture.watch import MISSING, Entry, Exactly, Outcome
 
 _DTYPES = (torch.float32, torch.float64)
 _COUNTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -38,6 +38,7 @@ _SIGNS = {
 }
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_RAISING = ("truediv", "floordiv", "mod", "pow")
 # Numbers of these types can be followed; numpy's is a `float`.
 _TYPES = (int, float, np.float64)
 # Functions of torch that take a tensor of no dimensions in place of a number, and give the same.
@@ -185,7 +186,7 @@ def can_follow(entry: Entry) -> bool:
 
 def _itself(number: ChangingNumber) -> Any:
     """The number, of which from now on every step must have the same."""
-    return number._all.outcome(number._compute, number._text)
+    return number._all.outcome(lambda: Exactly(number._compute()), number._text).number
 
 
 def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -220,6 +221,8 @@ def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
         left, right = (other, self) if turned else (self, other)
         text = f"({_name(left)} {sign} {_name(right)})"
         compute: Any = lambda: apply(number_now(left), number_now(right))  # noqa: E731
+        if name in _RAISING:  # where it will, the user's own code is to run
+            self._all.outcome(lambda: _raises(compute), f"an error in {text}")
         if type(compute()) not in _TYPES:  # (-1) ** 0.5
             return self._all.outcome(compute, text)
         return ChangingNumber(self._all, compute, text)
@@ -247,6 +250,14 @@ def _signs(apply: Callable[[Any], Any], text: str) -> Callable[[ChangingNumber],
         return ChangingNumber(self._all, compute, text.format(self._text))
 
     return sign
+
+
+def _raises(compute: Callable[[], Any]) -> bool:
+    try:
+        compute()
+    except ArithmeticError:
+        return True
+    return False
 
 
 def _reads(name: str) -> Callable[..., Any]:

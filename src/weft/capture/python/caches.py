@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch.fx.graph import CodeGen
@@ -16,8 +18,23 @@ _OF_SHAPES = frozenset([f"new_{kind}" for kind in _KINDS] + [f"{kind}_like" for 
 _DRAWS = "weft.uniform.default"
 
 
+@final
+@dataclass(frozen=True)
+class Cache:
+    """A tensor that a step keeps in an attribute, by the user's name of it.
+
+    Attributes:
+        now: the tensor.
+        before: that which stood there and was read; None where there was none.
+    """
+
+    text: str
+    now: torch.Tensor
+    before: torch.Tensor | None
+
+
 def take_caches(
-    graph: torch.fx.Graph, names: Sequence[str], dependent: Collection[torch.fx.Node]
+    module: torch.fx.GraphModule, caches: Sequence[Cache], dependent: Collection[torch.fx.Node]
 ) -> None:
     """Take the last outputs of a trace, which are what the step keeps, out of it.
 
@@ -25,22 +42,32 @@ def take_caches(
     graph makes it each time.
 
     Args:
-        graph: whose output is a list; its last entries are caches.
-        names: of the caches, as the user knows them.
+        module: whose output is a list; its last entries are caches.
+        caches: in order.
         dependent: nodes that are made of more than constants (`depending`).
 
     Raises:
-        CaptureError: naming a cache that depends on the batch, on variables or on random numbers.
+        CaptureError: naming a cache that depends on the batch, on variables or on random numbers, or takes the place
+            of a tensor that the step computes with.
     """
+    graph = module.graph
+    constants = {
+        id(getattr(module, node.target)) for node in graph.find_nodes(op="get_attr") if node.users
+    }
     output = next(iter(reversed(graph.nodes)))
     results = list(output.args[0])
-    first = len(results) - len(names)
-    for name, cache in zip(names, results[first:], strict=True):
-        if cache in dependent:
+    first = len(results) - len(caches)
+    for cache, node in zip(caches, results[first:], strict=True):
+        if id(cache.before) in constants:
             raise CaptureError(
-                f"the step keeps in {name} a tensor that depends on the batch, on the model's tensors or on random "
-                "numbers, for the next step to read: captured once, it would be made anew in every step. Register a "
-                "buffer of its shape, and write it there"
+                f"the step computes with the tensor in {cache.text}, and puts another one there, for the next step: "
+                "captured once, it would read the same one for ever. Register a buffer, and write it in place"
+            )
+        if node in dependent:
+            raise CaptureError(
+                f"the step keeps in {cache.text} a tensor that depends on the batch, on the model's tensors or on "
+                "random numbers, for the next step to read: captured once, it would be made anew in every step. "
+                "Register a buffer of its shape, and write it there"
             )
     output.args = (results[:first],)
     graph.set_codegen(CodeGen())  # the other one checks how many results there are

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from weft.capture.fx.locations import users_module
+from weft.capture.fx.private import is_fake
 from weft.capture.python.reached import names_in, texts_in
 from weft.capture.watch import (
     FUNCTIONS,
@@ -250,7 +251,9 @@ class Objects:
                 self._notes.add(Entry(_space(owner, each), each, own[each], f"{known.text}.{each}"))
         if name in known.before:
             before = known.before[name]
-            same = _space(owner, name).get(name, MISSING) is before
+            now = _space(owner, name).get(name, MISSING)
+            # Where the model's tensors stand outside of it, stand-ins do while the step runs.
+            same = now is before or (isinstance(before, torch.Tensor) and is_fake(now))
             if same and (known.users or is_plain(before)):
                 self._notes.add(Entry(_space(owner, name), name, before, text), known.users)
                 if known.users:

@@ -14,6 +14,8 @@ from weft.capture.fx.locations import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
+# Attributes of tensors that are weft's.
+_OWN_ATTRIBUTES = frozenset(["spec", "locals", "keeps_gradient", "hold"])
 
 
 def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
@@ -126,3 +128,12 @@ def _has_content(cell: Any) -> bool:
         return cell.cell_contents is not _has_content  # true whenever there is one
     except ValueError:
         return False
+
+
+def user_attributes(tensor: Any) -> dict[str, Any]:
+    """The attributes that the user has put on a tensor, such as a weight decay of its own."""
+    return {
+        name: value
+        for name, value in vars(tensor).items()
+        if name not in _OWN_ATTRIBUTES and not name.startswith("_")
+    }

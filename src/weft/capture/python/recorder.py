@@ -11,7 +11,7 @@ import array
 import random
 import sys
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +25,7 @@ from torch import nn
 
 from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
+from weft.capture.python.caches import Cache
 from weft.capture.python.changes import Moving
 from weft.capture.python.objects import Objects
 from weft.capture.python.reached import (
@@ -36,6 +37,7 @@ from weft.capture.python.reached import (
     is_users,
     names_in,
     plain_function,
+    user_attributes,
     user_functions,
 )
 from weft.capture.watch import (
@@ -43,10 +45,12 @@ from weft.capture.watch import (
     MISSING,
     PLAIN,
     Asked,
+    Attribute,
     Cell,
     Entry,
     Items,
     Members,
+    Outcome,
     Size,
     Space,
     Watch,
@@ -101,10 +105,13 @@ class PythonRecorder:
         self.add(Entry(Asked(dtype, dtype), "dtype", dtype(), "torch.get_default_dtype()"))
         for each in functions:
             self.function(each)
+        for path, module in modules:
+            self._attributes(module, path)
         for called in (function, *hooks_of(model)):
             for owner in bound_to(called):
                 if not isinstance(owner, nn.Module):
                     self._inside(owner, type(owner).__name__)
+            self._keywords(called)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -167,6 +174,8 @@ class PythonRecorder:
                     "place), or outside of the step and pass it in the batch"
                 )
         held = [entry for entry in self._entries if entry.holds()]
+        # Looking up made them.
+        held += [replace(e, value=e.value_now) for e in self._entries if _by_default(e)]
         # What the step makes where there was nothing is put back to nothing.
         empty = [entry for entry in self._entries if entry.value is None or entry.value is MISSING]
         made = [replace(entry, made=True) for entry in empty if not entry.holds()]
@@ -185,18 +194,19 @@ class PythonRecorder:
             made = entry.key in read and (entry.value is None or entry.value is MISSING)
             now = entry.space.get(entry.name, MISSING)
             later = isinstance(now, torch.Tensor) or is_later(now)
-            if not made and not later and not entry.holds():
+            if not made and not later and not entry.holds() and not _by_default(entry):
                 found.append(entry)
         return [*found, *self._moving.unknown()]
 
-    def caches(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that the step put in attributes where it had read none, or another one, and their names."""
+    def caches(self) -> list[Cache]:
+        """The tensors that the step put in attributes where it had read none, or another one."""
         found = []
         for entry in self._read:
             now = entry.space.get(entry.name, None)
             kept = entry.value is MISSING or isinstance(entry.value, torch.Tensor | None)
             if kept and isinstance(now, torch.Tensor) and now is not entry.value:
-                found.append((entry.text, now))
+                before = entry.value if isinstance(entry.value, torch.Tensor) else None
+                found.append(Cache(entry.text, now, before))
         return found
 
     def made(self) -> list[Entry]:
@@ -221,6 +231,17 @@ class PythonRecorder:
             for name, value in part.items():
                 if value is None:
                     self.add(Entry(part, name, None, self._text(module, name)))
+
+    def _attributes(self, module: nn.Module, path: str) -> None:
+        """Watch what the user has put on tensors of a module, and what functions ask for there."""
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            text = f"{path}.{name}" if path else name
+            own = {} if tensor is None else vars(tensor)
+            for key, value in ({} if tensor is None else user_attributes(tensor)).items():
+                self.add(Entry(Attribute(tensor), key, value, f"{text}.{key}"))
+            for key in self._asked if tensor is not None else ():
+                if key not in own and not hasattr(torch.Tensor, key):
+                    self.add(Entry(Attribute(tensor), key, MISSING, f"{text}.{key}"))
 
     def _begin(self, module: nn.Module, name: str, before: Mapping[str, Any]) -> None:
         """An attribute is to be read of a module: what comes before that."""
@@ -294,15 +315,12 @@ class PythonRecorder:
         if isinstance(function, types.MethodType | partial):
             for owner in bound_to(function):
                 self._inside(owner, type(owner).__name__)
-        if isinstance(function, partial):
-            named = function.keywords
-            self._size(named, "keywords of a partial")
-            for name, value in named.items():
-                self.add(Entry(named, name, value, f"the keyword {name} of a partial"))
+        self._keywords(function)
         plain = plain_function(function)
         if plain is None or id(plain) in self._visited or not is_users(plain):
             return
         self._visited.add(id(plain))
+        self._default_arguments(plain)
         self._named |= names_in(plain.__code__)
         for name in sorted(vars(plain).keys() - {"__wrapped__"}):
             self._name(vars(plain), name, f"{plain.__qualname__}.{name}")
@@ -315,6 +333,25 @@ class PythonRecorder:
         self._above(plain, dict(cells).get("__class__"))
         held = [space.get(name) for space, name in names]
         self._objects.named_by(plain, [*held, *(cell.cell_contents for _, cell in cells)])
+
+    def _keywords(self, function: Any) -> None:
+        """Watch the arguments that partials give by name."""
+        while isinstance(function, partial):
+            named = function.keywords
+            self._size(named, "keywords of a partial")
+            for name, value in named.items():
+                self.add(Entry(named, name, value, f"the keyword {name} of a partial"))
+                self._inside(value, f"the keyword {name} of a partial")
+            function = function.func
+
+    def _default_arguments(self, function: types.FunctionType) -> None:
+        """Watch the values of arguments that are not given."""
+        text = f"of {function.__qualname__}"
+        if function.__defaults__:
+            defaults = Entry(Attribute(function), "__defaults__", function.__defaults__, text)
+            self.add(replace(defaults, text=f"the defaults {text}"))
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self.add(Entry(function.__kwdefaults__, name, value, f"the default of {name} {text}"))
 
     def _above(self, function: types.FunctionType, cell: Any) -> None:
         """Watch what a method names of the classes that `super()` looks in; `cell` holds its own class."""
@@ -358,8 +395,20 @@ class PythonRecorder:
             self._objects.array(value, text)
         elif isinstance(value, ContextVar):
             self._context(value, text)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._hyperparameters(value, text)
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            rates = Outcome(lambda: list(value.get_last_lr()))
+            self.add(Entry(rates, "rates", rates.compute(), f"the learning rates of {text}"))
         elif not self._objects.see(value, text) or isinstance(value, _CONTAINERS):
             self._holding(value, text, depth)
+
+    def _hyperparameters(self, optimizer: torch.optim.Optimizer, text: str) -> None:
+        """Watch the hyperparameters of an optimizer that functions name."""
+        for number, group in enumerate(optimizer.param_groups):
+            for name in sorted(self._named & (group.keys() - {"params"})):
+                where = f"{text}.param_groups[{number}][{name!r}]"
+                self.add(Entry(group, name, group[name], where))
 
     def _context(self, variable: ContextVar[Any], text: str) -> None:
         """Watch what a variable of the context holds."""
@@ -429,12 +478,21 @@ class PythonRecorder:
 
         Who reads of it goes over all of it, or makes its keys.
         """
+        if isinstance(held, defaultdict):
+            for name in sorted(self._named - held.keys()):
+                self.add(Entry(held, name, MISSING, f"{text}[{name!r}]"))
         if len(held) > _MANY or not self._named.isdisjoint(x for x in held if isinstance(x, str)):
             return
         for name, value in held.items():
             if isinstance(name, str) and is_plain(value):
                 self.add(Entry(held, name, value, f"{text}[{name!r}]"))
                 self._inside(value, f"{text}[{name!r}]", depth - 1)
+
+
+def _by_default(entry: Entry) -> bool:
+    """True for a plain item that the step has made by looking it up in a `defaultdict`."""
+    made = entry.value is MISSING and isinstance(entry.space, defaultdict)
+    return made and is_plain(entry.value_now)
 
 
 def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:

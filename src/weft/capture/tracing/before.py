@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -84,6 +84,39 @@ class Writable:
                 found.update({id(x): text for x in _fakes_in(each) if id(x) not in found})
         return found
 
+    @contextmanager
+    def lent(self, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """While this lasts, stand-ins are in place of the model's tensors outside of the model, too.
+
+        There the user's code may look for them, as with `p is head.weight`, or a dict by parameters.
+
+        Args:
+            stand_ins: by the id of what they stand for.
+        """
+        own = {id(container) for container, _ in self._own}
+        outside = [each for each, _ in self._others if id(each) not in own]
+        places = [each for each in outside if any(id(x) in stand_ins for x in _parts(each))]
+        tensors = [x for each in places for x in _parts(each) if id(x) in stand_ins]
+        back = {id(stand_ins[id(x)]): x for x in tensors}
+        ids = {id(stand_in): key for key, stand_in in stand_ins.items()}
+        named = [(space, "id") for space, name, x in self._names if name == "id" and x is _MISSING]
+        with ExitStack() as stack:
+            for each in places:
+                stack.callback(_exchange, each, back)
+                _exchange(each, stand_ins)
+            for _, cell, tensor in self._cells:
+                if id(tensor) in stand_ins:
+                    stack.callback(setattr, cell, "cell_contents", tensor)
+                    cell.cell_contents = stand_ins[id(tensor)]
+            for space, name, tensor in self._names:
+                if id(tensor) in stand_ins:
+                    stack.callback(space.__setitem__, name, tensor)
+                    space[name] = stand_ins[id(tensor)]
+            for space, name in named:
+                stack.callback(space.pop, name, None)
+                space[name] = lambda x: ids.get(id(x), id(x))
+            yield
+
     def _places(self) -> Iterator[tuple[str, Any]]:
         """Everything that is named outside of the model, as it is now."""
         for owner, _ in self._owners:
@@ -110,6 +143,31 @@ class Writable:
             _set(space, name, value, everything)
         for _, cell, content in self._cells:
             cell.cell_contents = content
+
+
+def _parts(container: _Container) -> list[Any]:
+    """All that a container holds, keys of a dict included."""
+    return (
+        [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
+    )
+
+
+def _exchange(container: Any, others: Mapping[int, Any]) -> None:
+    """Put others in place of what a container holds, by the ids of that; the order stays."""
+    if not any(id(x) in others for x in _parts(container)):
+        return
+    if isinstance(container, dict):
+        items = [(others.get(id(k), k), others.get(id(x), x)) for k, x in container.items()]
+        dict.clear(container)
+        for key, value in items:
+            dict.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        parts = [others.get(id(x), x) for x in container]
+        container.clear()
+        container.update(parts)
+    else:
+        for place, value in enumerate(list(container)):
+            container[place] = others.get(id(value), value)
 
 
 def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.python.reached import user_attributes
 from weft.errors import CaptureError
 
 
@@ -59,6 +60,36 @@ def lent(
     finally:
         for own, held in places:
             own.update(held)
+
+
+@contextmanager
+def attributes_carried(
+    tensors: Mapping[str, torch.Tensor], stand_ins: Mapping[int, torch.Tensor]
+) -> Iterator[None]:
+    """Give stand-ins the attributes of the user's, and let them count as parameters.
+
+    Args:
+        tensors: of the model, by name.
+        stand_ins: by the id of what they stand for.
+
+    Raises:
+        CaptureError: naming an attribute that the step sets.
+    """
+    given = []
+    for name, tensor in tensors.items():
+        stand_in, own = stand_ins[id(tensor)], user_attributes(tensor)
+        vars(stand_in).update(own)
+        if isinstance(tensor, nn.Parameter):
+            stand_in._is_param = True
+        given.append((name, stand_in, own, set(vars(stand_in))))
+    yield
+    for name, stand_in, own, before in given:
+        for key, value in user_attributes(stand_in).items():
+            if (key in own and own[key] is not value) or key not in before:
+                raise CaptureError(
+                    f"the step sets the attribute {key} of {name}: captured once, it would do so no more. Keep it in a "
+                    "tensor (register_buffer, and write it in place), or set it outside of the step"
+                )
 
 
 def write_replaced(slots: Sequence[LentPlace]) -> None:

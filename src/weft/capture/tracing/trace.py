@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -49,15 +49,15 @@ from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
-from weft.capture.python.caches import take_caches
+from weft.capture.python.caches import Cache, take_caches
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.labels import labels_ignored
 from weft.capture.python.recorder import Counted, PythonRecorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.tracing.before import restored
+from weft.capture.tracing.before import Writable, restored
 from weft.capture.tracing.leftovers import Leftovers
-from weft.capture.tracing.lending import lent, write_replaced
+from weft.capture.tracing.lending import attributes_carried, lent, write_replaced
 from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tree import unflatten
 from weft.capture.watch import MISSING, Entry, Watch
@@ -174,7 +174,7 @@ def trace_step(
     module, step, inputs = traced
     found = Skeletons(skeleton(module.graph))
     if step.caches:
-        take_caches(module.graph, step.caches, left.dependent())
+        take_caches(module, step.caches, left.dependent())
     copies = noted_copies(module.graph)
     locate(module.graph)
     check_ops(module.graph, copies)
@@ -214,6 +214,7 @@ def _traced(run: _Run, begin: _Begin) -> _Found | None:
     """
     step, inputs = begin()
     with restored(step.model, step.loss_fn) as before:
+        step.around = before
         with _running(step):
             module = run(step, inputs, False)
         if module is not None:
@@ -245,6 +246,7 @@ def _traced_again(
     refused = depends_on(changed) if changed else keeps(next(iter(kept.values())))
     with spied(changes) as reads:
         again, inputs = begin()
+        again.around = step.around
         try:
             with _running(again):
                 other = run(again, inputs, True)
@@ -293,8 +295,9 @@ def _with_numbers(
 ) -> _Found:
     """The trace of a step that takes some numbers from tensors, where it is like `plain`; else that."""
     module, before, _ = plain
-    with restored(before.model, before.loss_fn), numbers.placed():
+    with restored(before.model, before.loss_fn) as around, numbers.placed():
         step, inputs = begin(numbers)
+        step.around = around
         try:
             with _running(step):
                 other = run(step, inputs, True)
@@ -359,10 +362,12 @@ class _Step:
         self.recorder = PythonRecorder(model, loss_fn)
         self.watch = Watch()
         self.made: list[Entry] = []
-        self.caches: tuple[str, ...] = ()
+        self.caches: tuple[Cache, ...] = ()
         self.casts = casts
         self.left = left
         self.apart = apart
+        # Set once the step is to run.
+        self.around: Writable | None = None
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
@@ -378,16 +383,16 @@ class _Step:
         stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
         # A backward may read the model too, as that of a checkpoint does.
         with lent(self.model, stand_ins) as slots:
-            result = self._forward(batch, cast)
-            write_replaced(slots)
-            loss = self._described(find_loss, result) if self.training else None
-            self.outputs, tensors = self._described(describe_outputs, result, loss)
-            self.output_keys = tuple(tensors)
-            gradients = [] if loss is None else self._gradients(loss, parameters)
-            self.watch, caches = self.recorder.watch(), self.recorder.caches()
+            with attributes_carried(own, stand_ins), self._around(stand_ins):
+                result = self._forward(batch, cast)
+                write_replaced(slots)
+                loss = self._described(find_loss, result) if self.training else None
+                self.outputs, tensors = self._described(describe_outputs, result, loss)
+                self.output_keys = tuple(tensors)
+                gradients = [] if loss is None else self._gradients(loss, parameters)
+            self.watch, self.caches = self.recorder.watch(), tuple(self.recorder.caches())
             self.made = self.recorder.made()
-        self.caches = tuple(text for text, _ in caches)
-        return [*tensors.values(), *gradients, *(tensor for _, tensor in caches)]
+        return [*tensors.values(), *gradients, *(each.now for each in self.caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
         """Run the user's function; returns its result."""
@@ -400,6 +405,9 @@ class _Step:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
+
+    def _around(self, stand_ins: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+        return nullcontext() if self.around is None else self.around.lent(stand_ins)
 
     @property
     def outcomes(self) -> Sequence[Entry]:
