@@ -28,7 +28,9 @@ def normalizations() -> Iterator[TorchCall]:
 
     yield from _group_norm(f(4, 12, 5), 4)
     yield from _group_norm(f(5, 5, 2, 3), 5)
-    yield from _batch_norm()
+    yield from _group_norm(f(1, 4, 3, 2), 2)
+    yield from _batch_norm(5)
+    yield from _batch_norm(1)
 
 
 def _group_norm(x: torch.Tensor, groups: int) -> Iterator[TorchCall]:
@@ -42,8 +44,8 @@ def _group_norm(x: torch.Tensor, groups: int) -> Iterator[TorchCall]:
     yield aten("native_group_norm_backward", g, x, mean, rstd, w, n, c, size, groups, mask)
 
 
-def _batch_norm() -> Iterator[TorchCall]:
-    x, w, bias, g, mean = f(5, 4, 4, 5), f(4), f(4), f(5, 4, 4, 5), f(4)
+def _batch_norm(n: int) -> Iterator[TorchCall]:
+    x, w, bias, g, mean = f(n, 4, 4, 5), f(4), f(4), f(n, 4, 4, 5), f(4)
     var = f(4).exp()
     yield aten("_native_batch_norm_legit_no_training", x, w, bias, mean, var, 0.1, 1e-5)
     for training in (True, False):

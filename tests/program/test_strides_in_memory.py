@@ -67,6 +67,23 @@ def test_norms_and_attention_of_transposed_tokens(name: str) -> None:
     check(After(TOKENS[name]), torch.randn(12, 4, 8))
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.GroupNorm])
+def test_norms_of_one_image_on_each_rank(norm: type[nn.Module], contiguous: bool) -> None:
+    """The strides of a batch of one tell kernels nothing of how it lies."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        images = x.transpose(1, 2).unflatten(-1, (6, 5))
+        made = m.norm(images.contiguous() if contiguous else images)
+        rows = made.flatten(2).transpose(1, 2)
+        return rows + rows.detach().cos() * torch.linspace(0, 2, 30)[:, None]
+
+    torch.manual_seed(0)
+    model = After(function)
+    model.norm = nn.BatchNorm2d(8) if norm is nn.BatchNorm2d else nn.GroupNorm(2, 8)
+    check(model, torch.randn(2, 30, 8))
+
+
 MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": torch.linalg.det,
     "transposed": lambda x: torch.linalg.det(x.mT),

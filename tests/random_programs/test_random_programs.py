@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,20 @@ def test_roundings_are_of_sums_alone() -> None:
         assert x.argmax(0).tolist() == [0, 0, 0]
         assert 0 < (x.mean(0) - 0.1).abs().max() < 1e-15
     assert (x.std(0, unbiased=False) == 0).all()
+
+
+def test_roundings_lose_nothing_that_is_written() -> None:
+    """A BatchNorm writes to its running statistics; its batch is rounded, these are not lost."""
+    norm = torch.nn.BatchNorm1d(3)
+    x = torch.arange(12.0).reshape(4, 3).sin() + 2
+    for seed in range(2):
+        with Rounded(seed):
+            norm(x)
+    expected = copy.deepcopy(norm)
+    expected.reset_running_stats()
+    for _ in range(2):
+        expected(x)
+    torch.testing.assert_close(norm.state_dict(), expected.state_dict(), rtol=1e-14, atol=0)
 
 
 def test_failing_cases_become_simple() -> None:

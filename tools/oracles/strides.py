@@ -116,6 +116,15 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
 
 
+def _left(x: Tensor) -> Tensor:
+    """Channels last, and strides of dimensions of size 1 as transposing leaves them: any numbers."""
+    if 1 not in x.shape or not 1 < x.dim() < 6:
+        return x
+    last = _channels_last(x)
+    strides = [1 if size == 1 else one for size, one in zip(x.shape, last.stride(), strict=True)]
+    return last.as_strided(x.shape, strides)
+
+
 def _repeated(x: Tensor) -> Tensor:
     return x[:1].expand(x.shape).contiguous() if x.dim() and x.shape[0] else x
 
@@ -129,5 +138,6 @@ FORMS = {
     "sliced": _sliced,
     "rows": _rows,
     "channels last": _channels_last,
+    "left by transposing": _left,
     "expanded": _expanded,
 }

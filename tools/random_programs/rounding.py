@@ -32,7 +32,7 @@ class Rounded(TorchDispatchMode):
         if any(word in func.overloadpacket.__name__ for word in _WORDS):
             given = zip(func._schema.arguments, args, strict=False)
             args = [
-                each if argument.alias_info else tree_map_only(Tensor, self._off, each)
+                each if _written(argument) else tree_map_only(Tensor, self._off, each)
                 for argument, each in given
             ]
         return func(*args, **(kwargs or {}))
@@ -43,3 +43,8 @@ class Rounded(TorchDispatchMode):
         drawn = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
         # Two units, as half of one could round back to the number itself.
         return x * (1 + 2 * torch.finfo(x.dtype).eps * drawn).to(x.real.dtype)
+
+
+def _written(argument: Any) -> bool:
+    """True where an op may write to an argument; those of `native_batch_norm` do not say so."""
+    return bool(argument.alias_info) or argument.name.startswith("running_")

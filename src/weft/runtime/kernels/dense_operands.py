@@ -40,18 +40,42 @@ def _contiguous(*args: Any) -> list[Any]:
 
 
 def _group_norm(x: Tensor, *rest: Any) -> list[Any]:
-    return [x.contiguous(memory_format=_format(x)), *_contiguous(*rest)]
+    return [_laid_in(_format(x), x), *_contiguous(*rest)]
 
 
 def _group_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
     """The kernel takes both as `x` lies."""
     form = _format(x)
-    both = [one.contiguous(memory_format=form) for one in (grad, x)]
-    return [*both, *_contiguous(*rest)]
+    return [_laid_in(form, grad), _laid_in(form, x), *_contiguous(*rest)]
+
+
+def _batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
+    """The kernel takes both to lie alike where each is dense, and tells by strides that mean nothing how they lie."""
+    return [*(_usual(_format(one), one) for one in (grad, x)), *rest]
+
+
+def _laid_in(form: torch.memory_format, x: Tensor) -> Tensor:
+    return _usual(form, x.contiguous(memory_format=form))
+
+
+def _usual(form: torch.memory_format, x: Tensor) -> Tensor:
+    """`x` with the strides that torch gives to new tensors of this format, where `x` lies so.
+
+    Strides of dimensions of size 1 may be any, as transposing leaves them: a rank's only image, or row of an image.
+    """
+    if 1 not in x.shape or not x.is_contiguous(memory_format=form):
+        return x
+    dims = list(range(x.dim()))
+    if form is not torch.contiguous_format:
+        dims.append(dims.pop(1))
+    strides, reached = [0] * x.dim(), 1
+    for dim in reversed(dims):
+        strides[dim], reached = reached, reached * x.shape[dim]
+    return x if x.stride() == tuple(strides) else x.as_strided(x.shape, strides)
 
 
 def _format(x: Tensor) -> torch.memory_format:
-    """The memory format that kernels of group norm want of a tensor: channels last where it lies so, on a CPU."""
+    """The memory format that kernels of norms want of a tensor: channels last where it lies so, on a CPU."""
     last = _CHANNELS_LAST.get(x.dim())
     if x.is_contiguous() or last is None or x.device.type != "cpu":
         return torch.contiguous_format
@@ -82,6 +106,7 @@ def _gaps(x: Tensor) -> bool:
 Lay = Callable[..., list[Any]]
 
 _SPECIAL: dict[str, Lay] = {
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.native_group_norm.default": _group_norm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
     "aten.view_as_complex.default": _pairs,

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.runtime.kernels.dense_operands import dense_op
 
 aten = torch.ops.aten
+_BACKWARD = dense_op("aten.native_batch_norm_backward.default")
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -43,7 +45,7 @@ def batch_norm(
 
 def batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     """`aten.native_batch_norm_backward` in training."""
-    first, *others = aten.native_batch_norm_backward.default(*_channels_last(grad, x), *rest)
+    first, *others = _BACKWARD(*_channels_last(grad, x), *rest)
     return _as(x, first), *others
 
 
@@ -133,7 +135,7 @@ def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tens
         rstd: 1 / sqrt(variance + eps) of the whole batch, [C].
     """
     mask = [False, True, True]
-    _, to_weight, to_bias = aten.native_batch_norm_backward.default(
+    _, to_weight, to_bias = _BACKWARD(
         *_channels_last(grad, x), None, None, None, mean, rstd, True, 0.0, mask
     )
     return torch.stack((to_weight, to_bias))
@@ -167,9 +169,7 @@ def batch_norm_gradient(
     found = aten.native_batch_norm.default(
         read, slope.mul_(rstd), shift, mean, one, False, 0.0, 0.0
     )
-    scaled = aten.native_batch_norm_backward.default(
-        given, read, scale, zero, one, None, None, False, 0.0, [True, False, False]
-    )
+    scaled = _BACKWARD(given, read, scale, zero, one, None, None, False, 0.0, [True, False, False])
     return _as(x, scaled[0].add_(found[0]))
 
 

@@ -72,4 +72,5 @@ rule(aten("native_batch_norm_backward"), _batch_norm_backward, linear=FIRST)
 rule("weft.batch_moments", _sums)
 rule("weft.batch_statistics", _statistics)
 rule("weft.batch_norm_sums", _sums, linear=FIRST)
-rule("weft.batch_norm_gradient", _gradient)
+# Linear in the gradient and in the sums made of it, together; it rounds no more than the fused op.
+rule("weft.batch_norm_gradient", _gradient, linear=((0, 5),), lossy=True)
