@@ -11,6 +11,9 @@ the sort goes, and what moved rows becomes the identity. Two steps:
   there and adding them up is a sum over k.
 
 Where the proof fails the graph stays as it was: correct, with the rows of all ranks in one sort.
+
+Before: a graph as captured, in which experts read sorted rows. After: an equal one, in which they read rows in
+their old order, with the expert of each.
 """
 
 from __future__ import annotations
