@@ -149,7 +149,7 @@ class _Making:
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans of a named schedule."""
-        return self.kind(programs, rule, rule.name == "zero_bubble").preset()
+        return self.kind(programs, rule, rule.row.splits_weights).preset()
 
     def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
@@ -158,7 +158,7 @@ class _Making:
             return whole.draft(fewest(whole.web))
         split = self.kind(programs, rule, split=True)
         best = self.better(self.enough(whole), self.enough(split))
-        if rule.name == "interleaved":
+        if not rule.row.splits_weights:
             best = self.better(best, whole.preset())
         return self.better(best, split.preset())
 
