@@ -23,10 +23,12 @@ import weft
 from benchmarks.measure import save
 from benchmarks.systems.system import Job
 from benchmarks.works.table import TINY, WORKS
+from weft.compiler.schedule.presets import PRESETS
 from weft.ir.plan import COMPUTE
 
 RANKS, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-SCHEDULES = ("computed", "gpipe", "1f1b", "zero_bubble")
+# Stages have ranks of their own.
+SCHEDULES = ("computed", *(name for name, row in PRESETS.items() if not row.takes_turns))
 
 
 def theory(schedule: str, micro_batches: int) -> float:
@@ -35,7 +37,8 @@ def theory(schedule: str, micro_batches: int) -> float:
     GPipe and 1F1B: (p - 1) / (m + p - 1) (Narayanan et al., arXiv 2104.04473); a backward split in
     two, ZB-H1: (p - 1) / (3 m + p - 1) (Qi et al., arXiv 2401.10241, section 2).
     """
-    parts = 3 if schedule in ("zero_bubble", "computed") else 1
+    splits = {"computed"} | {name for name, row in PRESETS.items() if row.splits_weights}
+    parts = 3 if schedule in splits else 1
     return (RANKS - 1) / (parts * micro_batches + RANKS - 1)
 
 

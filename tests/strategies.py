@@ -20,6 +20,7 @@ from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register
 from weft.strategy.parts import Schedule
+from weft.units import Seconds
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -129,7 +130,7 @@ def over_step(*names: str) -> tuple[LocalCall, ...]:
 def ordered(plan: RankPlan) -> RankPlan | None:
     """The plan with orders for its communicators, as a simulation finds them; None if it is stuck."""
     try:
-        found = simulate([plan], {0: [1.0] * len(plan.actors)})
+        found = simulate([plan], {0: [Seconds(1.0)] * len(plan.actors)})
     except InternalError:
         return None
     return replace(plan, orders=found.orders[0])

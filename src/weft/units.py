@@ -8,6 +8,8 @@ Bytes = NewType("Bytes", int)
 Flops = NewType("Flops", int)
 Seconds = NewType("Seconds", float)
 
+NO_BYTES = Bytes(0)
+
 # Size of one element of every dtype that weft's graphs may hold, in bytes.
 ITEM_SIZE: dict[str, int] = {
     "bool": 1,

@@ -21,6 +21,7 @@ from models import (
     vector_batch,
 )
 from single_device import adamw
+from weft.compiler.schedule.presets import PRESETS
 from weft.errors import StrategyError
 from weft.ir.plan import Compute, RankPlan
 from weft.strategy.parts import SCHEDULES
@@ -66,7 +67,8 @@ def segments(plan: RankPlan, kind: str) -> list[Compute]:
 @pytest.mark.parametrize("schedule", [None, *SCHEDULES])
 def test_every_schedule_trains_as_one_device(schedule: Any) -> None:
     torch.manual_seed(0)
-    stages = 4 if schedule == "interleaved" else 2
+    row = PRESETS.get(schedule)
+    stages = 4 if row and row.takes_turns else 2
     program = check(
         GPT(layers=2), token_loss, token_batch(n=8), 2,
         stages=stages, micro_batches=4, schedule=schedule,
@@ -74,7 +76,7 @@ def test_every_schedule_trains_as_one_device(schedule: Any) -> None:
     for plan in program.plan.ranks:
         # One forward actor for each stage that a rank runs.
         assert len(segments(plan, "forward")) == stages // 2
-        assert bool(segments(plan, "weight")) == (schedule in (None, "zero_bubble"))
+        assert bool(segments(plan, "weight")) == (row is None or row.splits_weights)
         assert all(each.credits <= 4 for each in plan.registers)
     # Forward and backward do not wait for each other.
     assert {(0, 1), (1, 0)} <= {group.ranks for group in program.plan.communicators}

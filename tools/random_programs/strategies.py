@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tools.random_programs.cases import Case
+from weft.compiler.schedule.presets import PRESETS
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Weights of layers whose inputs are made by a layer of columns.
@@ -207,13 +208,8 @@ def _feature(case: Case, name: str, known: Known) -> str:
         case "recompute" | "offload":
             return f"{name}={some}" if some else ""
         case "stages":
-            schedules = [
-                "",
-                "",
-                ', schedule="1f1b"',
-                ', schedule="gpipe"',
-                ', schedule="zero_bubble"',
-            ]
+            named = sorted(each for each, row in PRESETS.items() if not row.takes_turns)
+            schedules = ["", "", *(f', schedule="{each}"' for each in named)]
             return f"stages={rng.choice([2, 2, 3])}{rng.choice(schedules)}"
         case "own stages":
             return f"stages={_stages(case, known.children, rng)}"

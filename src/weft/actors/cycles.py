@@ -14,6 +14,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, final
 
+from weft.units import Seconds
+
 Node = TypeVar("Node", bound=Hashable)
 
 # Gains below this part of all seconds are rounding.
@@ -32,12 +34,12 @@ class Edge(Generic[Node]):
 
     source: Node
     target: Node
-    seconds: float
+    seconds: Seconds
     tokens: int
     label: object = None
 
 
-def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node], ...]]:
+def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[Seconds, tuple[Edge[Node], ...]]:
     """The largest seconds per token over all cycles, and a cycle that has it.
 
     Returns:
@@ -54,23 +56,23 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[float, tuple[Edge[Node
         )
         for e in edges
     ]
-    ratio = 0.0
+    ratio = Seconds(0.0)
     best: tuple[Edge[Node], ...] = ()
     while cycle := _cycle_above(edges, arcs, len(number), ratio):
         seconds, tokens = sum(e.seconds for e in cycle), sum(e.tokens for e in cycle)
         if not tokens:
-            return math.inf, cycle
+            return Seconds(math.inf), cycle
         if best and seconds / tokens <= ratio:
             break
-        ratio, best = seconds / tokens, cycle
+        ratio, best = Seconds(seconds / tokens), cycle
     return ratio, best
 
 
 def _cycle_above(
     edges: Sequence[Edge[Node]],
-    arcs: Sequence[tuple[int, int, float, int]],
+    arcs: Sequence[tuple[int, int, Seconds, int]],
     nodes: int,
-    ratio: float,
+    ratio: Seconds,
 ) -> tuple[Edge[Node], ...]:
     """A cycle whose `seconds - ratio * tokens` is positive; () if there is none. Bellman and Ford's longest paths.
 

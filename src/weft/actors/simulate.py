@@ -29,6 +29,7 @@ from weft.actors.rank_driver import queues_of
 from weft.actors.wiring import equal_registers
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Order, RankPlan
+from weft.units import Seconds
 
 Item = TypeVar("Item")
 
@@ -44,19 +45,19 @@ class VirtualClock(Generic[Item]):
     __slots__ = ("_coming", "_count", "now")
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = Seconds(0.0)
         # A heap of (time, number, what); of equal times, what was told first comes first.
-        self._coming: list[tuple[float, int, Item]] = []
+        self._coming: list[tuple[Seconds, int, Item]] = []
         self._count = 0
 
-    def __call__(self) -> float:
+    def __call__(self) -> Seconds:
         """The time now, on the virtual clock."""
         return self.now
 
-    def after(self, seconds: float, item: Item) -> float:
+    def after(self, seconds: Seconds, item: Item) -> Seconds:
         """Note that something happens in so many seconds; returns when that is."""
         self._count += 1
-        time = self.now + seconds
+        time = Seconds(self.now + seconds)
         heappush(self._coming, (time, self._count, item))
         return time
 
@@ -81,8 +82,8 @@ class Timed(NamedTuple):
 
     actor: int
     micro: int
-    start: float
-    end: float
+    start: Seconds
+    end: Seconds
 
 
 @final
@@ -96,13 +97,13 @@ class Simulation:
         orders: for each rank, the order of the acts of its communicators.
     """
 
-    makespan: float
+    makespan: Seconds
     timelines: Mapping[int, tuple[Timed, ...]]
     orders: Mapping[int, tuple[Order, ...]]
 
 
 def simulate(
-    plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[float]], *, fixed: bool = False
+    plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[Seconds]], *, fixed: bool = False
 ) -> Simulation:
     """Run one step of all plans on a virtual clock. Equal arguments give equal results.
 
@@ -138,7 +139,7 @@ class _Lane:
     world: _World
     rank: int
     queue: str
-    seconds: Sequence[float]
+    seconds: Sequence[Seconds]
     peers: Mapping[str, _Lane]
     rendezvous: _Rendezvous | None
     driver: Driver = field(init=False)
@@ -151,7 +152,7 @@ class _Lane:
             self.world.join(self.rendezvous, self.rank, act)
         return False
 
-    def begin(self, act: Act, lasts: float) -> None:
+    def begin(self, act: Act, lasts: Seconds) -> None:
         """An act begins, which lasts so many seconds."""
         clock = self.world.clock
         start = clock.now
@@ -198,7 +199,7 @@ class _World:
     """
 
     plans: Sequence[RankPlan]
-    seconds: Mapping[int, Sequence[float]]
+    seconds: Mapping[int, Sequence[Seconds]]
     fixed: bool
     clock: VirtualClock[_Lane] = field(default_factory=VirtualClock)
     lanes: list[_Lane] = field(default_factory=list)

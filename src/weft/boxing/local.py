@@ -8,6 +8,7 @@ from typing import final
 
 from weft.boxing.step import BoxingStep, StepKind, step_bytes
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split, shard_range, shard_sizes
+from weft.units import NO_BYTES, Bytes
 
 
 @final
@@ -45,7 +46,7 @@ class LocalStep:
     split_sizes: tuple[int, ...] = ()
     offset: int = 0
     length: int = 0
-    bytes: int = 0
+    bytes: Bytes = NO_BYTES
 
 
 def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
@@ -84,15 +85,15 @@ def _reduction(before: SBP, after: SBP) -> Reduction:
     return next(ends, "sum")
 
 
-def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> int:
+def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> Bytes:
     """Bytes that cross between the ranks of a group that holds a tensor of shape `held`."""
     before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
     if step.kind != "all_to_all" or not isinstance(before, Split) or not isinstance(after, Split):
-        return step_bytes(step.kind, parts, math.prod(held) * itemsize)
+        return step_bytes(step.kind, parts, Bytes(math.prod(held) * itemsize))
     rows, columns = shard_sizes(held[before.dim], parts), shard_sizes(held[after.dim], parts)
     kept = sum(n * m for n, m in zip(rows, columns, strict=True))
     area = held[before.dim] * held[after.dim]
-    return (math.prod(held) - math.prod(held) // area * kept) * itemsize if area else 0
+    return Bytes((math.prod(held) - math.prod(held) // area * kept) * itemsize if area else 0)
 
 
 def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | None]:

@@ -204,7 +204,7 @@ def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
 
 def _bytes_of_groups(
     state: State, axis: int, grid: tuple[int, ...], shape: tuple[int, ...], itemsize: int
-) -> int:
+) -> Bytes:
     """Bytes of one group's tensor, summed over all groups along `axis`.
 
     Axes that split share one tensor between their groups, even when unevenly; the others repeat it.
@@ -214,7 +214,7 @@ def _bytes_of_groups(
         for other, (sbp, parts) in enumerate(zip(state, grid, strict=True))
         if other != axis and not isinstance(sbp, Split)
     )
-    return math.prod(shape) * itemsize * copies
+    return Bytes(math.prod(shape) * itemsize * copies)
 
 
 def _order(sbp: SBP) -> tuple[int, int, str]:

@@ -8,7 +8,7 @@ from typing import final
 
 from weft.ir.plan import Collective
 from weft.ir.queries.memory import value_bytes
-from weft.units import ITEM_SIZE
+from weft.units import ITEM_SIZE, Bytes
 
 # Of an input that is reduced and scattered, so many bytes travel at a time.
 SLICE = 256 * 2**20
@@ -26,7 +26,7 @@ class Slices:
     axis: int
     extent: int
     length: int
-    bytes: int
+    bytes: Bytes
 
 
 def slices_of(each: Collective) -> Slices | None:
@@ -39,4 +39,4 @@ def slices_of(each: Collective) -> Slices | None:
     axis = max(range(len(piece)), key=piece.__getitem__)
     length = math.ceil(piece[axis] / math.ceil(whole / SLICE))
     part = len(each.sizes) * math.prod(piece) // piece[axis] * length
-    return Slices(axis, piece[axis], length, part * ITEM_SIZE[each.input.dtype])
+    return Slices(axis, piece[axis], length, Bytes(part * ITEM_SIZE[each.input.dtype]))

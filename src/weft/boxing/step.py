@@ -70,7 +70,7 @@ def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
     return None
 
 
-def step_bytes(kind: StepKind, parts: int, tensor_bytes: int) -> Bytes:
+def step_bytes(kind: StepKind, parts: int, tensor_bytes: Bytes) -> Bytes:
     """Bytes that one group of `parts` ranks moves in total when it holds a tensor of `tensor_bytes` (Table 2).
 
     Exact, however uneven the pieces, but for an all_to_all, where it holds for even ones and is the
@@ -87,7 +87,7 @@ def step_bytes(kind: StepKind, parts: int, tensor_bytes: int) -> Bytes:
             return Bytes(0)
 
 
-def axis_bytes(source: SBP, target: SBP, parts: int, tensor_bytes: int) -> Bytes:
+def axis_bytes(source: SBP, target: SBP, parts: int, tensor_bytes: Bytes) -> Bytes:
     """Bytes moved along one axis of `parts` ranks from `source` to `target` (Table 2, same devices).
 
     `tensor_bytes` is the size of the tensor that one group along the axis holds together. From one

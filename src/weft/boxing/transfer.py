@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from weft.boxing.step import BoxingStep
 from weft.layout import SBP, Layout, Placement, Region, Split, overlap, region_size, within
+from weft.units import Bytes
 
 # (place of a peer in the group, region of the local tensor)
 Piece: TypeAlias = tuple[int, Region]
@@ -46,7 +47,7 @@ class LocalTransfer:
     output_shape: tuple[int, ...] | None
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
-    bytes: int
+    bytes: Bytes
 
 
 def transfer_ranks(step: BoxingStep) -> tuple[int, ...]:

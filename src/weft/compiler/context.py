@@ -11,6 +11,7 @@ from weft.compiler.options import Options
 from weft.hardware import Device, usual_device
 from weft.ir.logical import LogicalGraph
 from weft.layout import Layout, Placement, broadcast_layout
+from weft.units import Bytes
 
 
 @final
@@ -71,7 +72,7 @@ class Context:
         return self.options.device or usual_device(self.placement.device_type)
 
     @property
-    def bucket_bytes(self) -> int:
+    def bucket_bytes(self) -> Bytes:
         """The size from which a bucket starts."""
         given = self.options.bucket_bytes
         return self.device.bucket if given is None else given

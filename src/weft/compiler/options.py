@@ -11,6 +11,7 @@ from weft.strategy.parts import Schedule, Stage, Zero
 from weft.strategy.precision import Precision, precision_of
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS, sbps_of
+from weft.units import Bytes
 
 Metric: TypeAlias = Literal["grad_norm"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -44,7 +45,7 @@ class Options:
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
-    bucket_bytes: int | None = None
+    bucket_bytes: Bytes | None = None
     stages: tuple[Stage, ...] | int = ()
     micro_batches: int = 1
     schedule: Schedule | None = None
@@ -54,7 +55,7 @@ class Options:
     precision: Precision | None = None
     clip_norm: float | None = None
     metrics: tuple[Metric, ...] = ()
-    memory_limit: int | None = None
+    memory_limit: Bytes | None = None
     activations: tuple[tuple[str, tuple[SBP, ...]], ...] = ()
     modules: tuple[str, ...] = ()
     device: Device | None = None

@@ -91,36 +91,60 @@ class Compiled:
 
 # What needs no layouts: where calls run, how often, in which dtypes.
 TRANSFORM: tuple[GraphPass | Decision, ...] = (
+    # Reads views and batched products in the forms that capture gives them, so before all that rewrites them.
     keep_apart,
+    # Before join_products: sums of products stand by themselves then, without a residual between their terms.
     products_first,
     causal_masks,
+    # Before stages are chosen: the sort that goes is one call for all rows, the proof reads the whole step.
     unsorted,
     join_products,
+    # Before stages are chosen: the scale is a state, which needs a home; its calls need a stage.
     scale_loss,
     Decision(choose_stages),
+    # All behind it copy the phases of calls, with the stages in them, to calls of their own.
     assign_stages,
+    # Finds what a module returns by the calls that make it, and so before undo_views takes views out.
     lay_activations,
+    # Behind lay_activations: a view of a hinted value undoes none from before the hint, so the hint stays.
     undo_views,
+    # Behind all that changes the forward: what the backward makes again has the hints and lacks the views, as it does.
     recompute,
+    # Conversions of gradients say where the split in time adds up, so they stand before it.
     lay_sums,
+    # Last: patterns, masks and sums above are those of the whole batch. What stands behind it sees a loop.
     split_time,
 )
 # What hints ask of the graph.
 LAY: tuple[GraphPass | Decision, ...] = (
+    # First: hints for the batch count its dimensions as the user does, inputs that split_time cut have one more.
     Decision(on_cut_leaves),
     store_in_shares,
+    # Before dispatch_rows: rows that go to experts go in the order that they have by then.
     time_first,
+    # Before dispatch_rows, which takes the mixtures that it reads apart.
     Decision(note_mixtures),
     dispatch_rows,
+    # Behind all that reads the hints as the user gave them: from here on they hold the layouts of shards, too.
     Decision(choose_shards),
     shard_variables,
+    # Before clip_norm: the norm is that of gradients without the loss scale.
     unscale,
+    # Last: the norm is that of what optimizers read, in shards and without the scale.
     clip_norm,
 )
 # What needs layouts: dtypes on the way.
 LAID: tuple[GraphPass, ...] = (lay_exchanges,)
 # What is rewritten on each rank by itself.
-ON_RANKS: tuple[ProgramPass, ...] = (overlap, join_losses, copy_escaping_views, offload)
+ON_RANKS: tuple[ProgramPass, ...] = (
+    # First: it cuts by the rules of ops; the op of join_losses has none, those of offload are never cut.
+    overlap,
+    join_losses,
+    # Behind overlap, which makes collectives of parts: each that reads a view of a variable reads a copy.
+    copy_escaping_views,
+    # Last: what is kept for the backward is known when no call changes any more.
+    offload,
+)
 
 
 @final

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import FORWARD, Arg, Arguments, Phase, Role
+from weft.units import NO_BYTES, Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
@@ -148,7 +149,7 @@ class Collective:
     split_dim: int = 0
     sizes: tuple[int, ...] = ()
     split_sizes: tuple[int, ...] = ()
-    bytes: int = 0
+    bytes: Bytes = NO_BYTES
     phase: Phase = FORWARD
     in_place: bool = False
 
@@ -184,7 +185,7 @@ class Transfer:
     output: LocalValue | None
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
-    bytes: int = 0
+    bytes: Bytes = NO_BYTES
     phase: Phase = FORWARD
 
     @property

@@ -60,9 +60,9 @@ def item(call: OpCall) -> int:
     return max((ITEM_SIZE.get(dtype, 4) for dtype in floats), default=4)
 
 
-def tensor_bytes(spec: TensorSpec) -> int:
+def tensor_bytes(spec: TensorSpec) -> Bytes:
     """Bytes of one tensor; dtypes unknown to weft (such as uint64 seeds) count as 8 bytes an element."""
-    return prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8)
+    return Bytes(prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8))
 
 
 def _tensors(call: OpCall) -> tuple[TensorSpec, ...]:

@@ -20,7 +20,7 @@ from weft.runtime.world.boxing import box_groups, run_steps
 from weft.tensor.divergence import check_agreement
 from weft.tensor.mesh import Mesh, channel_between, open_channels
 from weft.tensor.spec import Spec
-from weft.units import ITEM_SIZE
+from weft.units import ITEM_SIZE, Bytes
 
 Locals = tuple[Tensor, ...]
 
@@ -45,9 +45,9 @@ class Chain:
     nodes: tuple[tuple[LocalNode | None, ...], ...]
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> Bytes:
         """Bytes that the steps move over all ranks."""
-        return sum(step.bytes for step in self.steps)
+        return Bytes(sum(step.bytes for step in self.steps))
 
     def __str__(self) -> str:
         return f"{self.spec} to {self.target}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from strategies import law
 from weft.boxing import COLLECTIVES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
@@ -17,9 +22,11 @@ from weft.compiler.layouts import descent as deduce_descent
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.intent import uses
-from weft.compiler.layouts.known import Known
+from weft.compiler.layouts.known import Known, LayoutChoice
 from weft.compiler.layouts.options import WorkOptions
-from weft.compiler.layouts.problem import OpChoice
+from weft.compiler.layouts.options import start as first_choice
+from weft.compiler.layouts.problem import OpChoice, build
+from weft.compiler.layouts.solver import Solution, minimize
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph
@@ -327,6 +334,51 @@ def test_on_a_grid_the_cost_is_that_of_the_assignment(seed: int) -> None:
     assert found.cost == pytest.approx(total_cost(graph, found, SQUARE) + ties)
     alone = deduce(graph, Hints({"x": (S0, B)}), SQUARE, PLAIN)
     assert found.cost <= alone.cost * (1 + 1e-12)
+
+
+def solved(
+    descent: deduce_descent._Descent,
+    axis: int,
+    choice: LayoutChoice,
+    solver: Callable[..., Solution],
+) -> LayoutChoice:
+    """The choice after an axis is solved by a solver of the test's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deduce_descent, "minimize", solver)
+        return descent.solve(axis, choice)
+
+
+def solution(choices: Sequence[int], unary: list[Any], pairwise: dict[Any, Any]) -> Solution:
+    """Choices that nothing is proven of, with their cost."""
+    own = sum(float(table[c]) for table, c in zip(unary, choices, strict=True))
+    pairs = (float(table[choices[i], choices[j]]) for (i, j), table in pairwise.items())
+    return Solution(tuple(choices), own + sum(pairs), 0.0)
+
+
+@law(30)
+@given(st.integers(0, 9999), st.integers(0, 9999), st.integers(1, 8))
+def test_no_axis_is_solved_worse_than_it_stands(seed: int, start: int, limit: int) -> None:
+    """From random signatures on, with tables so small that nothing is proven."""
+    grid, rng = SQUARE.shape, random.Random(start)
+    problem = build(random_graph(seed), Hints(), SQUARE)
+    descent = deduce_descent._Descent(problem, Known(grid, CostModel()))
+
+    def anything(unary: Any, pairwise: Any, **_: Any) -> Solution:
+        return solution([rng.randrange(len(table)) for table in unary], unary, pairwise)
+
+    def as_it_stands(unary: Any, pairwise: Any, starts: Iterator[Any]) -> Solution:
+        (choices,) = starts  # what an axis has is among its options
+        return solution(choices, unary, pairwise)
+
+    choice = LayoutChoice(tuple(first_choice(each, len(grid)) for each in problem.variables))
+    for axis in (0, 1):
+        choice = solved(descent, axis, choice, anything)
+    for axis in (1, 0, 1):
+        before = solved(descent, axis, choice, as_it_stands)
+        assert before.signatures == choice.signatures
+        choice = solved(descent, axis, choice, partial(minimize, limit=limit))
+        cost, most = choice.cost, before.cost + 1e-9 * abs(before.cost)
+        assert (choice.broken, cost) <= (before.broken, most)
 
 
 def test_outer_axes_are_solved_again_once_inner_ones_are_known(

@@ -6,7 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from strategies import law
 from weft.compiler.layouts.dominated import Table, without_dominated
 from weft.compiler.layouts.solver import minimize
 
@@ -76,10 +79,18 @@ def test_equal_choices_leave_the_first() -> None:
     assert [list(kept) for kept in left] == [[0], [1]]
 
 
-def test_a_start_is_never_made_worse() -> None:
-    problem = random_problem(4, variables=8, edges=40)
+@law(80)
+@given(st.data())
+def test_a_start_is_never_made_worse(data: st.DataObject) -> None:
+    """Of random starts, and of the best there is, which a search in small tables misses."""
+    seed, variables = data.draw(st.integers(0, 9999)), data.draw(st.integers(2, 8))
+    problem = random_problem(seed, variables, edges=data.draw(st.integers(0, 40)))
+    anything = st.tuples(*(st.integers(0, len(table) - 1) for table in problem[0]))
     best = minimize(*problem)
-    assert minimize(*problem, limit=4, starts=[best.choices]).cost == best.cost
+    starts = data.draw(st.lists(anything | st.just(best.choices), max_size=3))
+    found = minimize(*problem, limit=data.draw(st.integers(1, 64)), starts=starts)
+    assert found.cost == cost_of(found.choices, problem) >= best.cost
+    assert all(found.cost <= cost_of(start, problem) for start in starts)
 
 
 def test_small_costs_count_beside_large_ones() -> None:

@@ -15,10 +15,10 @@ from weft.actors.simulate import Simulation, simulate
 from weft.compiler.context import Stages
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
 from weft.compiler.schedule.credits import enough, fewest, of_preset
-from weft.compiler.schedule.presets import Preset, interleaved_in_flight, preset
+from weft.compiler.schedule.presets import PRESETS, Preset, interleaved_in_flight, preset
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register
-from weft.strategy.parts import Schedule
+from weft.strategy.parts import SCHEDULES, Schedule
 
 SIZES = [(2, 4), (4, 8), (3, 9)]
 # A backward of both parts takes as long as two forwards.
@@ -171,6 +171,14 @@ def test_room_bounds_copies() -> None:
     copies = enough(web, {0: 8100, 1: 100, 2: 10**6, 3: 10**6})
     assert copies[0, "s0"] <= 3
     assert (copies[1, "s1"], copies[2, "s2"]) == (1, 1)
+
+
+def test_every_schedule_has_a_row() -> None:
+    assert tuple(PRESETS) == SCHEDULES
+    assert [name for name, row in PRESETS.items() if row.splits_weights] == ["zero_bubble"]
+    assert [name for name, row in PRESETS.items() if row.takes_turns] == ["interleaved"]
+    for row in PRESETS.values():
+        assert sorted(row.order) == ["backward", "forward", "weight"]
 
 
 def test_interleaved_wants_several_stages_on_a_rank() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.compiler.experts.sorted_rows import ALIKE, INDEX, PUT
-from weft.compiler.graph.rewriting import needed
+from weft.compiler.graph.rewriting import needed, only_result, ref_name
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.call import Token
 from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM
@@ -35,7 +35,7 @@ def biases(graph: LogicalGraph, ids: str, experts: int) -> tuple[Call, ...]:
 
 def table_of(bias: Call) -> str:
     """The table that such a call reads."""
-    return _name(bias.args[0])
+    return ref_name(bias.args[0])
 
 
 def _reads(graph: LogicalGraph, node: Call, experts: int) -> bool:
@@ -77,8 +77,7 @@ def as_products(
 
 def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
     """The calls in place of one, and the product among them."""
-    (made,) = bias.outputs
-    assert made is not None  # of an op with one result
+    made = only_result(bias)
 
     def call(
         op: str, args: tuple[Any, ...], name: str, shape: tuple[int, ...], dtype: str = made.dtype
@@ -89,7 +88,7 @@ def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
     ids = bias.args[1]
     assert isinstance(ids, tuple)
     (chosen,) = ids
-    numbers, table = graph.values[_name(chosen)], graph.values[_name(bias.args[0])]
+    numbers, table = graph.values[ref_name(chosen)], graph.values[ref_name(bias.args[0])]
     rows, experts = numbers.shape[0], table.shape[0]
     each = call("aten.unsqueeze.default", (chosen, 1), "each", (rows, 1), numbers.dtype)
     ones = call(ONES, (Ref(f"{made.name}.each"),), "ones", (rows, 1))
@@ -103,8 +102,3 @@ def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
     product = call(EXPERT_GRADIENT, (one, bias.args[2], chosen, experts, 0), "apart", wide)
     flat = replace(bias, op="aten.squeeze.dim", args=(apart, 1), kwargs=())
     return [each, ones, product, flat], product
-
-
-def _name(arg: Arg) -> str:
-    assert isinstance(arg, Ref)
-    return arg.name

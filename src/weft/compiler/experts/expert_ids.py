@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.compiler.experts.sorted_rows import INDEX, is_plain_sort
+from weft.compiler.graph.rewriting import ref_name
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref
 from weft.ops.rules.own.experts import SEGMENTS
 
@@ -51,7 +52,7 @@ def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
     counts = _maker(graph, total.args[0], "aten._to_copy.default")
     if counts is None or counts.op != "aten.histc.default":
         return None
-    (experts,) = graph.values[_name(offs)].shape
+    (experts,) = graph.values[ref_name(offs)].shape
     if counts.args[1:] not in ((experts, 0, experts - 1), (experts, 0, experts)):
         return None
     ids = _behind_casts(graph, counts.args[0])
@@ -60,7 +61,7 @@ def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
         return ids if fits and _are_below(graph, source, experts) else None
     for sort in (graph.producers[ids], *graph.users[ids]):
         if isinstance(sort, Call) and is_plain_sort(graph, sort) and sort.outputs[0]:
-            values, source = sort.outputs[0], _name(sort.args[0])
+            values, source = sort.outputs[0], ref_name(sort.args[0])
             fits = ids in (values.name, source) and values.shape == (rows,)
             if fits and _are_below(graph, source, experts):
                 return values.name
@@ -78,7 +79,7 @@ def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
         return None
     permutation = sort.outputs[1]
     at = permutation is not None and permutation.name == order
-    return x if at and _is_same(graph, x, _name(sort.args[0])) else None
+    return x if at and _is_same(graph, x, ref_name(sort.args[0])) else None
 
 
 def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
@@ -97,7 +98,7 @@ def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
         maker = graph.producers[name]
     match maker:
         case Call(op="aten.cat.default", args=(tuple(parts), *_)):
-            return all(_are_below(graph, _name(part), experts) for part in parts)
+            return all(_are_below(graph, ref_name(part), experts) for part in parts)
         case Call(op="aten.clamp.default", args=(_, int(low), int(high))):
             return low >= 0 and high < experts
         case Call(op=op) if op in _CHOICES:
@@ -109,7 +110,7 @@ def _is_choice(graph: LogicalGraph, maker: Call, name: str, experts: int) -> boo
     """True where a value says where in a dimension of no more than `experts` elements something was found."""
     result, place, default = _CHOICES[maker.op]
     chosen = maker.outputs[result]
-    shape = graph.values[_name(maker.args[0])].shape
+    shape = graph.values[ref_name(maker.args[0])].shape
     dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", default)
     if chosen is None or chosen.name != name or not isinstance(dim, int):
         return False
@@ -125,14 +126,9 @@ def _maker(graph: LogicalGraph, arg: Arg, through: str) -> Call | None:
 
 
 def _behind_casts(graph: LogicalGraph, arg: Arg) -> str:
-    name = _name(arg)
+    name = ref_name(arg)
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op == "aten._to_copy.default":
-        name = _name(maker.args[0])
+        name = ref_name(maker.args[0])
         maker = graph.producers[name]
     return name
-
-
-def _name(arg: Arg) -> str:
-    assert isinstance(arg, Ref)
-    return arg.name

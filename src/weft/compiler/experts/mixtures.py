@@ -10,8 +10,9 @@ from typing import final
 from weft.compiler.context import Context, Stages
 from weft.compiler.experts.expert_biases import biases, table_of
 from weft.compiler.experts.sorted_rows import SORTS
+from weft.compiler.graph.rewriting import ref_name
 from weft.compiler.hints import Hints
-from weft.ir.logical import Arg, Call, Input, LogicalGraph, Ref, Value
+from weft.ir.logical import Call, Input, LogicalGraph, Value
 from weft.layout import Broadcast, Split
 from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 
@@ -65,7 +66,7 @@ def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
     found: dict[str, list[Call]] = {}
     for node in graph.nodes:
         if isinstance(node, Call) and node.op in (EXPERT_MM, EXPERT_GRADIENT):
-            found.setdefault(_name(node.args[2]), []).append(node)
+            found.setdefault(ref_name(node.args[2]), []).append(node)
     return found
 
 
@@ -108,7 +109,7 @@ def _splits_experts(
     return any(
         grid[axis] > 1
         for call in products
-        for axis in _split_axes(graph, _name(call.args[1]), on_grid)
+        for axis in _split_axes(graph, ref_name(call.args[1]), on_grid)
     )
 
 
@@ -132,8 +133,8 @@ def _mixture(
     products = [call for call in calls if call.op == EXPERT_MM]
     grid = stages.placements[calls[0].phase.stage].shape
     on_grid = hints.get(len(grid), Hints())
-    axes = {_split_axes(graph, _name(call.args[1]), on_grid) for call in products}
-    experts = {graph.values[_name(call.args[1])].shape[0] for call in products}
+    axes = {_split_axes(graph, ref_name(call.args[1]), on_grid) for call in products}
+    experts = {graph.values[ref_name(call.args[1])].shape[0] for call in products}
     if len(axes) != 1 or len(experts) != 1 or len(ids.shape) != 1:
         return None
     (split,), (count,) = axes, experts
@@ -160,7 +161,7 @@ def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]
             isinstance(dim, int) and dim % 3 for dim in maker.args[1:]
         ):
             return ()
-        maker = graph.producers[_name(maker.args[0])]
+        maker = graph.producers[ref_name(maker.args[0])]
     sbps = hints.inputs.get(maker.key, ()) if isinstance(maker, Input) else ()
     return tuple(axis for axis, sbp in enumerate(sbps) if sbp == Split(0))
 
@@ -178,7 +179,7 @@ def _most(graph: LogicalGraph, ids: Value, rows: int, experts: int) -> int:
     """Rows that a group can have for one block: `topk` gives a token no expert twice."""
     name, maker = ids.name, graph.producers[ids.name]
     while isinstance(maker, Call) and maker.op in ("aten.view.default", "aten.reshape.default"):
-        name = _name(maker.args[0])
+        name = ref_name(maker.args[0])
         maker = graph.producers[name]
     if not isinstance(maker, Call) or maker.op != "aten.topk.default":
         return rows
@@ -187,8 +188,3 @@ def _most(graph: LogicalGraph, ids: Value, rows: int, experts: int) -> int:
     last = dim in (-1, len(graph.values[name].shape) - 1)
     chosen = maker.outputs[1] is not None and maker.outputs[1].name == name and last
     return rows // each * min(each, experts) if chosen and rows % each == 0 else rows
-
-
-def _name(arg: Arg) -> str:
-    assert isinstance(arg, Ref)
-    return arg.name

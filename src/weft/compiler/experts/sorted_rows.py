@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from weft.compiler.graph.rewriting import only_result
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
 from weft.ir.queries.op_calls import op_call, operand_names
@@ -130,7 +131,7 @@ class _Proof:
             and self._is_alike(x.name, 0)
             and whole
         ):
-            self.kinds[_made(node)] = Row(0)
+            self.kinds[only_result(node).name] = Row(0)
             return True
         return self._by_rule(node)
 
@@ -139,7 +140,7 @@ class _Proof:
         if kind == Row(0):
             return True
         if kind is None and is_range(self.graph, values):
-            self.kinds[_made(node)] = SortedPlaces()
+            self.kinds[only_result(node).name] = SortedPlaces()
             return True
         return False
 
@@ -234,9 +235,3 @@ def _is_ref(arg: object, name: str) -> bool:
 
 def _parts(arg: object) -> tuple[object, ...]:
     return arg if isinstance(arg, tuple) else ()
-
-
-def _made(node: Call) -> str:
-    (value,) = node.outputs
-    assert value is not None  # of an op with one result
-    return value.name

@@ -11,6 +11,9 @@ the sort goes, and what moved rows becomes the identity. Two steps:
   there and adding them up is a sum over k.
 
 Where the proof fails the graph stays as it was: correct, with the rows of all ranks in one sort.
+
+Before: a graph as captured, in which experts read sorted rows. After: an equal one, in which they read rows in
+their old order, with the expert of each.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from weft.compiler.experts.sorted_rows import (
     is_plain_sort,
     moved_by,
 )
-from weft.compiler.graph.rewriting import needed, renamed
+from weft.compiler.graph.rewriting import needed, only_result, ref_name, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 from weft.ops.call import Token
 from weft.ops.rules.own.experts import SEGMENTS
@@ -66,7 +69,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
         return None
     places = {name for name, kind in kinds.items() if isinstance(kind, SortedPlaces)}
     writer = _UnsortedWriter(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
-    writer.renamed[values.name] = _name(sort.args[0])
+    writer.renamed[values.name] = ref_name(sort.args[0])
     for node in graph.nodes:
         writer.write(node)
     found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
@@ -118,12 +121,12 @@ class _UnsortedWriter:
     def _divided(self, node: Call, index: str, k: int) -> bool:
         if index not in self.ranges or self.graph.values[index].dtype != "int64":
             return False
-        self.ranges[_made(node).name] = self.ranges[index] * k
+        self.ranges[only_result(node).name] = self.ranges[index] * k
         return True
 
     def _read(self, node: Call, x: Ref, k: int) -> bool:
         """`x[i // k]`: each row k times."""
-        made, source = _made(node), self.graph.values[x.name]
+        made, source = only_result(node), self.graph.values[x.name]
         if source.shape[0] * k != made.shape[0]:
             return False
         if k == 1:
@@ -141,7 +144,7 @@ class _UnsortedWriter:
 
     def _put(self, node: Call, x: Ref, k: int, rows: Ref, adds: bool) -> bool:
         """Rows written at i // k into a tensor of which nothing is left, or added to zeros."""
-        made, maker = _made(node), self.graph.producers[x.name]
+        made, maker = only_result(node), self.graph.producers[x.name]
         given = self.graph.values[rows.name]
         zeros = isinstance(maker, Call) and maker.op in ALIKE and "zeros" in maker.op
         if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
@@ -152,7 +155,7 @@ class _UnsortedWriter:
         return zeros and adds and self._summed(node, rows, k, made)
 
     def _add(self, node: Call, x: Ref, index: str, rows: Ref) -> bool:
-        made, k = _made(node), self.ranges[index]
+        made, k = only_result(node), self.ranges[index]
         given = self.graph.values[rows.name]
         if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
             return False
@@ -180,18 +183,7 @@ class _UnsortedWriter:
         base: Value | None = None,
     ) -> Ref:
         """A call that makes one of the steps to what `node` made."""
-        base = base or _made(node)
+        base = base or only_result(node)
         made = Value(f"{base.name}.{op.split('.')[1]}", shape, base.dtype)
         self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
         return Ref(made.name)
-
-
-def _name(arg: Arg) -> str:
-    assert isinstance(arg, Ref)
-    return arg.name
-
-
-def _made(node: Call) -> Value:
-    (value,) = node.outputs
-    assert value is not None  # of an op with one result
-    return value

@@ -16,6 +16,7 @@ from typing import final
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.family import Placed, Site, replaced
 from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
+from weft.compiler.graph.rewriting import only_result
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.layout import Broadcast, Layout, Split
 from weft.ops.rules.layers.loss import NONE, SUM
@@ -55,7 +56,7 @@ def _instead(
 ) -> dict[int, Placed | None] | None:
     """The nodes that take the place of the readers of a log-softmax; None where one of them needs it whole."""
     layout = assignment.operands[numbers[id(softmax)]][0]
-    name, scores = _name(softmax), softmax.args[0]
+    name, scores = only_result(softmax).name, softmax.args[0]
     of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
     if not (of_rows and _CLASSES in layout.sbp and isinstance(scores, Ref)):
         return None
@@ -144,9 +145,3 @@ class _Reads:
 
 def _operands(node: Call) -> list[str]:
     return list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))
-
-
-def _name(node: Call) -> str:
-    (value,) = node.outputs
-    assert value is not None  # a log-softmax returns a tensor
-    return value.name

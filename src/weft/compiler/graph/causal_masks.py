@@ -5,6 +5,9 @@ alone, and keeps a tensor of (queries, keys) for each layer: at 32,768 tokens 4 
 the work. Where the graph alone tells what the mask is (`weft.compiler.graph.known_calls`), and it is causal,
 the kernel is told so; where it keeps everything, it goes. All other masks stay as they are: those of
 padding or packed sequences in the batch, sliding windows below the length, prefixes.
+
+Before: a graph as captured, whose attention reads a mask. After: an equal one, whose attention has the flag, or
+no mask, where that is proved; calls that only made the mask are gone.
 """
 
 from __future__ import annotations

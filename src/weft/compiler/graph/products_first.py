@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.context import Context
+from weft.compiler.graph.rewriting import only_result
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ops.rule import aten
 
@@ -107,8 +108,7 @@ class _Sums:
         for kind, (a, b) in zip(("others", "products"), pairs, strict=True):
             made = a or b
             if a and b:
-                (value,) = call.outputs
-                assert value is not None
+                value = only_result(call)
                 value = replace(value, name=f"{value.name}.{kind}")
                 calls.append(replace(call, args=(a, b), outputs=(value,)))
                 made = Ref(value.name)

@@ -1,11 +1,11 @@
-"""Small rewrites of graphs: other names for values, and without calls that nobody reads."""
+"""Small rewrites of graphs, and what all rewrites ask of a call: the name that it reads, and its one result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from weft.ir import renamed as nodes
-from weft.ir.logical import Call, LogicalGraph, Node, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
 
 
 def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
@@ -32,3 +32,16 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
             used.update(node_uses(node))
             kept.append(node)
     return graph.with_nodes(reversed(kept))
+
+
+def ref_name(arg: Arg) -> str:
+    """The name of the value that an argument is, where its op takes nothing but a tensor there."""
+    assert isinstance(arg, Ref)
+    return arg.name
+
+
+def only_result(call: Call) -> Value:
+    """The result of a call whose op has one, which is a tensor."""
+    (value,) = call.outputs
+    assert value is not None
+    return value

@@ -115,7 +115,7 @@ def reductions(made: SBPs, wanted: SBPs) -> Table:
     return np.outer(partial, np.logical_not(final)).astype(float)
 
 
-def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> int:
+def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> Bytes:
     """Bytes that all ranks together hold more when a tensor is Broadcast along `axis` than when it is Split.
 
     `others` are the SBPs of the other axes, in order. It is what an all-gather along the axis
@@ -124,7 +124,7 @@ def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...])
     rest = grid[:axis] + grid[axis + 1 :]
     copies = (parts for sbp, parts in zip(others, rest, strict=True) if not isinstance(sbp, Split))
     size = math.prod(spec.shape) * ITEM_SIZE.get(spec.dtype, 8)
-    return (grid[axis] - 1) * size * math.prod(copies)
+    return Bytes((grid[axis] - 1) * size * math.prod(copies))
 
 
 _NUMBERS: dict[int, dict[SBP, int]] = {}

@@ -2,6 +2,8 @@
 
 Within the compute queue, whoever reads a view is entered as a reader of the variable itself. A
 collective, or a result that the caller keeps, works on a copy instead.
+
+Before: a `LocalProgram`, in which collectives and outputs read views of variables. After: they read clones of these.
 """
 
 from __future__ import annotations

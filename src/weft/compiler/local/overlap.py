@@ -32,6 +32,7 @@ from weft.ir.queries.op_calls import local_op_call, local_operands
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
 from weft.ops.call import map_argument
+from weft.units import Bytes
 
 # Local parts of boxing: rules do not know them. Where the dimension stands that they change.
 _BOXING: Mapping[str, int | None] = {"weft.keep": None, "weft.pad": 1}
@@ -155,7 +156,7 @@ class _PartsCutter:
     def _exchange(self, node: Collective) -> None:
         self.cut[node.output.name] = self.cut[node.input.name]
         pairs = zip(self._parts_of(node.input.name), self._parts_of(node.output.name), strict=True)
-        moved = node.bytes // self.parts
+        moved = Bytes(node.bytes // self.parts)
         for turn, (before, after) in zip(self.turns, pairs, strict=True):
             turn.append(replace(node, input=before, output=after, bytes=moved))
         self._take_turns()

@@ -23,6 +23,7 @@ from weft.ir.plan import (
 )
 from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import Kind, value_bytes
+from weft.units import Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
 
@@ -120,7 +121,7 @@ class _Segment:
         """The most that the calls take at a time; values are freed after their last use."""
         return self._highest(taken)[0]
 
-    def live(self, taken: Collection[Taken]) -> dict[str, int]:
+    def live(self, taken: Collection[Taken]) -> dict[str, Bytes]:
         """The values, with their bytes, that calls have made and that are there when they take most."""
         highest = self._highest(taken)[1]
         return {
@@ -133,13 +134,12 @@ class _Segment:
 
     def _highest(self, taken: Collection[Taken]) -> tuple[Counter[Kind], int]:
         """The memory that is taken when it is most, and the place of the call that runs then."""
-        ending: dict[int, list[tuple[Kind, int]]] = {}
+        ending: dict[int, list[tuple[Kind, Bytes]]] = {}
         for each in taken:
             if self.lasting.isdisjoint(each.names):
                 place = max((self.last.get(name, 0) for name in each.names), default=0)
                 ending.setdefault(place, []).append((each.kind, each.bytes))
         now, most, total, highest, where = Counter[Kind](), Counter[Kind](), 0, 0, -1
-        size: int
         for place, call in enumerate(self.calls):
             for value in call.makes:
                 kind, size = self.kind(value.name), value_bytes(value)

@@ -13,7 +13,7 @@ from weft.compiler.memory.kinds import ActMemory, Taken
 from weft.ir.plan import Collective, Communicate, Exchange, LocalValue, Transfer
 from weft.ir.queries.memory import Kind, value_bytes
 from weft.layout import Region
-from weft.units import ITEM_SIZE
+from weft.units import ITEM_SIZE, Bytes
 
 
 def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
@@ -24,7 +24,7 @@ def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
         sources: names of what optimizers read.
     """
     bases: dict[str, str] = {}
-    fresh: dict[str, tuple[Kind, int]] = {}
+    fresh: dict[str, tuple[Kind, Bytes]] = {}
     for each in actor.collectives:
         for value in each.makes:
             if _in_place(each):
@@ -57,7 +57,7 @@ def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Cou
     return most
 
 
-def exchange_bytes(each: Exchange) -> int:
+def exchange_bytes(each: Exchange) -> Bytes:
     """The most that an exchange takes, its output included, as `runtime/channels/collectives.py` runs it."""
     if isinstance(each, Transfer):
         return _transfer_bytes(each)
@@ -67,31 +67,31 @@ def exchange_bytes(each: Exchange) -> int:
         case "all_reduce":
             return after  # a copy of the input, reduced where it lies
         case "all_gather":
-            return after + (others if each.dim else 0)
+            return Bytes(after + (others if each.dim else 0))
         case "all_to_all":
             pieces = before if each.split_dim else 0
-            return pieces + after * (2 if each.dim else 1)
+            return Bytes(pieces + after * (2 if each.dim else 1))
         case "reduce_scatter" if slices := slices_of(each):
-            return after + 2 * slices.bytes  # those that go, and those that come
+            return Bytes(after + 2 * slices.bytes)  # those that go, and those that come
         case "reduce_scatter":
             # Pieces that are not contiguous are copied; one arrives from each of the others.
-            return (before if each.dim else 0) + after * max(1, len(each.sizes) - 1)
+            return Bytes((before if each.dim else 0) + after * max(1, len(each.sizes) - 1))
 
 
-def _transfer_bytes(each: Transfer) -> int:
+def _transfer_bytes(each: Transfer) -> Bytes:
     size = 0
     if each.output is not None:
         size += value_bytes(each.output)
         size += sum(_copied(each.output, region) for _, region in each.receives)
     if each.input is not None:
         size += sum(_copied(each.input, region) for _, region in each.sends)
-    return size
+    return Bytes(size)
 
 
-def _copied(value: LocalValue, region: Region) -> int:
+def _copied(value: LocalValue, region: Region) -> Bytes:
     """The bytes of a piece that is not contiguous in a tensor, and so gets a buffer of its own."""
     lengths = [length for _, length in region]
     cut = [dim for dim, length in enumerate(lengths) if length < value.shape[dim]]
     if not cut or math.prod(lengths[: cut[-1]]) <= 1:
-        return 0
-    return math.prod(lengths) * ITEM_SIZE[value.dtype]
+        return Bytes(0)
+    return Bytes(math.prod(lengths) * ITEM_SIZE[value.dtype])

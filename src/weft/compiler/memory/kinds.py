@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from weft.ir.queries.memory import Kind
+from weft.units import Bytes
 
 
 @final
@@ -17,7 +18,7 @@ class Taken:
 
     names: frozenset[str]
     kind: Kind
-    bytes: int
+    bytes: Bytes
 
 
 # The most that an act takes beside what it reads and keeps, by kind, given what it may free on the
@@ -41,7 +42,7 @@ class ActMemory:
     """
 
     extra: Extra = lambda taken: Counter()
-    live: Callable[[Collection[Taken]], Mapping[str, int]] = lambda taken: {}
-    fresh: Mapping[str, tuple[Kind, int]] = field(default_factory=dict)
+    live: Callable[[Collection[Taken]], Mapping[str, Bytes]] = lambda taken: {}
+    fresh: Mapping[str, tuple[Kind, Bytes]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()

@@ -67,7 +67,7 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
     walk = _MemoryWalk(plan)
     for moment in order:
         walk.take(moment)
-        yield Bytes(walk.total())
+        yield walk.total()
 
 
 @final
@@ -75,7 +75,7 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
 class _Storage:
     register: str
     kind: Kind
-    bytes: int
+    bytes: Bytes
     # How many versions of registers stand on it.
     users: int = 0
 
@@ -85,7 +85,7 @@ class _Storage:
 class _Most:
     """The bytes held at a moment: in all, by kind, in registers; and those that each act that ran might free."""
 
-    total: int
+    total: Bytes
     kinds: Counter[Kind]
     held: tuple[_Storage, ...] = ()
     taken: Mapping[int, frozenset[Taken]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class _MemoryWalk:
     extras: dict[tuple[int, frozenset[Taken]], Counter[Kind]] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
     taken: dict[int, frozenset[Taken]] = field(default_factory=dict)
-    most: _Most = field(default_factory=lambda: _Most(-1, Counter()))
+    most: _Most = field(default_factory=lambda: _Most(Bytes(-1), Counter()))
 
     def __post_init__(self) -> None:
         sources = gradient_sources(self.plan.actors)
@@ -145,10 +145,10 @@ class _MemoryWalk:
         else:
             self.end(moment.actor, moment.micro)
 
-    def total(self) -> int:
+    def total(self) -> Bytes:
         """Bytes held now, without the host's."""
         running = sum(extra.total() for extra in self.running.values())
-        return self.now.total() + running - self.now["host"]
+        return Bytes(self.now.total() + running - self.now["host"])
 
     def begin(self, actor: int, micro: int) -> None:
         """An act takes what it needs for itself."""
@@ -255,7 +255,7 @@ class _MemoryWalk:
 
     def peak(self) -> Peak:
         """The memory that was held when it was most."""
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[Bytes]] = {}
         inside = (self.acts[actor].live(taken) for actor, taken in self.most.taken.items())
         held = ((each.register, each.bytes) for each in self.most.held)
         for name, size in chain(held, *(live.items() for live in inside)):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from weft.compiler.families.table import family_of
+from weft.compiler.graph.rewriting import only_result
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ir.queries.op_calls import operand_names
 from weft.ir.renamed import renamed
@@ -47,22 +48,15 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
         if family is not None and isinstance(node, Call):
             for result, counting in family.counts(graph, node):
                 nodes += counting
-                names[result] = _made(counting[-1])
+                names[result] = only_result(counting[-1]).name
         nodes.append(node)
     return graph.with_nodes(nodes)
-
-
-def _made(call: Call) -> str:
-    (value,) = call.outputs
-    assert value is not None  # what counts makes a number
-    return value.name
 
 
 def _alone(node: Call, device_type: str) -> Call:
     """A call that makes the same from nothing."""
     op, position = _BORROWERS[node.op]
-    (made,) = node.outputs
-    assert made is not None  # all of them make a tensor
+    made = only_result(node)
     device = dict(node.kwargs).get("device", Token("device", device_type))
     value = () if position is None else (node.args[position],)
     if any(isinstance(each, Ref) for each in value):

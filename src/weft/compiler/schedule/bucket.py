@@ -27,6 +27,7 @@ from weft.ir.plan import (
 from weft.ir.queries.memory import value_bytes
 from weft.ops.localize import BLANK
 from weft.ops.weft_ops import ops_that
+from weft.units import Bytes
 
 _URGENT = ops_that("urgent")
 # How much larger buckets of gathers may be than those of reductions.
@@ -68,7 +69,7 @@ ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
 Schedule: TypeAlias = tuple[ScheduleItem, ...]
 
 
-def bucket(program: LocalProgram, bucket_bytes: int, staged: bool = False) -> Schedule:
+def bucket(program: LocalProgram, bucket_bytes: Bytes, staged: bool = False) -> Schedule:
     """The nodes of `program` in order, with reductions and gathers joined into buckets.
 
     A bucket starts as soon as its tensors have `bucket_bytes` on a rank: larger ones save latency,
@@ -149,10 +150,10 @@ class _Joiner:
             self.close([key])
 
 
-def _bytes(each: Collective) -> int:
+def _bytes(each: Collective) -> Bytes:
     """Bytes that a rank gives to a collective, on average: shards that are not even differ between ranks."""
     if each.kind == "all_gather":
-        return value_bytes(each.output) // len(each.sizes)
+        return Bytes(value_bytes(each.output) // len(each.sizes))
     return value_bytes(each.input)
 
 

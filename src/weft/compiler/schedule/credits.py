@@ -30,7 +30,7 @@ from weft.ir.plan import (
     RegisterKind,
 )
 from weft.ir.queries.memory import value_bytes
-from weft.units import Seconds
+from weft.units import Bytes, Seconds
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.
 BATCH_CREDITS = 2
@@ -150,7 +150,7 @@ def _ahead(web: Web, node: Node) -> int:
     return max((abs(reader.phase.stage - stage) for stage in stages), default=0)
 
 
-def enough(web: Web, room: Mapping[int, int] | None = None) -> dict[Slot, int]:
+def enough(web: Web, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
     """The fewest copies with which the loop turns as fast as its busiest queue allows.
 
     From the fewest that are live, registers on the slowest cycle get copies until the cycle ratio
@@ -178,10 +178,10 @@ class _Raise:
 
     web: Web
     copies: dict[Slot, int]
-    room: dict[int, int] | None
+    room: dict[int, Bytes] | None
     groups: dict[Group, list[Slot]] = field(default_factory=dict)
     group_of: dict[Slot, Group] = field(default_factory=dict)
-    sizes: dict[Slot, int] = field(default_factory=dict)
+    sizes: dict[Slot, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for link in _loop_links(self.web):
@@ -227,13 +227,16 @@ class _Raise:
         """True where an edge can be loosened: a variable that the loop writes has no second copy."""
         return all(slot in self.group_of for slot in label)
 
-    def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
+    def _choice(
+        self, label: Iterable[Slot], lack: int
+    ) -> tuple[Bytes, tuple[Slot, ...], int] | None:
         """Bytes a copy, registers and copies that loosen an edge; None when it has a copy for every micro-batch."""
         wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
         fewest = min(self.copies[each] for each in label)
         more = min(lack, self.web.micro_batches - fewest)
         slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest))
-        return (sum(self.sizes[slot] for slot in slots), slots, more) if more > 0 else None
+        size = Bytes(sum(self.sizes[slot] for slot in slots))
+        return (size, slots, more) if more > 0 else None
 
     def _fits(self, slots: Iterable[Slot], more: int) -> bool:
         """True where the ranks have room, which is then taken."""
@@ -245,7 +248,7 @@ class _Raise:
         if any(size > self.room[rank] for rank, size in needed.items()):
             return False
         for rank, size in needed.items():
-            self.room[rank] -= size
+            self.room[rank] = Bytes(self.room[rank] - size)
         return True
 
 

@@ -8,7 +8,7 @@ copies hold them back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -18,13 +18,24 @@ from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import Actor, Communicate, Compute
 from weft.strategy.parts import Schedule
 
-# Which phase goes first when several may act.
-_RANKS: dict[Schedule, tuple[PhaseKind, ...]] = {
-    "gpipe": ("forward", "backward", "weight"),
-    "1f1b": ("backward", "forward", "weight"),
-    "interleaved": ("forward", "backward", "weight"),
-    "zero_bubble": ("backward", "forward", "weight"),
-}
+
+@final
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A row of the table of named schedules.
+
+    Attributes:
+        order: the kinds of phases, first those that go first when several may act.
+        in_flight: of a preset and a stage, the number of micro-batches that may be between the stage's forward and
+            the end of its backward.
+        splits_weights: true where the gradients of weights are split from the backward.
+        takes_turns: true where ranks run several stages, and take turns between them.
+    """
+
+    order: tuple[PhaseKind, PhaseKind, PhaseKind]
+    in_flight: Callable[[Preset, int], int]
+    splits_weights: bool = False
+    takes_turns: bool = False
 
 
 @final
@@ -44,49 +55,19 @@ class Preset:
     around: int
     micro_batches: int
 
+    @property
+    def row(self) -> NamedSchedule:
+        """All that is known of the schedule without the stages."""
+        return PRESETS[self.name]
+
     def in_flight(self, stage: int) -> int:
         """The number of micro-batches that may be between a stage's forward and the end of its backward."""
-        found = self.micro_batches
-        if self.name == "1f1b":
-            found = self.stages - stage
-        elif self.name == "zero_bubble":
-            # As much as 1F1B's first stage: later ones put the gradients of their weights off.
-            found = self.stages
-        elif self.name == "interleaved":
-            found = interleaved_in_flight(stage, self.stages, self.around, self.micro_batches)
-        return max(1, min(found, self.micro_batches))
+        return max(1, min(self.row.in_flight(self, stage), self.micro_batches))
 
     def priority(self, phase: Phase) -> int:
         """Of a phase: lower goes first. Of equal kinds, that of the later stage does."""
-        kind = _RANKS[self.name].index(phase.kind)
+        kind = self.row.order.index(phase.kind)
         return 1 + kind * self.stages + self.stages - 1 - phase.stage
-
-
-def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
-    """A named schedule for the stages of a program.
-
-    Raises:
-        StrategyError: when it is interleaved and no ranks run several stages.
-    """
-    count, around = len(stages.placements), stages_around(stages)
-    if name == "interleaved" and around == count:
-        raise StrategyError(
-            'schedule="interleaved" needs several stages on each rank, such as stages=4 on 2 ranks, '
-            f'found {count} on ranks of their own; "1f1b" does without'
-        )
-    return Preset(name, count, around, micro_batches)
-
-
-def computed(stages: Stages, micro_batches: int) -> Preset:
-    """The priorities of computed schedules; their copies are computed."""
-    count, around = len(stages.placements), stages_around(stages)
-    return Preset("zero_bubble" if around == count else "interleaved", count, around, micro_batches)
-
-
-def stages_around(stages: Stages) -> int:
-    """The number of stages after which the ranks of the first run another one; all if none does."""
-    first, count = stages.placements[0], len(stages.placements)
-    return next((n for n in range(1, count) if stages.placements[n] == first), count)
 
 
 def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: int) -> int:
@@ -107,6 +88,52 @@ def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: i
         if number >= ahead:
             held -= chunks - 1 - acts[number - ahead] == own
     return most
+
+
+def _of_turns(preset: Preset, stage: int) -> int:
+    return interleaved_in_flight(stage, preset.stages, preset.around, preset.micro_batches)
+
+
+PRESETS: Mapping[Schedule, NamedSchedule] = {
+    "gpipe": NamedSchedule(
+        ("forward", "backward", "weight"), lambda preset, _: preset.micro_batches
+    ),
+    "1f1b": NamedSchedule(
+        ("backward", "forward", "weight"), lambda preset, stage: preset.stages - stage
+    ),
+    "interleaved": NamedSchedule(("forward", "backward", "weight"), _of_turns, takes_turns=True),
+    # As much as 1F1B's first stage: later ones put the gradients of their weights off.
+    "zero_bubble": NamedSchedule(
+        ("backward", "forward", "weight"), lambda preset, _: preset.stages, splits_weights=True
+    ),
+}
+
+
+def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
+    """A named schedule for the stages of a program.
+
+    Raises:
+        StrategyError: when its ranks take turns between several stages, and none has several.
+    """
+    count, around = len(stages.placements), stages_around(stages)
+    if PRESETS[name].takes_turns and around == count:
+        raise StrategyError(
+            f'schedule="{name}" needs several stages on each rank, such as stages=4 on 2 ranks, '
+            f'found {count} on ranks of their own; "1f1b" does without'
+        )
+    return Preset(name, count, around, micro_batches)
+
+
+def computed(stages: Stages, micro_batches: int) -> Preset:
+    """The priorities of computed schedules; their copies are computed."""
+    count, around = len(stages.placements), stages_around(stages)
+    return Preset("zero_bubble" if around == count else "interleaved", count, around, micro_batches)
+
+
+def stages_around(stages: Stages) -> int:
+    """The number of stages after which the ranks of the first run another one; all if none does."""
+    first, count = stages.placements[0], len(stages.placements)
+    return next((n for n in range(1, count) if stages.placements[n] == first), count)
 
 
 def with_priorities(

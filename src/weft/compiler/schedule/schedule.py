@@ -37,6 +37,7 @@ from weft.hardware.durations import Durations
 from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
 from weft.ir.legal.tables import verify_local
 from weft.ir.plan import Communicator, LocalProgram, RankPlan
+from weft.units import Bytes
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
@@ -98,7 +99,7 @@ class Draft:
     plans: tuple[RankPlan, ...]
     simulation: Simulation
 
-    def peaks(self) -> dict[int, int]:
+    def peaks(self) -> dict[int, Bytes]:
         """The most bytes that each rank holds."""
         lines = self.simulation.timelines
         return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.plans}
@@ -149,7 +150,7 @@ class _Making:
 
     def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans of a named schedule."""
-        return self.kind(programs, rule, rule.name == "zero_bubble").preset()
+        return self.kind(programs, rule, rule.row.splits_weights).preset()
 
     def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
         """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
@@ -158,7 +159,7 @@ class _Making:
             return whole.draft(fewest(whole.web))
         split = self.kind(programs, rule, split=True)
         best = self.better(self.enough(whole), self.enough(split))
-        if rule.name == "interleaved":
+        if not rule.row.splits_weights:
             best = self.better(best, whole.preset())
         return self.better(best, split.preset())
 
@@ -167,7 +168,7 @@ class _Making:
         limit, room = self.context.options.memory_limit, None
         if limit is not None:
             held = kind.draft(fewest(kind.web)).peaks()
-            room = {rank: limit - peak for rank, peak in held.items()}
+            room = {rank: Bytes(limit - peak) for rank, peak in held.items()}
         return kind.draft(enough(kind.web, room))
 
     def better(self, old: Draft, new: Draft) -> Draft:

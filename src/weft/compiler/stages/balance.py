@@ -22,7 +22,7 @@ from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Value
 from weft.ir.queries.op_calls import op_call
 from weft.ops import OpCall, flops, item, traffic
-from weft.units import ITEM_SIZE
+from weft.units import ITEM_SIZE, Bytes
 
 Floats = NDArray[np.float64]
 
@@ -208,5 +208,5 @@ def _first(call: Call) -> Value:
     return next(value for value in call.outputs if value is not None)
 
 
-def _bytes(value: Value) -> int:
-    return int(np.prod(value.shape, dtype=np.int64)) * ITEM_SIZE.get(value.dtype, 8)
+def _bytes(value: Value) -> Bytes:
+    return Bytes(int(np.prod(value.shape, dtype=np.int64)) * ITEM_SIZE.get(value.dtype, 8))

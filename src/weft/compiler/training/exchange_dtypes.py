@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.context import Context
+from weft.compiler.graph.rewriting import only_result
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.compiler.training.precision import CAST, CASTS, cast_call
 from weft.ir.logical import (
@@ -123,7 +124,7 @@ class _DtypeRewriter:
         maker = self._maker(node.input.name)
         before = cast_call(value, dtype, f"{node.output.name}.parts", maker, op)
         sent = replace(node.output, name=f"{node.output.name}.sum", dtype=dtype)
-        boxed = replace(node, input=Ref(_result(before)), output=sent)
+        boxed = replace(node, input=Ref(only_result(before).name), output=sent)
         back = cast_call(sent, node.output.dtype, node.output.name, maker, _narrowing(sent))
         self.nodes.extend((before, boxed, back))
         if not narrows:
@@ -156,12 +157,6 @@ def _narrowing(sent: Value) -> str:
     """The conversion back: parts are rounded where another boxing is still to add them up."""
     parts = sent.layout is not None and any(isinstance(sbp, Partial) for sbp in sent.layout.sbp)
     return "weft.cast_parts" if parts else CAST
-
-
-def _result(call: Call) -> str:
-    """The name of the only result of a call."""
-    (value,) = node_outputs(call)
-    return value.name
 
 
 def _alive(nodes: list[Node]) -> tuple[Node, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.context import Context
+from weft.compiler.graph.rewriting import only_result
 from weft.compiler.training.gradients import gradients, passed_to_gradients, with_sources
 from weft.ir.logical import Call, LogicalGraph, Ref, Value
 from weft.ops.call import Token
@@ -53,9 +54,7 @@ def _in_float32(graph: LogicalGraph) -> LogicalGraph:
         maker = graph.producers[each.value.name]
         if each.value.dtype in HALF and isinstance(maker, Call):
             wide = cast_call(each.value, "float32", f"{each.value.name}.wide", maker)
-            (value,) = wide.outputs
-            assert value is not None
-            narrow = cast_call(value, each.value.dtype, f"{each.value.name}.sum", maker)
+            narrow = cast_call(only_result(wide), each.value.dtype, f"{each.value.name}.sum", maker)
             calls += [wide, narrow]
             sources[each.target] = f"{each.value.name}.sum"
     return with_sources(graph, calls, sources)
@@ -80,8 +79,7 @@ def _as_they_are(graph: LogicalGraph) -> LogicalGraph:
 
 def _waiting(graph: LogicalGraph, node: object) -> Call:
     assert isinstance(node, Call)
-    (made,) = node.outputs
-    assert made is not None
+    made = only_result(node)
     source = graph.values[_operand(node)]
     return cast_call(source, made.dtype, made.name, node, "weft.cast_whole")
 

@@ -8,6 +8,9 @@ gradient into a reduce-scatter. The levels differ in how long the rest is whole:
   reduced;
 - 2: the gradient of each micro-batch is reduced to its shard, and shards are added up;
 - 3: and each module gathers its parameters for its forward, and again for its backward.
+
+Before: a graph without layouts, in which calls read parameters, and hints that lay some of them in shards. After:
+calls read them through `weft.hint`, whole; at levels 2 and 3 the sums over micro-batches read gradients in shards.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, final
 
 from weft.ir.plan_nodes import LocalValue, RegisterKind
-from weft.units import ITEM_SIZE, Bytes
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 Kind: TypeAlias = Literal[
     "parameters",
@@ -35,8 +35,6 @@ KINDS: dict[RegisterKind, Kind] = {
     "control": "activations",
 }
 
-_NONE = Bytes(0)
-
 
 def value_bytes(value: LocalValue) -> Bytes:
     """Size of a local tensor."""
@@ -52,14 +50,14 @@ class Memory:
     they work with, `activations` everything else that comes and goes.
     """
 
-    parameters: Bytes = _NONE
-    buffers: Bytes = _NONE
-    states: Bytes = _NONE
-    batch: Bytes = _NONE
-    constants: Bytes = _NONE
-    gradients: Bytes = _NONE
-    activations: Bytes = _NONE
-    communication: Bytes = _NONE
+    parameters: Bytes = NO_BYTES
+    buffers: Bytes = NO_BYTES
+    states: Bytes = NO_BYTES
+    batch: Bytes = NO_BYTES
+    constants: Bytes = NO_BYTES
+    gradients: Bytes = NO_BYTES
+    activations: Bytes = NO_BYTES
+    communication: Bytes = NO_BYTES
 
     @property
     def peak(self) -> Bytes:

@@ -19,7 +19,7 @@ from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
 from weft.ir.plan import Communicate
 from weft.ir.queries.layouts import layout_of
 from weft.program.explain.tables import stars, table
-from weft.units import ITEM_SIZE, bytes_text
+from weft.units import ITEM_SIZE, Bytes, bytes_text
 
 Group: TypeAlias = Literal[
     "gradients of parameters",
@@ -53,7 +53,7 @@ class Exchanged:
 
     group: Group
     kinds: tuple[str, ...]
-    bytes: int
+    bytes: Bytes
     times: int
     ranks: int
     text: str
@@ -111,7 +111,7 @@ def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
                 yield Exchanged(
                     _group(graph, node, passed, phase.kind == "forward"),
                     tuple(step.kind for step in sent),
-                    times * sum(step.bytes for step in sent),
+                    Bytes(times * sum(step.bytes for step in sent)),
                     times,
                     len({*source.placement.ranks, *target.placement.ranks}),
                     _text(graph, node, sent[0].kind),
@@ -120,7 +120,8 @@ def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
         times = graph.micro_batches if halo.value.name in loop else 1
         text = f"halo of {_named(graph, halo.value)}, wanted by {_described(reader)}"
         ranks = sum(map(len, halo.groups))
-        yield Exchanged("border rows", ("halo",), times * halo.total, times, ranks, text)
+        moved = Bytes(times * halo.total)
+        yield Exchanged("border rows", ("halo",), moved, times, ranks, text)
 
 
 def _group(graph: LogicalGraph, node: Box, passed: frozenset[str], forward: bool) -> Group:

@@ -56,7 +56,7 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
         least, largest = f"{100 * min(idle):.0f}", f"{100 * max(idle):.0f}"
         share = f"{least} %" if least == largest else f"{least} to {largest} %"
         yield (
-            f"estimated {seconds_text(Seconds(schedule.simulation.makespan))} a step, in which ranks have "
+            f"estimated {seconds_text(schedule.simulation.makespan)} a step, in which ranks have "
             f"nothing to compute for {share} of the time"
         )
 

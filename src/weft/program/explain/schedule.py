@@ -31,7 +31,7 @@ from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
 from weft.ir.queries.layouts import layout_of
 from weft.program.explain.tables import table
-from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
+from weft.units import ITEM_SIZE, bytes_text, seconds_text
 
 _KINDS: tuple[PhaseKind, ...] = ("forward", "backward", "weight")
 _COLUMNS = ("stage", "rank", "in flight", *_KINDS, "idle")
@@ -49,7 +49,7 @@ def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
         _COLUMNS,
         (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
     )
-    made.caption = f"estimated {seconds_text(Seconds(scheduled.simulation.makespan))} a step"
+    made.caption = f"estimated {seconds_text(scheduled.simulation.makespan)} a step"
     made.caption_justify = "left"
     return (made,)
 

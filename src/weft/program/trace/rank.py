@@ -14,6 +14,7 @@ from weft.program.trace.ran import Ran
 from weft.program.trace.rows import Level, RankTrace, Slice, StepSpan
 from weft.program.trace.waits import Names, arrows, last_waits, wait
 from weft.runtime.recording import Record, Span
+from weft.units import Seconds
 
 
 def rank_trace(
@@ -83,10 +84,20 @@ def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, .
 
 def _levels(ran: Ran) -> Iterator[Level]:
     """The memory that the rank held, as the plan says of the order in which its acts ran."""
-    for step in ran.begins:
+    for step, start in ran.begins.items():
         spans = [span for span in ran.record.spans if span[0].step == step]
-        order = [*moments_of(Timed(act.actor, act.micro, *when) for act, *when in spans)]
+        order = [
+            *moments_of(
+                Timed(act.actor, act.micro, _after(start, begin), _after(start, end))
+                for act, begin, end in spans
+            )
+        ]
         times = {(act.actor, act.micro): when for act, *when in spans}
         for moment, size in zip(order, levels(ran.plan, order), strict=True):
             begin, end = times[moment.actor, moment.micro]
             yield Level(begin if moment.begins else end, size)
+
+
+def _after(start: int, time: int) -> Seconds:
+    """The seconds between two times in nanoseconds."""
+    return Seconds((time - start) / 1e9)

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeAlias, final
 
+from weft.units import Bytes
+
 Kind: TypeAlias = Literal["compute", "communication", "host", "wait"]
 
 
@@ -56,7 +58,7 @@ class Level(NamedTuple):
     """The bytes that a rank holds from a moment on, in nanoseconds."""
 
     time: int
-    bytes: int
+    bytes: Bytes
 
 
 @final
