@@ -47,7 +47,9 @@ class Scanner:
         while position < end:
             match = _TOKEN.match(line, position)
             if match is None:
-                raise self.error(f"cannot read {line[position:].strip()[:20]!r}")
+                raise self.error(
+                    f"cannot read {line[position:].strip()[:20]!r}; expected text as weft prints it"
+                )
             self.tokens.append((str(match.lastgroup), match.group(match.lastgroup or 0)))
             position = match.end()
         self.tokens.reverse()
@@ -84,7 +86,7 @@ class Scanner:
     def end(self) -> None:
         """Nothing may be left."""
         if self.tokens:
-            raise self.error(f"unexpected {self.peek()!r}")
+            raise self.error(f"unexpected {self.peek()!r}; expected the end of the line")
 
     def string(self) -> str:
         return str(json.loads(self.take("string")))
