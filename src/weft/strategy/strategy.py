@@ -117,7 +117,8 @@ def _entry(path: str | Path, name: str, value: Any) -> Any:
         return parsed(name, value)
     except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
         raise StrategyError(
-            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error})"
+            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error}); give "
+            "a file that it wrote"
         ) from error
 
 
