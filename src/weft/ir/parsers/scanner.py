@@ -54,8 +54,8 @@ class Scanner:
             position = match.end()
         self.tokens.reverse()
 
-    def error(self, message: str) -> UserError:
-        return UserError(f"{message} in {self.where}")
+    def error(self, message: str, expected: str = "") -> UserError:
+        return UserError(f"{message} in {self.where}{expected}")
 
     def peek(self) -> str:
         """Text of the next token; empty at the end of the line."""
@@ -86,7 +86,7 @@ class Scanner:
     def end(self) -> None:
         """Nothing may be left."""
         if self.tokens:
-            raise self.error(f"unexpected {self.peek()!r}; expected the end of the line")
+            raise self.error(f"unexpected {self.peek()!r}", "; expected the end of the line")
 
     def string(self) -> str:
         return str(json.loads(self.take("string")))
