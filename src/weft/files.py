@@ -1,4 +1,4 @@
-"""Whose a source file is: weft's, torch's, Python's, an installed package's, or the user's own."""
+"""Source files told apart: weft's, torch's, Python's, those of installed packages, and the user's own."""
 
 from __future__ import annotations
 

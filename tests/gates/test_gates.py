@@ -258,7 +258,8 @@ def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name
         ("docs/design.md", "a_test_of_it"),
         ("docs/design.md", "an_option"),
         ("docs/design.md", "plain"),
-        ("docs/decisions/other.md", "NameOfAnotherLibrary"),
+        ("docs/benchmarks.md", "NameOfAnotherLibrary"),
+        ("docs/decisions/other.md", "MixedPrecisionPolicy"),
     ],
 )
 def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None:

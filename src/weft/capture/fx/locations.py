@@ -26,11 +26,11 @@ from weft.capture.fx.private import (
     sequence_of,
     set_notes,
 )
-from weft.files import in_library
+from weft.files import PACKAGE, in_library
 from weft.ir.logical import Location
 
 # The frame that calls the user's function: frames around it are not the model's.
-TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
+TRACE_FILE = os.path.join(PACKAGE, "capture", "tracing", "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
 _BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autograd"
 

@@ -47,9 +47,8 @@ class Scanner:
         while position < end:
             match = _TOKEN.match(line, position)
             if match is None:
-                raise self.error(
-                    f"cannot read {line[position:].strip()[:20]!r}; expected text as weft prints it"
-                )
+                text = line[position:].strip()[:20]
+                raise self.error(f"cannot read {text!r}", "; expected text as weft prints it")
             self.tokens.append((str(match.lastgroup), match.group(match.lastgroup or 0)))
             position = match.end()
         self.tokens.reverse()
