@@ -28,6 +28,7 @@ ELSEWHERE = (
     "the loss function returned",
     "the step puts another value",
     "the update of",
+    "the program has no place",
     " matches nothing",
 )
 # A message with fewer letters of its own is made of others.
