@@ -113,7 +113,7 @@ def bubbles(job: Job, schedule: str, steps: int) -> dict[str, float]:
     )
     found = {
         "in_theory": theory(schedule, job.micro_batches),
-        "rehearsed": simulated(program),
+        "simulated": simulated(program),
         "measured": measured(program, lambda: program.step(batch), steps),
     }
     program.close()

@@ -139,6 +139,6 @@ def test_a_stuck_communication_is_named():
         run_plan(plan)
 
 
-def test_the_rehearsal_is_the_same_every_time():
+def test_the_simulation_is_the_same_every_time():
     plan = rank_plan(list(QUEUES) * 2, [(id, tuple(range(id + 1, 8)), 2, False) for id in range(7)])
     assert run_plan(plan, 4) == run_plan(plan, 4)

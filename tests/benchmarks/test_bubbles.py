@@ -27,5 +27,5 @@ def test_bubbles_are_parts_of_a_step(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "runs/bench/bubbles.json").read_text())["bubbles"]
     assert [each["in_theory"] for each in found.values()] == pytest.approx([1 / 9, 1 / 25])
     for each in found.values():
-        assert 0 <= each["rehearsed"] < 1
+        assert 0 <= each["simulated"] < 1
         assert 0 < each["measured"] < 1

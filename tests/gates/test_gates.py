@@ -239,7 +239,9 @@ def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> 
         "told_once",
     ],
 )
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md"])
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md", "docs/decisions/ir.md"]
+)
 def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name: str) -> None:
     """A name that only a docstring has, or a comment, is not in the code."""
     write(tree / "src/weft/ir/made.py", f'{MADE}\n\nclass Kept:\n    """As `told_once`."""\n')
@@ -256,7 +258,8 @@ def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name
         ("docs/design.md", "a_test_of_it"),
         ("docs/design.md", "an_option"),
         ("docs/design.md", "plain"),
-        ("docs/decisions/other.md", "NameOfAnotherLibrary"),
+        ("docs/benchmarks.md", "NameOfAnotherLibrary"),
+        ("docs/decisions/other.md", "MixedPrecisionPolicy"),
     ],
 )
 def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None:

@@ -1,6 +1,6 @@
 """The speed at which a marked graph can turn: the largest ratio of time to tokens over its cycles.
 
-In the long run a marked graph fires every node once in `max over cycles (seconds / tokens)` and not
+In the long run every node of a marked graph acts once in `max over cycles (seconds / tokens)` and not
 faster (Ramchandani, "Analysis of asynchronous concurrent systems by timed Petri nets", 1974). The
 ratio is found as Lawler does ("Combinatorial Optimization", 1976, section 3.13: a cycle with
 `seconds - ratio * tokens > 0` shows that the ratio is larger), with the ratio of the cycle just
@@ -25,10 +25,10 @@ _ROUNDING = 1e-12
 @final
 @dataclass(frozen=True, slots=True)
 class Edge(Generic[Node]):
-    """`target` fires for the n-th time only after `source` has fired `n - tokens` times.
+    """`target` acts for the n-th time only after `source` has acted `n - tokens` times.
 
     Attributes:
-        seconds: how long a firing of `source` takes.
+        seconds: how long an act of `source` takes.
         label: whatever the caller wants to know of the edge.
     """
 

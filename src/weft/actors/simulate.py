@@ -8,8 +8,8 @@ member says.
 Without orders, the queues of communicators take what is ready on all their ranks, by priority and
 micro-batch: the order that comes out is the one to fix. With the orders fixed, a simulation that
 ends proves that no run can hang, whatever the real durations are: with credits and orders the plans
-are a marked graph, in which what may fire stays so until it fires (Commoner, Holt, Even and Pnueli,
-"Marked directed graphs", 1971), and a compute queue only delays what may fire.
+are a marked graph, in which what may act stays so until it acts (Commoner, Holt, Even and Pnueli,
+"Marked directed graphs", 1971), and a compute queue only delays what may act.
 """
 
 from __future__ import annotations

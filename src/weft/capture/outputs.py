@@ -98,7 +98,7 @@ def find_loss(result: Any) -> torch.Tensor:
     if not loss.requires_grad:
         raise CaptureError(
             "the loss does not require grad: no trainable parameter leads to it (detached, under torch.no_grad, "
-            "or all parameters are frozen)"
+            "or all parameters are frozen); leave one that leads to it trainable, or compile with optimizer=None"
         )
     return loss
 

@@ -42,7 +42,10 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
     inputs = {node.key: node for node in graph.of_kind(Input)}
     for key, sbps in hints.inputs.items():
         if key not in inputs:
-            raise LayoutError(f"the hint for {key!r} names no input of the step {graph.name!r}")
+            raise LayoutError(
+                f"the hint for {key!r} names no input of the step {graph.name!r}; expected one, such as "
+                f"{', '.join(list(inputs)[:5])}"
+            )
         _check(f"the hint for {key!r}", inputs[key].value, sbps, placement)
         partial = next((sbp for sbp in sbps if isinstance(sbp, Partial)), None)
         if partial is not None:
@@ -117,7 +120,8 @@ def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Pl
         if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):
             raise LayoutError(
                 f"{where} splits dimension {sbp.dim}, but the tensor of shape {shape} has "
-                f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}, counted from 0"
+                f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}, counted from 0; "
+                "split one of these, or use weft.broadcast"
             )
         if isinstance(sbp, Partial) and sbp.reduction not in reductions_of(value.dtype):
             raise LayoutError(

@@ -29,7 +29,7 @@ class Layout:
         if len(self.sbp) != self.placement.axes:
             raise LayoutError(
                 f"a layout needs one SBP for each of the {self.placement.axes} axes of {self.placement}, "
-                f"found ({', '.join(map(str, self.sbp))})"
+                f"found ({', '.join(map(str, self.sbp))}); give one for each, B where nothing is split"
             )
 
     def __hash__(self) -> int:
@@ -46,7 +46,7 @@ class Layout:
             if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):
                 raise LayoutError(
                     f"{self} splits dimension {sbp.dim}, but the tensor of shape {list(shape)} has dimensions "
-                    f"0 to {len(shape) - 1}"
+                    f"0 to {len(shape) - 1}; split one of these, or use weft.broadcast"
                 )
 
     def check_dtype(self, dtype: str) -> None:

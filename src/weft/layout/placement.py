@@ -33,16 +33,20 @@ class Placement:
     def __post_init__(self) -> None:
         if not self.shape or any(size < 1 for size in self.shape):
             raise LayoutError(
-                f"a placement needs at least one axis and one rank on each, found shape {self.shape}"
+                f"a placement needs at least one axis and one rank on each, found shape {self.shape}; give "
+                "ranks such as [0, 1]"
             )
         if math.prod(self.shape) != len(self.ranks):
             raise LayoutError(
-                f"a grid of shape {self.shape} needs {math.prod(self.shape)} ranks, found {self.ranks}"
+                f"a grid of shape {self.shape} needs {math.prod(self.shape)} ranks, found {self.ranks}; give one for "
+                "each place of the grid"
             )
         if len(set(self.ranks)) != len(self.ranks):
-            raise LayoutError(f"a rank stands twice in the placement {self.grid}")
+            raise LayoutError(
+                f"a rank stands twice in the placement {self.grid}; give each place a rank of its own"
+            )
         if any(rank < 0 for rank in self.ranks):
-            raise LayoutError(f"ranks count from 0, found {self.grid}")
+            raise LayoutError(f"ranks count from 0, found {self.grid}; give none below 0")
 
     def __hash__(self) -> int:
         return self._hash
@@ -99,7 +103,9 @@ def placement(device_type: str, ranks: Sequence[Any]) -> Placement:
     """
     if device_type not in DEVICE_NAMES:
         known = " or ".join(f'"{name}"' for name in DEVICE_NAMES)
-        raise LayoutError(f"a placement's device type is {known}, found {device_type!r}")
+        raise LayoutError(
+            f"a placement's device type is {known}, found {device_type!r}; use one of these"
+        )
     shape = _shape(ranks)
     return Placement(device_type, shape, tuple(_flatten(ranks, len(shape))))
 
@@ -110,7 +116,8 @@ def _shape(nested: Sequence[Any]) -> tuple[int, ...]:
     shapes = {_shape(part) for part in nested}
     if len(shapes) != 1:
         raise LayoutError(
-            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested}"
+            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested}; give lists of equal "
+            "length, none of them empty"
         )
     return (len(nested), *shapes.pop())
 

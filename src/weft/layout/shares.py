@@ -30,7 +30,10 @@ class Shares:
 
     def __post_init__(self) -> None:
         if self.blocks < 1 or any(part < 1 or part % self.blocks for part in self.parts):
-            raise LayoutError(f"{self.blocks} blocks do not divide each of the parts {self.parts}")
+            raise LayoutError(
+                f"{self.blocks} blocks do not divide each of the parts {self.parts}; use a number of blocks that "
+                "divides them all"
+            )
 
     @property
     def size(self) -> int:

@@ -113,7 +113,7 @@ def bind(text: str, call: OpCall) -> Factors:
     if len(terms) != len(specs) or len(equation.results) != len(call.results):
         raise RuleError(
             f"the rule {text!r} of {call.op} does not fit a call with {len(specs)} tensors and "
-            f"{len(call.results)} results"
+            f"{len(call.results)} results; write one term for each, in their order"
         )
     operands = (_spread(term, len(spec.shape)) for term, spec in zip(terms, specs, strict=True))
     results = (
@@ -199,5 +199,7 @@ def _spread(term: Dims, rank: int) -> Dims:
         spread = tuple(f"{ELLIPSIS}@{i}" for i in reversed(range(batch)))
         term = before + spread + after
     if rank > len(term):
-        raise RuleError(f"a rule names {len(term)} dimensions of a tensor that has {rank}")
+        raise RuleError(
+            f"a rule names {len(term)} dimensions of a tensor that has {rank}; name each, or put ... in front"
+        )
     return term[len(term) - rank :]

@@ -185,7 +185,9 @@ class Program:
         self._make_ready()
         training = self._training
         if training is None:
-            raise UserError("program.update(): this program has no optimizer")
+            raise UserError(
+                "program.update(): this program has no optimizer; give weft.compile one"
+            )
         options = self._options.of(True)
         self._enter(f"update by {training.gradients.text}, options {options:x}")
         self._places.check()

@@ -26,7 +26,9 @@ def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
     try:
         found = local_function(op)(*values)
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
-        raise UserError(f"{op} does not run on these arguments: {error}") from None
+        raise UserError(
+            f"{op} does not run on these arguments: {error}; give those of a call that torch runs"
+        ) from None
     results = found if isinstance(found, (tuple, list)) else (found,)
     args = tuple(
         Operand(next(numbers)) if isinstance(one, TensorSpec) else one for one in arguments

@@ -91,14 +91,19 @@ class Strategy:
         try:
             content = yaml.safe_load(Path(path).read_text())
         except (OSError, yaml.YAMLError) as error:
-            raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+            raise StrategyError(
+                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
+            ) from error
         if not isinstance(content, dict) or content.pop("weft_strategy", None) != FORMAT:
             raise StrategyError(
-                f"{path} is no strategy: it must begin with weft_strategy: {FORMAT}"
+                f"{path} is no strategy: it must begin with weft_strategy: {FORMAT}, as Strategy.save writes it"
             )
-        unknown = set(content) - {each.name for each in fields(Strategy)}
+        known = [each.name for each in fields(Strategy)]
+        unknown = set(content) - set(known)
         if unknown:
-            raise StrategyError(f"{path} has unknown entries: {', '.join(sorted(unknown))}")
+            raise StrategyError(
+                f"{path} has unknown entries: {', '.join(sorted(unknown))}; expected some of {', '.join(known)}"
+            )
         found = {name: _entry(path, name, value) for name, value in content.items()}
         try:
             return Strategy(**found)
@@ -112,7 +117,8 @@ def _entry(path: str | Path, name: str, value: Any) -> Any:
         return parsed(name, value)
     except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
         raise StrategyError(
-            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error})"
+            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error}); give "
+            "a file that it wrote"
         ) from error
 
 

@@ -211,13 +211,18 @@ def _parts(shard: Tensor | Mapping[int, Tensor], mesh: Mesh) -> tuple[Tensor, ..
         return (shard,) * len(mesh.ranks)
     missing = [rank for rank in mesh.ranks if rank not in shard]
     if missing:
-        raise UserError(f"from_local has no part for ranks {missing}, only for {sorted(shard)}")
+        raise UserError(
+            f"from_local has no part for ranks {missing}, only for {sorted(shard)}; give {{rank: part}} for each of "
+            f"{list(mesh.ranks)}"
+        )
     return tuple(shard[rank] for rank in mesh.ranks)
 
 
 def _whole_shape(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     if not parts:
-        raise UserError("from_local: a process outside of the placement must give shape=")
+        raise UserError(
+            "from_local: a process outside of the placement must give shape=, the shape of the whole tensor"
+        )
     whole = list(parts[0].shape)
     for axis, (sbp, size) in enumerate(zip(layout.sbp, layout.placement.shape, strict=True)):
         if isinstance(sbp, Split):

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from weft.capture.fx.locations import in_library
 from weft.errors import RankFailure
+from weft.files import in_library
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel

@@ -59,12 +59,15 @@ def to_dtensor(x: GlobalTensor, device_mesh: DeviceMesh | None = None) -> Any:
     check_order(x, "to_dtensor")
     if len(spec.mesh.ranks) != 1:
         raise UserError(
-            f"to_dtensor: this process has the ranks {list(spec.mesh.ranks)}; expected one"
+            f"to_dtensor: this process has the ranks {list(spec.mesh.ranks)}; expected one: start a process for each "
+            "rank with torchrun"
         )
     grid = torch.tensor(placement.ranks).view(placement.shape)
     mesh = device_mesh or DeviceMesh(placement.device_type, grid)
     if not torch.equal(mesh.mesh.cpu(), grid):
-        raise UserError(f"to_dtensor: the mesh {mesh} has other ranks than {placement}")
+        raise UserError(
+            f"to_dtensor: the mesh {mesh} has other ranks than {placement}; give a DeviceMesh of these, or none"
+        )
     for rank in placement.ranks:
         _check_chunks(spec.shape, spec.layout, rank)
     return _dtensor().DTensor.from_local(

@@ -140,7 +140,10 @@ class GlobalTensor(Tensor):
             there = Placement(there.device_type, (size,), tuple(range(size)))
         whole = self.to_global(placement=there, sbp=broadcast_layout(there).sbp)
         if not whole.locals:
-            raise UserError(f"full: this process has no rank of {self.placement}")
+            raise UserError(
+                f"full: this process has no rank of {self.placement}; call it on ranks of the placement only, or "
+                "bring the tensor to one that has this rank: x.to_global(placement=…, sbp=…)"
+            )
         plain: Tensor = _Full.apply(whole)  # type: ignore[no-untyped-call]
         return plain
 

@@ -70,7 +70,9 @@ def _sbp(name: str, value: Tensor, patterns: Mapping[str, Any]) -> Any:
 
 def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:
     if isinstance(value, GlobalTensor):
-        raise LayoutError(f"distribute: {name} is a global tensor already")
+        raise LayoutError(
+            f"distribute: {name} is a global tensor already; use its to_global(…) for another layout"
+        )
     try:
         made = tensor(value, placement=placement, sbp=sbp)
     except LayoutError as error:

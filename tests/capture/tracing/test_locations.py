@@ -13,6 +13,8 @@ from torch import nn
 
 import weft
 from weft.capture import capture
+from weft.capture.fx.locations import TRACE_FILE
+from weft.capture.tracing import trace
 from weft.errors import CaptureError, StrategyError
 from weft.ir.logical import Call
 
@@ -171,6 +173,11 @@ def test_backward_calls_know_the_forward_calls_that_they_belong_to() -> None:
     assert None not in sequences
     assert len(set(sequences)) == 2
     assert [node.autograd for node in backward] == sequences[::-1]
+
+
+def test_the_frame_that_calls_the_users_function_is_known_by_its_file() -> None:
+    """Frames around it are not the user's: those of who captures must not stand for a line of the step."""
+    assert inspect.getsourcefile(trace) == TRACE_FILE
 
 
 def test_a_stage_outside_of_a_capture_does_nothing() -> None:

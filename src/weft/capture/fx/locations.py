@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any, final
 
 import torch
@@ -28,52 +26,13 @@ from weft.capture.fx.private import (
     sequence_of,
     set_notes,
 )
-from weft.files import PACKAGE
+from weft.files import PACKAGE, in_library
 from weft.ir.logical import Location
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_LIBRARIES = (PACKAGE + os.sep, _TORCH + os.sep)
-_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 # The frame that calls the user's function: frames around it are not the model's.
-TRACE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trace.py")
+TRACE_FILE = os.path.join(PACKAGE, "capture", "tracing", "trace.py")
 _FRAME, _MODULE, _STAGE = "weft.frame", "weft.module", "weft.stage"
 _BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autograd"
-
-
-@cache
-def in_library(file: str) -> bool:
-    """True where a source file belongs to torch or weft, not to the user."""
-    return file.startswith(_LIBRARIES)
-
-
-def installed(file: str) -> bool:
-    """True where a source file belongs to a package that pip installed, whoever wrote it."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
-
-
-@cache
-def standard(file: str) -> bool:
-    """True where a source file belongs to Python's own library."""
-    return file.startswith((*_STANDARD, "<frozen ")) and not installed(file)
-
-
-@cache
-def users_file(file: str) -> bool:
-    """True for a source file of the user's own: neither torch's nor weft's, nor installed, nor Python's own library."""
-    return not (in_library(file) or installed(file) or standard(file))
-
-
-@cache
-def users_module(name: str) -> bool:
-    """True where the user's own code has made a module of Python, given by name."""
-    if name == "__main__":
-        return True
-    own = sys.modules.get(name)
-    file = getattr(own, "__file__", None)
-    if file is None:
-        # What has no file is built in, or was made by the user (a notebook, `types.ModuleType`).
-        return name.partition(".")[0] not in sys.stdlib_module_names
-    return users_file(file)
 
 
 @final

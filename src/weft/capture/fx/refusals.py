@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.capture.fx.locations import TRACE_FILE, in_library, installed, location_of, standard
+from weft.capture.fx.locations import TRACE_FILE, location_of
 from weft.capture.fx.private import Refusal, written_copy
 from weft.errors import CaptureError
+from weft.files import in_library, installed, standard
 from weft.ir.logical import Location
 
 _VALUE_WORDS = (

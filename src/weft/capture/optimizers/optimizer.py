@@ -251,7 +251,7 @@ def _try(
     if any(state.name == MASTER for state in states):
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
-            "for itself"
+            "for itself; give the state another name"
         )
     if master:
         states = (*states, StateSpec(MASTER, tuple(parameter.shape), dtype_name(dtype)))

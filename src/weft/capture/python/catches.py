@@ -61,7 +61,7 @@ def _gives_true(statement: ast.Return) -> bool:
 # The class of an exception; None: it is not known.
 Kind: TypeAlias = type[BaseException] | None
 
-_CAPTURE = os.path.join(PACKAGE, "capture", "tracing", "fx.py")
+_CAPTURE = os.path.join(PACKAGE, "capture", "fx", "private.py")
 # Loops, `next`, `hasattr` and `getattr` catch these without a statement that says so.
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, AttributeError)
 _TRIES = ("Try", "TryStar")  # by name: 3.10 has no TryStar

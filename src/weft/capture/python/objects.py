@@ -18,7 +18,6 @@ from typing import Any, Protocol, final
 import torch
 from torch import nn
 
-from weft.capture.fx.locations import users_module
 from weft.capture.fx.private import is_fake
 from weft.capture.python.reached import names_in, texts_in
 from weft.capture.watch import (
@@ -31,6 +30,7 @@ from weft.capture.watch import (
     Entry,
     is_plain,
 )
+from weft.files import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
 _DEEP = 3

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.capture.fx.locations import in_library, installed, standard
+from weft.files import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")

@@ -54,7 +54,9 @@ def even_stages(
         StrategyError: when there are fewer calls than stages.
     """
     if len(calls) < count:
-        raise StrategyError(f"stages={count}: the step has only {len(calls)} forward ops to cut")
+        raise StrategyError(
+            f"stages={count}: the step has only {len(calls)} forward ops to cut; use at most as many stages"
+        )
     costs = _costs(graph, calls, cost_model)
     across = _bytes_across(graph, calls)
     depths = [_depth(before, after) for before, after in pairwise(calls)]

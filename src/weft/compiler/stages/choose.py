@@ -118,7 +118,8 @@ def _note(call: Call, count: int) -> int | None:
     stage = call.location.stage if call.location else None
     if stage is not None and stage >= count:
         raise StrategyError(
-            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}"
+            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}; use one of "
+            f"these, or give the strategy {stage + 1}"
         )
     return stage
 

@@ -59,7 +59,7 @@ def _node(scanner: Scanner, placements: list[Placement]) -> Node:
     if scanner.accept("call"):
         return _call(scanner, names, placements)
     if len(names) != 1 or names[0] is None:
-        raise scanner.error("only a call may have several outputs or none")
+        raise scanner.error("only a call may have several outputs or none; expected one")
     if scanner.accept("box"):
         return _box(scanner, names[0], placements)
     return _input(scanner, names[0], placements)

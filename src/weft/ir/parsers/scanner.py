@@ -47,13 +47,14 @@ class Scanner:
         while position < end:
             match = _TOKEN.match(line, position)
             if match is None:
-                raise self.error(f"cannot read {line[position:].strip()[:20]!r}")
+                text = line[position:].strip()[:20]
+                raise self.error(f"cannot read {text!r}", "; expected text as weft prints it")
             self.tokens.append((str(match.lastgroup), match.group(match.lastgroup or 0)))
             position = match.end()
         self.tokens.reverse()
 
-    def error(self, message: str) -> UserError:
-        return UserError(f"{message} in {self.where}")
+    def error(self, message: str, expected: str = "") -> UserError:
+        return UserError(f"{message} in {self.where}{expected}")
 
     def peek(self) -> str:
         """Text of the next token; empty at the end of the line."""
@@ -84,7 +85,7 @@ class Scanner:
     def end(self) -> None:
         """Nothing may be left."""
         if self.tokens:
-            raise self.error(f"unexpected {self.peek()!r}")
+            raise self.error(f"unexpected {self.peek()!r}", "; expected the end of the line")
 
     def string(self) -> str:
         return str(json.loads(self.take("string")))

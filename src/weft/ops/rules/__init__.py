@@ -1,4 +1,4 @@
-"""The rules of all ops, one module for each family; importing it registers them."""
+"""The rules of all ops, one module for each kind of ops; importing it registers them."""
 
 from weft.ops.rules import layers as layers
 from weft.ops.rules import own as own

@@ -41,7 +41,9 @@ class Buckets:
         hold(self, sizes=tuple(sizes), values=dict(values), dim=dim)
         whole = all(isinstance(size, int) and size > 0 for size in self.sizes)
         if not self.sizes or not whole or list(self.sizes) != sorted(set(self.sizes)):
-            raise UserError(f"weft.Buckets(sizes=…) takes rising lengths, found {self.sizes}")
+            raise UserError(
+                f"weft.Buckets(sizes=…) takes rising lengths such as (128, 256), found {self.sizes}"
+            )
         if not self.values:
             raise UserError(
                 'weft.Buckets(values=…) takes what to pad each leaf with, such as {"input_ids": 0, "labels": -100}'
@@ -78,7 +80,8 @@ class Buckets:
         }
         if not sizes:
             raise BatchError(
-                f"weft.Buckets names the leaves {', '.join(self.values)}, the batch has {', '.join(tensors)}"
+                f"weft.Buckets names the leaves {', '.join(self.values)}, the batch has {', '.join(tensors)}; "
+                "name one of these"
             )
         return sizes
 
@@ -89,7 +92,8 @@ class Buckets:
     def _size(self, key: str, leaf: torch.Tensor) -> int:
         if not -leaf.dim() <= self.dim < leaf.dim():
             raise BatchError(
-                f"batch leaf {key} has shape {list(leaf.shape)}, and no dimension {self.dim} to be padded"
+                f"batch leaf {key} has shape {list(leaf.shape)}, and no dimension {self.dim} to be padded; "
+                "give weft.Buckets a dim= that it has, or name other leaves in values="
             )
         length = leaf.shape[self.dim]
         size = next((size for size in self.sizes if size >= length), None)

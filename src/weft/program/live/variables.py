@@ -66,12 +66,16 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
     names = state_dict_names(setting.model)
     if set(state) != set(names):
         missing, unknown = sorted(set(names) - set(state)), sorted(set(state) - set(names))
-        raise UserError(f"the state lacks {missing[:5]} and has the unknown entries {unknown[:5]}")
+        raise UserError(
+            f"the state lacks {missing[:5]} and has the unknown entries {unknown[:5]}; expected the names of "
+            "model.state_dict(), as full_state_dict() gives them"
+        )
     shapes = {node.key: node.value.shape for node in graph.of_kind(Input)}
     for name, key in names.items():
         if tuple(state[name].shape) != shapes[key]:
             raise UserError(
-                f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}"
+                f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}; expected whole "
+                "tensors of the model's shapes, as full_state_dict() gives them"
             )
     shares = shares_of(graph)
     with torch.no_grad():

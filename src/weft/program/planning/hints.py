@@ -118,7 +118,9 @@ def _from_front(where: str, sbp: SBP, node: Input) -> SBP:
     if not isinstance(sbp, Split):
         return sbp
     if not -rank <= sbp.dim < rank:
-        raise LayoutError(f"{where}: there is no dimension {sbp.dim} to split")
+        raise LayoutError(
+            f"{where}: there is no dimension {sbp.dim} to split; use weft.broadcast, or a dimension that the tensor has"
+        )
     return Split(sbp.dim % rank)
 
 

@@ -47,7 +47,9 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
     where = "step(…, update=False)"
     updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
     if not updates:
-        raise UserError(f"{where} keeps gradients, but this program has no optimizer")
+        raise UserError(
+            f"{where} keeps gradients, but this program has no optimizer; call step(batch), or compile with optimizer="
+        )
     if any(each.skip is not None for each in updates):
         if update:
             raise UserError(

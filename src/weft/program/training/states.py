@@ -209,11 +209,12 @@ class _Stated:
             expected = "no such state" if value is None else f"shape {list(value.shape)}"
             raise UserError(
                 f"the optimizer brings the state {self.key}.{name} of shape {list(found.shape)}, its update has "
-                f"{expected}"
+                f"{expected}; load a state_dict() of the same optimizer over the same model"
             )
         if found.is_meta:
             raise UserError(
-                f"the optimizer brings the state {self.key}.{name} without values, on the meta device"
+                f"the optimizer brings the state {self.key}.{name} without values, on the meta device; "
+                "load one with values, or delete the state, so that the update begins anew"
             )
 
 

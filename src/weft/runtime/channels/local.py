@@ -70,7 +70,8 @@ class LocalGroup:
         pairs = zip(self.ranks, self.places, strict=True)
         missing = [rank for rank, place in pairs if place is None]
         return RankFailure(
-            f"rank {self.ranks[index]} waited {self.timeout:g} s in {kind} for ranks {missing} of {self.ranks}"
+            f"rank {self.ranks[index]} waited {self.timeout:g} s in {kind} for ranks {missing} of {self.ranks}; "
+            "see what they do, or give a longer weft.local_world(…, timeout=…)"
         )
 
 

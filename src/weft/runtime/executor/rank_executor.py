@@ -181,7 +181,9 @@ class RankExecutor(ABC):
             raise failure from failure.__cause__
         missing = sorted(self._keys - set(feed))
         if missing:
-            raise BatchError(f"the batch has no {', '.join(missing)}; it has {sorted(feed)}")
+            raise BatchError(
+                f"the batch has no {', '.join(missing)}; it has {sorted(feed)}; give all leaves of the example"
+            )
 
     def _named(self, act: Act, cause: BaseException) -> BaseException:
         """The error of an act, with the name of its actor; it has `cause` as its cause."""

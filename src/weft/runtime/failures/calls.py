@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import final
 
-from weft.capture.fx.locations import in_library
 from weft.errors import RankFailure
+from weft.files import in_library
 from weft.runtime.failures.board import FailureBoard
 
 # So many calls back a divergence is found.

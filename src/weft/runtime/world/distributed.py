@@ -177,7 +177,7 @@ def current_world(device_type: str = "cpu") -> World:
         return local
     if device_type not in BACKENDS:
         known = " or ".join(f'"{name}"' for name in BACKENDS)
-        raise UserError(f"a world runs on {known}, found {device_type!r}")
+        raise UserError(f"a world runs on {known}, found {device_type!r}; use one of these")
     if device_type not in _lasting_worlds:
         started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         _lasting_worlds[device_type] = (

@@ -124,7 +124,8 @@ class World(ABC):
             )
         if placement.device_type != self.device_type:
             raise LayoutError(
-                f"the placement {placement} is on {placement.device_type}, but this world runs on {self.device_type}"
+                f"the placement {placement} is on {placement.device_type}, but this world runs on {self.device_type}; "
+                f"place on {self.device_type!r}, or use a world of {placement.device_type!r}"
             )
 
 
@@ -150,7 +151,9 @@ class LocalWorld(World):
 
     def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
         if size < 1:
-            raise UserError(f"a world has at least one rank, found {size}")
+            raise UserError(
+                f"a world has at least one rank, found {size}; give a whole number from 1"
+            )
         check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
         self._threads = [_RankThread(rank) for rank in range(1, size)]

@@ -31,7 +31,10 @@ def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     home = common_mesh(kind, op, reader.tensors)
     mesh = of_all(home)
     if not mesh.ranks:
-        raise UserError(f"{user_line()}: {op}: this process has no rank of {mesh.placement}")
+        raise UserError(
+            f"{user_line()}: {op}: this process has no rank of {mesh.placement}; call it on ranks of the placement "
+            "only, or bring the operands to one that has this rank: x.to_global(placement=…, sbp=…)"
+        )
     whole = _whole(kind, op, mesh, lifted(kind, op, mesh, args))
     named = _whole(kind, op, mesh, [lifted(kind, op, mesh, value) for value in kwargs.values()])
     made = [

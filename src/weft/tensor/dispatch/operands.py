@@ -38,7 +38,7 @@ def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
     if not all(mesh.same_job(first) for mesh in meshes):
         raise LayoutError(
             f"{user_line()}: {op} has operands of different worlds; tensors of a local world cannot meet those "
-            "of several processes"
+            "of several processes: make all of them inside of weft.local_world, or all outside of it"
         )
     return max(meshes, key=lambda mesh: len(mesh.family))
 

@@ -143,7 +143,10 @@ def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     target = broadcast_layout(mesh.placement)
     _, own = box(spec, tensor.locals, target, mesh, implicit="item()")
     if not own:
-        raise UserError(f"{user_line()}: this process has no rank of {spec.layout.placement}")
+        raise UserError(
+            f"{user_line()}: this process has no rank of {spec.layout.placement}; read values on ranks of the "
+            "placement only, or bring the tensor to one that has this rank: x.to_global(placement=…, sbp=…)"
+        )
     return own[0].item()
 
 

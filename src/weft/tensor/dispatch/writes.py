@@ -94,7 +94,8 @@ def _made(
 
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise UserError(
-            f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank"
+            f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank; "
+            "draw into a new tensor by torch.rand and the like, and copy it with copy_"
         )
     return gathered(kind, on_copies, (), named)
 
@@ -118,7 +119,8 @@ def write(target: Any, made: Any) -> None:
     """Write the value of one global tensor into the memory of another."""
     if made.shape != target.shape:
         raise UserError(
-            f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}"
+            f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}; "
+            "write a tensor of its shape, or make a new one"
         )
     origin = getattr(target, "origin", None)
     if origin is not None:
