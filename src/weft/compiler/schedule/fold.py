@@ -31,7 +31,7 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.compiler.halos import graph_halos
-from weft.compiler.local.localize import localized_call
+from weft.compiler.local.local_calls import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
 from weft.ir.legal.plans import verify_plan
