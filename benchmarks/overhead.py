@@ -38,10 +38,10 @@ from weft.ir.plan import (
 )
 from weft.layout import placement
 from weft.runtime.executor.optimizer import group_updates
-from weft.runtime.memory.state import Variables
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.kernels.matmul import onednn_is_faster
+from weft.runtime.memory.state import Variables
 
 CPU = torch.device("cpu")
 
