@@ -26,7 +26,7 @@ class Buffers:
 
     @property
     def places(self) -> Value:
-        """Where the rows go: [rows], int64."""
+        """The places of the rows, in the buffers: [rows], int64."""
         ids = self.mixture.ids
         return Value(f"{ids.name}.places", ids.shape, "int64")
 

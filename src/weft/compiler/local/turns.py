@@ -11,7 +11,7 @@ from weft.ir.plan import LocalNode, LocalUpdate
 @final
 @dataclass
 class Turns:
-    """What runs, in an order in which it may run.
+    """Nodes in an order in which they may run.
 
     Attributes:
         parts: how many there are.
@@ -33,7 +33,7 @@ class Turns:
         self.turns = [[] for _ in range(self.parts)]
 
     def add_whole(self, node: LocalNode) -> None:
-        """What runs once: at once, or behind what it waits for."""
+        """Add a node that runs once: now, or behind what it waits for."""
         if isinstance(node, LocalUpdate):
             self.updates.append(node)
         elif node.reads & self.late_values:
@@ -42,7 +42,7 @@ class Turns:
             self.nodes.append(node)
 
     def add_late(self, node: LocalNode) -> None:
-        """What runs when all parts had their turns."""
+        """Add a node that runs when all parts had their turns."""
         self.late.append(node)
         self.late_values.update(value.name for value in node.makes)
 

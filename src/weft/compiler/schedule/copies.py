@@ -1,4 +1,4 @@
-"""How many copies the registers of a loop get: as few as are live, as a preset says, or as many as pay and fit."""
+"""Copies of the registers of a loop: as few as are live, as a preset says, or as many as pay and fit."""
 
 from __future__ import annotations
 

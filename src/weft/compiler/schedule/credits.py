@@ -36,7 +36,7 @@ def credit(
     Args:
         program: of the rank.
         actors: its actors.
-        controls: registers that only make actors wait (`schedule/prefetch.py`).
+        controls: registers that only make actors wait (`schedule/gathers/`).
     """
     kinds: dict[str, RegisterKind] = {item.value.name: item.role for item in program.inputs}
     for actor in actors:
