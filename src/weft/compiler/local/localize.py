@@ -174,21 +174,13 @@ class _View:
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]
-        name = self.name(source.name)
-        itemsize = ITEM_SIZE[source.dtype]
+        name, itemsize = self.name(source.name), ITEM_SIZE[source.dtype]
+        ids = self.shared.communicator_of.__getitem__
         chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
         for number, step in enumerate(chain, 1):
             last = number == len(chain)
             made = node.output.name if last else f"{node.output.name}.{number}"
-            local = step_node(
-                step,
-                name,
-                made,
-                source.shape,
-                source.dtype,
-                self.rank,
-                self.shared.communicator_of.__getitem__,
-            )
+            local = step_node(step, name, made, source.shape, source.dtype, self.rank, ids)
             if local is not None:
                 yield local
                 name = made
