@@ -29,14 +29,14 @@ from benchmarks.plan_time import timed
 from examples.gpt_model import GPT
 from examples.gpt_model import loss_fn as gpt_loss
 from examples.models.huggingface import FAMILIES
-from weft.capture.tracing.trace import _Step
+from weft.capture.tracing.step_call import StepCall
 from weft.program.planning.variants import Variant
 
 LENGTH, WIDTH, VOCABULARY = 64, 128, 256
 # What is timed: the part, where the function is looked up, and its name there.
 PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("forward", _Step, "_forward"),
-    ("backward", _Step, "_gradients"),
+    ("forward", StepCall, "_forward"),
+    ("backward", StepCall, "_gradients"),
     ("optimizer", import_module("weft.capture.capture"), "update_rules"),
     ("capture", import_module("weft.program.planning.step"), "capture"),
     ("deduction", import_module("weft.compiler.stages.lay_out"), "deduce"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines import pipeline
 from weft.actors.simulate import simulate
 from weft.compiler.schedule.actor_graph import with_copies
-from weft.compiler.schedule.credits import enough, fewest, of_preset
+from weft.compiler.schedule.copies import enough, fewest, of_preset
 from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register

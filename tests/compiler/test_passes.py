@@ -63,7 +63,7 @@ from weft.compiler.plans.repeats import outline
 from weft.compiler.plans.specialize import Target, specialize
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
-from weft.compiler.schedule.prefetch import gathers_first
+from weft.compiler.schedule.gathers.gathers_first import gathers_first
 from weft.compiler.schedule.split_backward import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages

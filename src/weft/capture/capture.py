@@ -13,20 +13,14 @@ from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import ChangingNumber, number_text
 from weft.capture.numbers.later import all_refused
 from weft.capture.optimizers.checks import check_hyperparameters
-from weft.capture.optimizers.groups import Optimizing, optimizers_of
+from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left
-from weft.capture.tracing.trace import (
-    LossFunction,
-    ModelTensors,
-    Skeletons,
-    Traced,
-    read_variables,
-    trace_step,
-)
+from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
+from weft.capture.tracing.trace import Skeletons, Traced, trace_step
 from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 from weft.ir import verify
@@ -115,9 +109,7 @@ def capture(
         BatchError: when a leaf of the example batch is neither tensor nor constant.
     """
     _check_device(device_type)
-    batch = describe_batch(example_batch)
-    optimizers = optimizers_of(optimizer)
-    check_hyperparameters(optimizers)
+    batch, optimizers = describe_batch(example_batch), _checked(optimizer)
     with _lock, nothing_left() as left:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
@@ -136,14 +128,24 @@ def capture(
                 changing,
                 left,
             )
-        groups = {name: group for name, group in groups.items() if name in traced.gradients}
-        rules = (
-            update_rules(optimizers, variables.parameters, groups, masters) if optimizers else {}
-        )
-        rules = with_states_of(rules, like.rules if like else {})
-        boundary = _boundary(variables, batch, traced, rules)
-        graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
+        used = {name: group for name, group in groups.items() if name in traced.gradients}
+        made = update_rules(optimizers, variables.parameters, used, masters) if optimizers else {}
+        rules = with_states_of(made, like.rules if like else {})
+        graph = _logical(type(model).__name__, variables, batch, traced, rules)
         left.check(traced.graph)
+    return _captured(graph, batch, traced, rules)
+
+
+def _checked(optimizer: Optimizing) -> Optimizers:
+    optimizers = optimizers_of(optimizer)
+    check_hyperparameters(optimizers)
+    return optimizers
+
+
+def _captured(
+    graph: LogicalGraph, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
+) -> Captured:
+    """The captured step, with the constants that its graph reads."""
     constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
     used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
     constants = {key: tensor for key, tensor in constants.items() if key in used}
@@ -160,16 +162,22 @@ def capture(
     )
 
 
-def _boundary(
-    variables: ModelTensors, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
-) -> Boundary:
+def _logical(
+    name: str,
+    variables: ModelTensors,
+    batch: BatchSpec,
+    traced: Traced,
+    rules: Mapping[str, UpdateRule],
+) -> LogicalGraph:
+    """The logical graph of a trace, which computes what the rules of the optimizers say."""
     inputs: list[tuple[Role, str]] = [
         *(("parameter", name) for name in variables.parameters),
         *(("buffer", name) for name in variables.buffers),
         *(("batch", leaf.key) for leaf in batch.tensors),
         *(("constant", f"constant{i}") for i in range(len(traced.constants))),
     ]
-    return Boundary(tuple(inputs), traced.output_keys, traced.gradients, rules)
+    boundary = Boundary(tuple(inputs), traced.output_keys, traced.gradients, rules)
+    return verify(to_logical(traced.graph, name, boundary))
 
 
 def _check_device(device_type: str) -> None:

@@ -35,7 +35,7 @@ from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.options import Options
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
-from weft.compiler.schedule.fold import rank_classes
+from weft.compiler.schedule.fold.classes import rank_classes
 from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
 from weft.compiler.schedule.schedule import plan_ranks
 from weft.compiler.schedule.scheduled import Scheduled

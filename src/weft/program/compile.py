@@ -112,28 +112,17 @@ def compile(
             may write to the folder where compiled code is kept; or torch.autocast or
             torch.inference_mode is around the call.
     """
-    if not isinstance(placement, Placement):
-        raise UserError(
-            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {placement!r}'
-        )
-    world = current_world(placement.device_type)
+    world = _world_of(placement)
     world.calls.enter("compile")
 
     made: list[_Wanted] = []
 
     def read() -> str:
-        asked = data_parallel() if strategy is None else strategy
-        _check_arguments(asked, batch, metrics)
-        options = replace(options_of(asked), metrics=tuple(metrics))
-        ranks = local_ranks(world, placement)
-        device = placement.device_type
         trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
-        check_modes("weft.compile", device, options.precision, trains)
-        local = LocalBatch(asked, placement, world) if batch == "local" else None
-        chosen = usable_kernels(kernels, placement.device_type)
-        made.append(_Wanted(world, placement, ranks, asked, options, chosen, local, shapes))
+        asked = _asked(world, placement, strategy, trains, kernels, batch, metrics, shapes)
+        made.append(asked)
         others = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
-        return json.dumps({**_strategy_text(asked, placement), **_texts(others)})
+        return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
 
     check_same_asked(told(world, "what is asked for", read))
     (wanted,) = made
@@ -163,6 +152,35 @@ class _Wanted:
     kernels: Kernels
     local: LocalBatch | None
     shapes: Buckets | None
+
+
+def _world_of(placement: object) -> World:
+    if not isinstance(placement, Placement):
+        raise UserError(
+            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {placement!r}'
+        )
+    return current_world(placement.device_type)
+
+
+def _asked(
+    world: World,
+    placement: Placement,
+    strategy: Strategy | None,
+    trains: bool,
+    kernels: Kernels,
+    batch: Literal["whole", "local"],
+    metrics: Sequence[Metric],
+    shapes: Buckets | None,
+) -> _Wanted:
+    """The wishes in the arguments of `compile` ask for; `trains` where there is an optimizer."""
+    chosen = data_parallel() if strategy is None else strategy
+    _check_arguments(chosen, batch, metrics)
+    options = replace(options_of(chosen), metrics=tuple(metrics))
+    ranks = local_ranks(world, placement)
+    check_modes("weft.compile", placement.device_type, options.precision, trains)
+    local = LocalBatch(chosen, placement, world) if batch == "local" else None
+    usable = usable_kernels(kernels, placement.device_type)
+    return _Wanted(world, placement, ranks, chosen, options, usable, local, shapes)
 
 
 def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:

@@ -14,8 +14,8 @@ from contexts import NOTHING
 from interpreter import run
 from weft.capture import capture
 from weft.compiler.graph.causal_masks import causal_masks
-from weft.compiler.graph.known_calls import known_values
-from weft.compiler.graph.known_values import Along, Known
+from weft.compiler.graph.known.calls import known_values
+from weft.compiler.graph.known.values import Along, Known
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call, node_outputs
 

@@ -14,7 +14,7 @@ from weft.actors.cycles import max_cycle_ratio
 from weft.actors.simulate import Simulation, simulate
 from weft.compiler.context import Stages
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
-from weft.compiler.schedule.credits import enough, fewest, of_preset
+from weft.compiler.schedule.copies import enough, fewest, of_preset
 from weft.compiler.schedule.presets import PRESETS, Preset, interleaved_in_flight, preset
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register

@@ -422,7 +422,9 @@ def test_a_wrong_rule() -> None:
 
 
 def test_a_hook_that_capture_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.capture.tracing.trace.gradient_hooks", lambda p: dict.fromkeys(p, ()))
+    monkeypatch.setattr(
+        "weft.capture.tracing.step_call.gradient_hooks", lambda p: dict.fromkeys(p, ())
+    )
     model = gpt()
     model.blocks[0].up.bias.register_hook(lambda gradient: gradient * 1.001)
     with compiled(model) as program:

@@ -124,6 +124,11 @@ class ChangingNumbers:
         self.outcomes.append(Entry(Outcome(compute), "outcome", value, text))
         return value
 
+    def positions(self, constants: Sequence[Tensor]) -> dict[int, ChangingNumber]:
+        """The numbers that some of the constants of a graph stand for, by their positions."""
+        known = self.tensors
+        return {i: known[id(each)][1] for i, each in enumerate(constants) if id(each) in known}
+
     def tensor(self, number: ChangingNumber, dtype: torch.dtype) -> Tensor:
         """A tensor [] on the CPU that stands for a number."""
         key = id(number), dtype

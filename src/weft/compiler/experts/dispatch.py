@@ -20,12 +20,13 @@ from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.experts.buffer_calls import calls_in_buffers
+from weft.compiler.experts.buffers import Buffers
 from weft.compiler.experts.expert_biases import ONES, as_products
 from weft.compiler.experts.mixtures import Mixture, mixtures
 from weft.compiler.experts.rows import has_rows, in_blocks, repeated, summed
 from weft.compiler.graph.rewriting import needed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
-from weft.ops.rules.own.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
+from weft.ops.rules.own.experts import COMBINE, EXPERT_GRADIENT, EXPERT_MM
 
 
 def dispatch_rows(graph: LogicalGraph, context: Context) -> LogicalGraph:
@@ -39,7 +40,8 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
     """The graph with the rows of one mixture sent to its experts."""
     graph, products = as_products(graph, mixture.biases)
     mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
-    writer = _DispatchWriter(graph, mixture, calls_in_buffers(graph, mixture))
+    inside = calls_in_buffers(graph, mixture)
+    writer = _DispatchWriter(graph, mixture, inside, Buffers(graph, mixture))
     for node in graph.nodes:
         writer.write(node)
     return needed(replace(graph, nodes=tuple(writer.nodes)))
@@ -53,16 +55,17 @@ class _DispatchWriter:
     Attributes:
         inside: the ids of calls that run on rows in the buffers.
         blocks: what stands for values there.
-        places, experts: of the rows: where they go, and the experts of those that come.
+        buffers: what is in them, and the calls around them.
+        routed: true where the places of rows were found.
     """
 
     graph: LogicalGraph
     mixture: Mixture
     inside: frozenset[int]
+    buffers: Buffers
     nodes: list[Node] = field(default_factory=list)
     blocks: dict[str, Value] = field(default_factory=dict)
-    places: Ref | None = None
-    experts: Ref | None = None
+    routed: bool = False
 
     def write(self, node: Node) -> None:
         if not isinstance(node, Call):
@@ -71,7 +74,9 @@ class _DispatchWriter:
         if id(node) not in self.inside:
             self.nodes.append(self._summed(node) or node)
             return
-        self._route(node)
+        if not self.routed:
+            self.nodes.extend(self.buffers.routes(node))
+            self.routed = True
         if node.op in (EXPERT_MM, EXPERT_GRADIENT):
             self._product(node)
         else:
@@ -79,12 +84,11 @@ class _DispatchWriter:
 
     def _product(self, node: Call) -> None:
         x, other, _, *more = node.args
-        assert self.experts is not None  # sent before
         if node.op == EXPERT_MM:
-            args: tuple[Arg, ...] = (self._block(node, x), other, self.experts, *more)
+            args: tuple[Arg, ...] = (self._block(node, x), other, self.buffers.experts, *more)
             self._made(replace(node, args=args))
         else:
-            args = (self._block(node, x), self._block(node, other), self.experts, *more)
+            args = (self._block(node, x), self._block(node, other), self.buffers.experts, *more)
             self.nodes.append(replace(node, args=args))
 
     def _between(self, node: Call) -> None:
@@ -101,14 +105,14 @@ class _DispatchWriter:
 
     def _made(self, node: Call) -> None:
         """Write a call whose results stay in the buffers, and take back those that are read outside."""
-        made = [self._in_buffer(value) if value else None for value in node.outputs]
+        made = [self.buffers.value(value) if value else None for value in node.outputs]
         self.nodes.append(replace(node, outputs=tuple(made)))
         for value, block in zip(node.outputs, made, strict=True):
             if value is None or block is None:
                 continue
             self.blocks[value.name] = block
             if any(self._reads_rows(user, value.name) for user in self.graph.users[value.name]):
-                args = self._combined(block, 1)
+                args = self.buffers.back(block, 1)
                 self.nodes.append(Call(COMBINE, args, (), (value,), node.location, node.phase))
 
     def _reads_rows(self, user: Node, name: str) -> bool:
@@ -133,11 +137,8 @@ class _DispatchWriter:
         if name is None:
             return None
         each = self.mixture.ids.shape[0] // self.graph.values[_made(node)].shape[0]
-        return replace(node, op=COMBINE, args=self._combined(self.blocks[name], each), kwargs=())
-
-    def _combined(self, block: Value, each: int) -> tuple[Arg, ...]:
-        mixture = self.mixture
-        return (Ref(block.name), self._places(), mixture.groups, mixture.capacity, 0, each)
+        args = self.buffers.back(self.blocks[name], each)
+        return replace(node, op=COMBINE, args=args, kwargs=())
 
     def _whole_tokens(self, each: int) -> bool:
         """True where all rows of a token, `each`, are in one group."""
@@ -148,49 +149,15 @@ class _DispatchWriter:
         name = _name(arg)
         maker = self.graph.producers[name]
         if name not in self.blocks and isinstance(maker, Call) and maker.op == ONES:
-            block = self.blocks[name] = self._in_buffer(self.graph.values[name])
+            block = self.blocks[name] = self.buffers.value(self.graph.values[name])
             op, args = "aten.new_ones.default", (Ref(self.mixture.ids.name), block.shape)
             self.nodes.append(replace(maker, op=op, args=args, outputs=(block,)))
         if name not in self.blocks:
             tokens = repeated(self.graph, name)
             source, each = tokens if tokens and self._whole_tokens(tokens[1]) else (name, 1)
-            self.blocks[name] = self._in_buffer(self.graph.values[name])
-            self._send(node, self.blocks[name], Ref(source), 0, each)
+            self.blocks[name] = self.buffers.value(self.graph.values[name])
+            self.nodes.append(self.buffers.send(node, self.blocks[name], Ref(source), 0, each))
         return Ref(self.blocks[name].name)
-
-    def _send(self, node: Call, block: Value, rows: Ref, around: int, each: int = 1) -> None:
-        mixture = self.mixture
-        sizes = (mixture.groups, mixture.blocks, mixture.capacity, around, 0, each)
-        args = (rows, self._places(), *sizes)
-        self.nodes.append(Call(DISPATCH, args, (), (block,), node.location, node.phase))
-
-    def _route(self, node: Call) -> None:
-        """Find the places that rows go to, and the experts of those that come, counted from each block's first."""
-        if self.places is not None:
-            return
-        mixture, ids = self.mixture, self.mixture.ids
-        places = Value(f"{ids.name}.places", ids.shape, "int64")
-        args = (Ref(ids.name), mixture.experts, mixture.groups, mixture.blocks, mixture.capacity)
-        self.nodes.append(Call(ROUTES, args, (), (places,), node.location, node.phase))
-        self.places = Ref(places.name)
-        own = Value(f"{ids.name}.own", ids.shape, ids.dtype)
-        each = mixture.experts // mixture.blocks
-        op, counted = "aten.remainder.Scalar", (Ref(ids.name), each)
-        self.nodes.append(Call(op, counted, (), (own,), node.location, node.phase))
-        sent = self._in_buffer(own)
-        self._send(node, sent, Ref(own.name), -1)
-        self.experts = Ref(sent.name)
-
-    def _places(self) -> Ref:
-        assert self.places is not None  # made before the first call in the buffers
-        return self.places
-
-    def _in_buffer(self, value: Value) -> Value:
-        shape = (self.mixture.blocks, self.mixture.rows, *value.shape[1:])
-        name = f"{value.name}.sent"
-        while name in self.graph.values:  # another mixture sends the same rows elsewhere
-            name += ".sent"
-        return Value(name, shape, value.dtype)
 
 
 def _made(node: Call) -> str:

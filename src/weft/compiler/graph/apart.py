@@ -11,114 +11,45 @@ Before: a graph as captured. After: an equal one, in which other calls stand bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
-from math import prod
-from operator import mul
 from typing import final
 
 from weft.compiler.context import Context
+from weft.compiler.graph.apart_values import ApartValues
+from weft.compiler.graph.merged_calls import (
+    EXPAND,
+    PERMUTE,
+    RANK,
+    TRANSPOSE,
+    arguments_apart,
+    order_of,
+)
+from weft.compiler.graph.merged_dims import Merged, merged_by
 from weft.compiler.graph.rewriting import needed, renamed
-from weft.compiler.hints import is_hint
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses, refs
-from weft.ops.rule import aten, factors_of
-from weft.ops.rules.common import pointwise
-from weft.ops.rules.tensors.factories import UNIFORM
-
-
-@final
-@dataclass(frozen=True)
-class Merged:
-    """The dimension of a tensor that merges others, with their sizes.
-
-    Attributes:
-        rank: of the tensor.
-        dim: the dimension.
-        sizes: what it merges.
-    """
-
-    rank: int
-    dim: int
-    sizes: tuple[int, ...]
-
-    def apart(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape with the sizes in place of the dimension."""
-        return (*shape[: self.dim], *self.sizes, *shape[self.dim + 1 :])
-
-    def moved(self, dim: int) -> int | None:
-        """The number of another dimension when this one is apart; None for this one."""
-        dim %= self.rank
-        return None if dim == self.dim else dim + (len(self.sizes) - 1) * (dim > self.dim)
-
-    def turned(self, order: Sequence[int]) -> tuple[Merged, tuple[int, ...]]:
-        """The merged sizes after the dimensions are put in another order, and the order of those that are apart."""
-        more = range(len(self.sizes))
-        groups = [
-            [dim + i for i in more] if dim == self.dim else [dim + more[-1] * (dim > self.dim)]
-            for dim in range(self.rank)
-        ]
-        apart = tuple(each for dim in order for each in groups[dim])
-        return Merged(self.rank, list(order).index(self.dim), self.sizes), apart
-
-    def stretches(self, shape: tuple[int, ...]) -> bool:
-        """True where a tensor broadcasts to the same elements, whether they are merged or apart."""
-        behind = self.rank - 1 - self.dim
-        return prod(shape[: max(0, len(shape) - behind)]) == 1
-
-    def parted_by(self, apart: tuple[int, ...], after: tuple[int, ...]) -> bool:
-        """True where a view of the tensor, whose shape is `apart` when it is, cuts wherever this merges."""
-        ends = list(accumulate(apart, mul))
-        return set(ends[self.dim : self.dim + len(self.sizes) - 1]) <= set(accumulate(after, mul))
-
-
-def merged_by(before: Sequence[int], after: tuple[int, ...]) -> Merged | None:
-    """The dimension and sizes that a view from `before` merges in one of `after`; None where it is not just one."""
-    ends = (1, *accumulate(after, mul))
-    cuts = sorted({1, *accumulate(before, mul), *ends})
-    if 0 in cuts or any(high % low for low, high in pairwise(cuts)):
-        return None
-    inside = ([cut for cut in cuts if start <= cut <= end] for start, end in pairwise(ends))
-    sizes = [tuple(high // low for low, high in pairwise(each)) for each in inside]
-    dims = [dim for dim, each in enumerate(sizes) if len(each) > 1]
-    return Merged(len(after), dims[0], sizes[dims[0]]) if len(dims) == 1 else None
-
+from weft.ops.rule import aten
 
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 VIEW, MATMUL = "aten.view.default", "aten.matmul.default"
 MUL, ADD = "aten.mul.Tensor", "aten.add.Tensor"
-TRANSPOSE, PERMUTE = "aten.transpose.int", "aten.permute.default"
-REPEAT, EXPAND = "aten.repeat.default", "aten.expand.default"
+REPEAT = "aten.repeat.default"
 BMM, BADDBMM = "aten.bmm.default", "aten.baddbmm.default"
-# The positions of arguments that number a dimension.
-_DIMS = {
-    "aten._softmax.default": (1,),
-    "aten._softmax_backward_data.default": (2,),
-    "aten.gather.default": (1,),
-    "aten.scatter_add.default": (1,),
-}
-# Makes a tensor beside another one, of the size that its second argument says.
-BESIDE = frozenset(aten("new_zeros new_ones new_full"))
-_RANK = 3  # of a batched product's operands; tokens that are flattened for a linear layer have 2
 
 
 def keep_apart(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with dimensions apart between the views that merge them and those that part them."""
-    writer = _ApartWriter(graph)
+    writer = _ApartWriter(graph, ApartValues(graph))
     for node in graph.nodes:
         writer.write(node)
     if not writer.changed:
         return graph
-    found = needed(replace(graph, nodes=tuple(writer.nodes)))
-    twice = {name for name in writer.lifted if writer.apart[name][0].name in found.producers}
-    nodes = (writer.merged(node) if made in twice else node for made, node in _by_name(found))
+    found = needed(replace(graph, nodes=tuple(writer.values.nodes)))
+    twice = {name for name in writer.lifted if writer.values.known[name][0].name in found.producers}
+    nodes = (
+        writer.merged(node) if any(value.name in twice for value in node.makes) else node
+        for node in found.nodes
+    )
     return needed(renamed(replace(found, nodes=tuple(nodes)), writer.equal))
-
-
-def _by_name(graph: LogicalGraph) -> list[tuple[str, Node]]:
-    """Nodes, with the name of what they make where it is one value."""
-    made = ((_made(node), node) for node in graph.nodes)
-    return [(value.name if value else "", node) for value, node in made]
 
 
 @final
@@ -127,15 +58,14 @@ class _ApartWriter:
     """Writes each call as it was, and before it the same apart; what nobody needs goes later.
 
     Attributes:
-        apart: of what is there apart, that value, and what is merged.
+        values: what is written, and what is there apart.
         lifted: what is made both merged and apart by calls.
         equal: what parts something merged, and is just what is there apart.
         changed: true where anything is read apart that was merged before.
     """
 
     graph: LogicalGraph
-    nodes: list[Node] = field(default_factory=list)
-    apart: dict[str, tuple[Value, Merged]] = field(default_factory=dict)
+    values: ApartValues
     lifted: set[str] = field(default_factory=set)
     equal: dict[str, str] = field(default_factory=dict)
     changed: bool = False
@@ -148,164 +78,88 @@ class _ApartWriter:
             return
         if isinstance(node, Call) and made and node.op == REPEAT:
             self._repeat(node, made)
-        if isinstance(node, Call) and made and len(made.shape) == _RANK:
+        if isinstance(node, Call) and made and len(made.shape) == RANK:
             self._lift(node, made)
-        self.nodes.append(node)
+        self.values.nodes.append(node)
 
     def merged(self, node: Node) -> Call:
         """A call that made what is there apart too: a view of that."""
         assert isinstance(node, Call)
         made = _made(node)
         assert made is not None
-        args = (Ref(self.apart[made.name][0].name), made.shape)
+        args = (Ref(self.values.known[made.name][0].name), made.shape)
         return replace(node, op=VIEW, args=args, kwargs=())
 
     def _view(self, node: Call, made: Value) -> None:
         """A view, of what is apart where it parts that; what it merges is there apart."""
         source = self.graph.values[_name(node.args[0])]
-        if source.name in self.apart:
-            there, merged = self.apart[source.name]
+        if source.name in self.values.known:
+            there, merged = self.values.known[source.name]
             if merged.parted_by(there.shape, made.shape):
                 source, self.changed = there, True
                 node = replace(node, op=VIEW, args=(Ref(source.name), made.shape), kwargs=())
                 if source.shape == made.shape:
                     self.equal[made.name] = source.name
-        self.nodes.append(node)
-        found = merged_by(source.shape, made.shape) if len(made.shape) == _RANK else None
+        self.values.nodes.append(node)
+        found = merged_by(source.shape, made.shape) if len(made.shape) == RANK else None
         if found is not None:
             shape = found.apart(made.shape)
             if shape != source.shape:
-                source = self._write(node, VIEW, (Ref(source.name), shape), made, shape)
-            self.apart[made.name] = source, found
+                source = self.values.write(node, VIEW, (Ref(source.name), shape), made, shape)
+            self.values.known[made.name] = source, found
 
     def _repeat(self, node: Call, made: Value) -> None:
         """Biases of heads, repeated for each sequence: sequences and heads, apart by an expansion."""
         source, repeats = self.graph.values[_name(node.args[0])], node.args[1]
         assert isinstance(repeats, tuple)
-        if len(source.shape) == len(repeats) == _RANK and repeats[1:] == (1, 1):
-            merged = Merged(_RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
+        if len(source.shape) == len(repeats) == RANK and repeats[1:] == (1, 1):
+            merged = Merged(RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
             shape = merged.apart(made.shape)
-            there = self._write(node, EXPAND, (Ref(source.name), shape), made, shape)
-            self.apart[made.name] = there, merged
+            there = self.values.write(node, EXPAND, (Ref(source.name), shape), made, shape)
+            self.values.known[made.name] = there, merged
 
     def _lift(self, node: Call, made: Value) -> None:
         """Write a call apart too, where what it reads is there apart, and it allows that."""
-        known = {self.apart[name][1] for name in node_uses(node) if name in self.apart}
+        known = {
+            self.values.known[name][1] for name in node_uses(node) if name in self.values.known
+        }
         if len(known) != 1 or any(list(refs(arg)) for _, arg in node.kwargs):
             return
         (merged,) = known
         if node.op in (TRANSPOSE, PERMUTE):
-            turned, order = merged.turned(_order(node))
-            there = (*self._there(node.args[:1]), order)
-            found = self._write(node, PERMUTE, there, made, turned.apart(made.shape))
-            self.apart[made.name] = found, turned
+            turned, order = merged.turned(order_of(node))
+            moved = (*self.values.args_apart(node.args[:1]), order)
+            found = self.values.write(node, PERMUTE, moved, made, turned.apart(made.shape))
+            self.values.known[made.name] = found, turned
             self.lifted.add(made.name)
             return
         product = node.op in (BMM, BADDBMM)
-        args = node.args if product else _arguments(node, merged)
+        args = node.args if product else arguments_apart(node, merged)
         if args is None or (product and merged.dim):
             return
         names = [_name(arg) for arg in args[-2:]] if product else []
-        if not all(name in self.apart for name in names):
+        if not all(name in self.values.known for name in names):
             return
-        if not all(self._is_apart(name, merged) for name in node_uses(node)):
+        if not all(self.values.is_apart(name, merged) for name in node_uses(node)):
             return
-        write = self._product if product else self._same
-        self.apart[made.name] = write(node, self._there(args), made, merged), merged
-        self.lifted.add(made.name)
-
-    def _is_apart(self, name: str, merged: Merged) -> bool:
-        """True where a value may be read apart; values made of nothing are made apart."""
-        if name in self.apart:
-            return self.apart[name][1] == merged
-        value, maker = self.graph.values[name], self.graph.producers[name]
-        if merged.stretches(value.shape):
-            return True
-        if not isinstance(maker, Call) or any(list(refs(arg)) for _, arg in maker.kwargs):
-            return False
-        if maker.op == UNIFORM:
-            shape = merged.apart(value.shape)
-            args: tuple[Arg, ...] = (shape, (0,) * len(shape), shape, *maker.args[3:])
-        elif maker.op == EXPAND and merged.stretches(self.graph.values[_name(maker.args[0])].shape):
-            args = (maker.args[0], merged.apart(value.shape))
-        elif factors_of(maker.op) is pointwise and all(
-            self._is_apart(each, merged) for each in node_uses(maker)
-        ):
-            args = self._there(maker.args)
+        args, shape = self.values.args_apart(args), merged.apart(made.shape)
+        if product:
+            there = self._product(node, args, made, merged)
         else:
-            return False
-        there = self._write(maker, maker.op, args, value, merged.apart(value.shape), maker.kwargs)
-        self.apart[name] = there, merged
-        return True
-
-    def _same(self, node: Call, args: tuple[Arg, ...], made: Value, merged: Merged) -> Value:
-        """The same op apart."""
-        return self._write(node, node.op, args, made, merged.apart(made.shape), node.kwargs)
+            there = self.values.write(node, node.op, args, made, shape, node.kwargs)
+        self.values.known[made.name] = there, merged
+        self.lifted.add(made.name)
 
     def _product(self, node: Call, args: tuple[Arg, ...], made: Value, merged: Merged) -> Value:
         """A batched product, with what is scaled and added to it."""
         shape, scales = merged.apart(made.shape), dict(node.kwargs)
-        found = self._write(node, MATMUL, args[-2:], made, shape)
+        found = self.values.write(node, MATMUL, args[-2:], made, shape)
         if scales.get("alpha", 1) != 1:
-            found = self._write(node, MUL, (Ref(found.name), scales["alpha"]), made, shape)
+            found = self.values.write(node, MUL, (Ref(found.name), scales["alpha"]), made, shape)
         if len(args) > 2 and scales.get("beta", 1) != 0:
             given = (("alpha", scales["beta"]),) if scales.get("beta", 1) != 1 else ()
-            found = self._write(node, ADD, (Ref(found.name), args[0]), made, shape, given)
+            found = self.values.write(node, ADD, (Ref(found.name), args[0]), made, shape, given)
         return found
-
-    def _there(self, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """Arguments with values that are apart in place of merged ones."""
-
-        def there(arg: Arg) -> Arg:
-            known = self.apart.get(arg.name) if isinstance(arg, Ref) else None
-            return Ref(known[0].name) if known else arg
-
-        return tuple(map(there, args))
-
-    def _write(
-        self,
-        node: Call,
-        op: str,
-        args: tuple[Arg, ...],
-        of: Value,
-        shape: tuple[int, ...],
-        kwargs: tuple[tuple[str, Arg], ...] = (),
-    ) -> Value:
-        """Write a call where `node` stands, that makes `of` in another shape."""
-        made = Value(f"{of.name}.apart{len(self.nodes)}", shape, of.dtype)
-        self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
-        return made
-
-
-def _order(node: Call) -> list[int]:
-    """The dimensions of what a transposition reads, in the order of what it makes."""
-    given = node.args[1] if node.op == PERMUTE else node.args[1:]
-    assert isinstance(given, tuple)
-    dims = [dim % _RANK for dim in given if isinstance(dim, int)]
-    if node.op == PERMUTE:
-        return dims
-    one, two = dims
-    found = list(range(_RANK))
-    found[one], found[two] = two, one
-    return found
-
-
-def _arguments(node: Call, merged: Merged) -> tuple[Arg, ...] | None:
-    """The arguments of a call apart; None where it does not allow that."""
-    if node.op in BESIDE:
-        made = _made(node)
-        assert made is not None
-        return (node.args[0], merged.apart(made.shape), *node.args[2:])
-    if node.op not in _DIMS:
-        return node.args if factors_of(node.op) is pointwise and not is_hint(node) else None
-    found = list(node.args)
-    for position in _DIMS[node.op]:
-        dim = found[position]
-        assert isinstance(dim, int)
-        if (moved := merged.moved(dim)) is None:
-            return None
-        found[position] = moved
-    return tuple(found)
 
 
 def _made(node: Node) -> Value | None:

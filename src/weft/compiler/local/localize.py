@@ -6,7 +6,7 @@ the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -14,10 +14,8 @@ from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.boxing.halo import Halo
 from weft.compiler.halos import halos
+from weft.compiler.local.local_calls import Shared, place_of
 from weft.compiler.local.node_phases import node_phases
-from weft.compiler.microbatch.loops import joined
-from weft.compiler.signatures import axis_signatures
-from weft.errors import InternalError
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
 from weft.ir.nodes import Phase, node_outputs
 from weft.ir.plan import (
@@ -32,10 +30,8 @@ from weft.ir.plan import (
     Transfer,
 )
 from weft.ir.queries.layouts import layout_of
-from weft.ir.queries.op_calls import made_of, named_arguments, op_call, operand_names
-from weft.layout import Placement, Region
-from weft.ops import OpCall, TensorSpec
-from weft.ops import localize as localize_call
+from weft.ir.queries.op_calls import operand_names
+from weft.layout import Region
 from weft.units import ITEM_SIZE
 
 
@@ -63,12 +59,12 @@ def localize_all(
     homes: Mapping[str, int] | None = None,
 ) -> dict[int, LocalProgram]:
     """The programs that some ranks run, as `localize` says."""
-    shared = _Shared(
+    shared = Shared(
         graph,
         {c.ranks: c.id for c in communicators},
         graph.loop,
         node_phases(graph, homes or {}),
-        [_place_of(graph, node) for node in graph.nodes],
+        [place_of(graph, node) for node in graph.nodes],
     )
     return {rank: _program(_View(shared, graph, rank)) for rank in ranks}
 
@@ -100,64 +96,6 @@ def _program(view: _View) -> LocalProgram:
 
 @final
 @dataclass(frozen=True)
-class _Shared:
-    """The data that the walks of all ranks have in common.
-
-    Attributes:
-        communicator_of: the communicator of a group of ranks.
-        loop: the values of the graph that are made once per micro-batch.
-        phases: of each node.
-        places: of each node, where it runs; None of one that no placement alone can tell of.
-        calls: what runs of a call at each position, by all else that it depends on: layers repeat
-            themselves.
-        local_calls: what some rank runs of a node, by the node, what it is made of (with it) and its
-            operands: other ranks run the same.
-    """
-
-    graph: LogicalGraph
-    communicator_of: Mapping[tuple[int, ...], int]
-    loop: frozenset[str]
-    phases: Sequence[Phase]
-    places: Sequence[Placement | None]
-    calls: dict[tuple[object, ...], dict[tuple[int, ...], OpCall]] = field(default_factory=dict)
-    local_calls: dict[tuple[object, ...], tuple[OpCall, LocalCall]] = field(default_factory=dict)
-
-    def call(self, node: Call, rank: int) -> OpCall:
-        """The local form of a call for `rank`.
-
-        Raises:
-            InternalError: where the layouts of its results say otherwise.
-        """
-        if node.varyings:
-            return self._checked(node, rank)
-        values = self.graph.values
-        operands = tuple([values[name].layout for name in node.operands])
-        results = tuple([value and value.layout for value in node.outputs])
-        place = next(layout for layout in (*results, *operands) if layout)
-        position = place.placement.coordinates[rank]
-        known = self.calls.setdefault((op_call(self.graph, node), operands, results), {})
-        if position not in known:
-            call = self._checked(node, rank)
-            # One object where ranks run the same, which they then share all the way.
-            known[position] = next((each for each in known.values() if each == call), call)
-        return known[position]
-
-    def _checked(self, node: Call, rank: int) -> OpCall:
-        """The rule's idea of the local results must be the layouts'."""
-        call = localized_call(self.graph, node, rank)
-        expected = tuple(
-            value and TensorSpec(layout_of(value).local_shape(value.shape, rank), value.dtype)
-            for value in node.outputs
-        )
-        if call.results != expected:
-            raise InternalError(
-                f"the rule of {node.op} gives rank {rank} {call.results}, its layouts say {expected}"
-            )
-        return call
-
-
-@final
-@dataclass(frozen=True)
 class _View:
     """The state of the walk of one rank.
 
@@ -169,7 +107,7 @@ class _View:
         origins: values between two steps of a boxing, and windows: what they are forms of.
     """
 
-    shared: _Shared
+    shared: Shared
     graph: LogicalGraph
     rank: int
     looped: set[str] = field(default_factory=set)
@@ -228,33 +166,21 @@ class _View:
         yield halo.transfer(self.rank, communicator, self.name(value), output)
 
     def _call(self, node: Call, needed: Mapping[str, Halo], phase: Phase) -> LocalCall:
-        call = self.shared.call(node, self.rank)
         names = [
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
             for name in operand_names(node)
         ]
-        key = id(node), id(call), *names
-        if key not in self.shared.local_calls:
-            self.shared.local_calls[key] = call, _local_call(node, call, names, phase)
-        return self.shared.local_calls[key][1]
+        return self.shared.local_call(node, self.rank, names, phase)
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]
-        name = self.name(source.name)
-        itemsize = ITEM_SIZE[source.dtype]
+        name, itemsize = self.name(source.name), ITEM_SIZE[source.dtype]
+        ids = self.shared.communicator_of.__getitem__
         chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
         for number, step in enumerate(chain, 1):
             last = number == len(chain)
             made = node.output.name if last else f"{node.output.name}.{number}"
-            local = step_node(
-                step,
-                name,
-                made,
-                source.shape,
-                source.dtype,
-                self.rank,
-                self.shared.communicator_of.__getitem__,
-            )
+            local = step_node(step, name, made, source.shape, source.dtype, self.rank, ids)
             if local is not None:
                 yield local
                 name = made
@@ -272,45 +198,3 @@ class _View:
         return LocalUpdate(
             node.rule, node.target.name, source, states, node.group, target.key, phase, skip
         )
-
-
-def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) -> LocalCall:
-    """`call`, a rank's part of `node`, on the local values of these names."""
-    outputs = tuple(
-        [
-            LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
-            for value, spec in zip(node.outputs, call.results, strict=True)
-        ]
-    )
-    args, kwargs = named_arguments(call, names)
-    return made_of(LocalCall(call.op, args, kwargs, outputs, phase), call, names)
-
-
-def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
-    """The local form of a call for `rank`; arguments that differ between micro-batches vary."""
-    if not node.varyings:
-        return _at_micro_batch(graph, node, rank, 0)
-    every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
-    args = joined(tuple(call.args for call in every))
-    kwargs = joined(tuple(call.kwargs for call in every))
-    return replace(every[0], args=args, kwargs=kwargs)
-
-
-def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> OpCall:
-    call = op_call(graph, node, micro)
-    place = _place_of(graph, node)
-    assert place is not None  # a call's
-    at = place.coordinates[rank]
-    for (signature, parts), index in zip(axis_signatures(graph, node), at, strict=True):
-        call = localize_call(call, signature, parts, index)
-    return call
-
-
-def _place_of(graph: LogicalGraph, node: Node) -> Placement | None:
-    """The place where a call or an update runs: where its results, or its targets, lie. None of other nodes."""
-    match node:
-        case Call():
-            return layout_of(node.makes[0]).placement
-        case Update(target=target):
-            return layout_of(graph.values[target.name]).placement
-    return None

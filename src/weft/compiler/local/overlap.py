@@ -10,28 +10,18 @@ as a weight's gradient, is the sum of its parts; what cannot be split reads its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
-from typing import Any, final
+from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.microbatch.forms import even_signatures
-from weft.errors import RuleError
-from weft.ir.logical import Arg, Ref
-from weft.ir.plan import (
-    Collective,
-    LocalCall,
-    LocalInput,
-    LocalNode,
-    LocalProgram,
-    LocalUpdate,
-    LocalValue,
-)
+from weft.compiler.local.part_calls import part_call, part_signature, sum_of_parts
+from weft.compiler.local.turns import Turns
+from weft.ir.logical import Ref
+from weft.ir.plan import Collective, LocalCall, LocalInput, LocalNode, LocalProgram, LocalValue
 from weft.ir.queries.op_calls import local_op_call, local_operands
-from weft.layout import Broadcast, Partial, Split
-from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
-from weft.ops.call import map_argument
+from weft.layout import Split
+from weft.ops import OpCall, Signature, localize
 from weft.units import Bytes
 
 # Local parts of boxing: rules do not know them. Where the dimension stands that they change.
@@ -52,14 +42,14 @@ def in_parts(program: LocalProgram, parts: int) -> LocalProgram:
     """
     if parts == 1:
         return program
-    cutter = _PartsCutter(program.values, parts)
+    cutter = _PartsCutter(program.values, parts, Turns(parts))
     for item in batch_leaves(program, parts):
         cutter.cut_whole(item.value.name, 0)
     for node in program.nodes:
         cutter.add(node)
     for output in program.outputs:
         cutter.join(output.name)
-    nodes, made = cutter.finished(), cutter.origins
+    nodes, made = cutter.order.finished(), cutter.origins
     there = {value.name for node in nodes for value in node.makes}
     gone = program.origins.keys() - there - {item.value.name for item in program.inputs}
     kept = {name: origin for name, origin in program.origins.items() if name not in gone}
@@ -84,27 +74,16 @@ class _PartsCutter:
         parts: how many.
         cut: the values of which there are parts, and along which dimension.
         whole: those of them that there are as a whole too.
-        nodes: what is done, in order.
-        turns: for each part, what runs in its turn before the next exchange.
-        late: what waits for the turns of all parts.
-        late_values: what it makes.
-        updates: written last, when all parts have read the variables.
+        order: what is done, in the turns of the parts.
         origins: of parts and of sums on the way, the values of the program.
     """
 
     values: Mapping[str, LocalValue]
     parts: int
+    order: Turns
     cut: dict[str, int] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
-    nodes: list[LocalNode] = field(default_factory=list)
-    turns: list[list[LocalNode]] = field(init=False)
-    late: list[LocalNode] = field(default_factory=list)
-    late_values: set[str] = field(default_factory=set)
-    updates: list[LocalUpdate] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.turns = [[] for _ in range(self.parts)]
 
     def add(self, node: LocalNode) -> None:
         if isinstance(node, Collective) and self._exchanges_parts(node):
@@ -112,29 +91,24 @@ class _PartsCutter:
         elif not isinstance(node, LocalCall) or not self._call(node):
             self._add_whole(node)
 
-    def finished(self) -> tuple[LocalNode, ...]:
-        """Everything, in an order in which it may run."""
-        self._take_turns()
-        return (*self.nodes, *self.updates)
-
     def join(self, name: str) -> None:
         """Make a value whole of its parts, if it is not yet."""
         if name in self.cut and name not in self.whole:
             self.whole.add(name)
             refs = tuple(Ref(part.name) for part in self._parts_of(name))
             call = LocalCall("aten.cat.default", (refs, self.cut[name]), (), (self.values[name],))
-            self._add_late(call)
+            self.order.add_late(call)
 
     def cut_whole(self, name: str, dim: int) -> None:
         """Views of the parts of a value that there is as a whole."""
-        if name in self.late_values:
-            self._take_turns()
+        if name in self.order.late_values:
+            self.order.take()
         self.cut[name] = dim
         self.whole.add(name)
         for turn, part in enumerate(self._parts_of(name)):
             length = part.shape[dim]
             args = (Ref(name), dim, turn * length, length)
-            self.turns[turn].append(LocalCall("weft.slice", args, (), (part,)))
+            self.order.turns[turn].append(LocalCall("weft.slice", args, (), (part,)))
 
     def _parts_of(self, name: str) -> Iterator[LocalValue]:
         value, dim = self.values[name], self.cut[name]
@@ -157,31 +131,14 @@ class _PartsCutter:
         self.cut[node.output.name] = self.cut[node.input.name]
         pairs = zip(self._parts_of(node.input.name), self._parts_of(node.output.name), strict=True)
         moved = Bytes(node.bytes // self.parts)
-        for turn, (before, after) in zip(self.turns, pairs, strict=True):
+        for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
             turn.append(replace(node, input=before, output=after, bytes=moved))
-        self._take_turns()
-
-    def _take_turns(self) -> None:
-        for turn in self.turns:
-            self.nodes += turn
-            turn.clear()
-        self.nodes += self.late
-        self.late.clear()
-        self.late_values.clear()
+        self.order.take()
 
     def _add_whole(self, node: LocalNode) -> None:
         for name in sorted(node.reads):
             self.join(name)
-        if isinstance(node, LocalUpdate):
-            self.updates.append(node)
-        elif node.reads & self.late_values:
-            self._add_late(node)
-        else:
-            self.nodes.append(node)
-
-    def _add_late(self, node: LocalNode) -> None:
-        self.late.append(node)
-        self.late_values.update(value.name for value in node.makes)
+        self.order.add_whole(node)
 
     def _call(self, node: LocalCall) -> bool:
         """Run a call in parts, if it reads parts and can."""
@@ -191,11 +148,11 @@ class _PartsCutter:
         if node.op in _BOXING:
             return self._boxing(node)
         call = local_op_call(node, self.values)
-        signature = _signature(call, [self.cut.get(name) for name in names], self.parts)
+        signature = part_signature(call, [self.cut.get(name) for name in names], self.parts)
         if signature is None:
             return False
-        if any(name in self.late_values for name in names):
-            self._take_turns()
+        if any(name in self.order.late_values for name in names):
+            self.order.take()
         for name, sbp in zip(names, signature.operands, strict=True):
             if isinstance(sbp, Split) and name not in self.cut:
                 self.cut_whole(name, sbp.dim)
@@ -210,7 +167,7 @@ class _PartsCutter:
             return False
         self.cut[made.name] = self.cut[name]
         pairs = zip(self._parts_of(name), self._parts_of(made.name), strict=True)
-        for turn, (before, after) in zip(self.turns, pairs, strict=True):
+        for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
             args = (Ref(before.name), *node.args[1:])
             turn.append(replace(node, args=args, outputs=(after,)))
         return True
@@ -224,13 +181,13 @@ class _PartsCutter:
                 self.cut[value.name] = sbp.dim
             elif value is not None:
                 sums.append(value)
-        for number, turn in enumerate(self.turns):
+        for number, turn in enumerate(self.order.turns):
             local = localize(call, signature, self.parts, number)
             reads = [
                 f"{name}.part{number}" if isinstance(sbp, Split) else name
                 for name, sbp in zip(names, signature.operands, strict=True)
             ]
-            call_of_part = _local_call(node, local, reads, number)
+            call_of_part = part_call(node, local, reads, number)
             for part, value in zip(call_of_part.makes, node.makes, strict=True):
                 self.origins[part.name] = value.name
             turn.append(call_of_part)
@@ -239,68 +196,6 @@ class _PartsCutter:
 
     def _add_up(self, total: LocalValue) -> None:
         """A sum over the batch of what its parts make."""
-        terms = [replace(total, name=f"{total.name}.part{turn}") for turn in range(self.parts)]
-        so_far, *rest = terms
-        for number, term in enumerate(rest, 1):
-            last = number == len(rest)
-            made = total if last else replace(total, name=f"{total.name}.sum{number}")
-            self.origins.update({} if last else {made.name: total.name})
-            args = (Ref(so_far.name), Ref(term.name))
-            self._add_late(LocalCall("aten.add.Tensor", args, (), (made,)))
-            so_far = made
-
-
-def _local_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
-    """The call that one part runs for a call of the batch."""
-
-    def back(leaf: Any) -> Any:
-        return Ref(reads[leaf.index]) if isinstance(leaf, Operand) else leaf
-
-    outputs = tuple(
-        None if old is None or spec is None else _part(old, spec, number)
-        for old, spec in zip(node.outputs, call.results, strict=True)
-    )
-    kwargs: tuple[tuple[str, Arg], ...] = tuple(
-        (key, map_argument(back, arg)) for key, arg in call.kwargs
-    )
-    return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs, node.phase)
-
-
-def _part(value: LocalValue, spec: TensorSpec, number: int) -> LocalValue:
-    return LocalValue(f"{value.name}.part{number}", spec.shape, spec.dtype)
-
-
-def _signature(call: OpCall, cut: Sequence[int | None], parts: int) -> Signature | None:
-    """The signature along the batch under which operands are read as they are cut; None where there is none.
-
-    Args:
-        call: on whole operands.
-        cut: for each operand the dimension along which it is cut; None for those that are whole.
-        parts: how many.
-    """
-    try:
-        fitting = [each for each in even_signatures(call, parts) if _fits(call, each, cut)]
-    except RuleError:
-        return None
-    return min(fitting, key=lambda each: _summed(call, each), default=None)
-
-
-def _fits(call: OpCall, signature: Signature, cut: Sequence[int | None]) -> bool:
-    for sbp, dim in zip(signature.operands, cut, strict=True):
-        if not isinstance(sbp, Split | Broadcast) or (dim is not None and sbp != Split(dim)):
-            return False
-    results = zip(signature.results, call.results, strict=True)
-    if any(not isinstance(sbp, Split) and sbp != Partial("sum") for sbp, spec in results if spec):
-        return False
-    read = _elements(call.operands[i] for i, dim in enumerate(cut) if dim is not None)
-    return _summed(call, signature) <= read
-
-
-def _summed(call: OpCall, signature: Signature) -> int:
-    """Elements of results that are sums over the batch: adding up the parts must not outweigh them."""
-    pairs = zip(call.results, signature.results, strict=True)
-    return _elements(spec for spec, sbp in pairs if spec and not isinstance(sbp, Split))
-
-
-def _elements(specs: Iterable[TensorSpec]) -> int:
-    return sum(prod(spec.shape) for spec in specs)
+        for call in sum_of_parts(total, self.parts):
+            self.origins.update({v.name: total.name for v in call.makes if v is not total})
+            self.order.add_late(call)

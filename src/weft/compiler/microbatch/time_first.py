@@ -13,55 +13,18 @@ along the rows, and localizing them needs no offset. For any other op the rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.hints import Hints, is_hint
+from weft.compiler.hints import is_hint
+from weft.compiler.microbatch.tokens import Tokens, merges, parts, tokens_of
+from weft.compiler.microbatch.turns import turned
 from weft.ir import renamed as nodes
-from weft.ir.logical import (
-    Arg,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Ref,
-    Update,
-    Value,
-    node_uses,
-)
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value, node_uses
 from weft.ir.queries.op_calls import op_call, operand_names
-from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
-from weft.ops.call import Token
-from weft.ops.rule import aten
-
-VIEWS = frozenset(aten("view _unsafe_view reshape"))
-VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
-_CONTIGUOUS = Token("memory_format", "contiguous_format")
-
-
-@final
-@dataclass(frozen=True)
-class Tokens:
-    """`n` sequences of `time` tokens, in `groups` groups of equally many sequences."""
-
-    n: int
-    time: int
-    groups: int
-
-    @property
-    def rows(self) -> int:
-        """The number of tokens."""
-        return self.n * self.time
-
-    @property
-    def each(self) -> int:
-        """Sequences of a group."""
-        return self.n // self.groups
 
 
 def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
@@ -74,54 +37,12 @@ def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
     known = (
         each
         for placement in context.stages.placements
-        for each in _tokens(graph, context.hints[placement.axes], placement)
+        for each in tokens_of(graph, context.hints[placement.axes], placement)
     )
     for tokens in dict.fromkeys(known):
-        if any(_merges(graph, node, tokens) for node in graph.nodes):
+        if any(merges(graph, node, tokens) for node in graph.nodes):
             graph = _TimeFirstWriter(graph, tokens).written()
     return graph
-
-
-def _tokens(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterator[Tokens]:
-    """The leaves of the batch that are split along time while ranks have several sequences."""
-    for node in graph.of_kind(Input):
-        sbps = hints.inputs.get(node.key, ()) if node.role == "batch" else ()
-        for sbp in sbps:
-            if not isinstance(sbp, Split) or not sbp.dim:
-                continue
-            n, time = node.value.shape[sbp.dim - 1 : sbp.dim + 1]
-            pairs = zip(sbps, placement.shape, strict=True)
-            groups = prod(parts for other, parts in pairs if other == Split(sbp.dim - 1))
-            if n > groups and n % groups == 0:
-                yield Tokens(n, time, groups)
-
-
-def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """From which shape to which a view takes its operand."""
-    if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
-        return None
-    made = node.outputs[0]
-    return (graph.values[node.args[0].name].shape, made.shape) if made else None
-
-
-def _merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """True where a node flattens [n, time, …] to [n·time, …]."""
-    shapes = _shapes(graph, node)
-    return (
-        shapes is not None
-        and shapes[0][:2] == (tokens.n, tokens.time)
-        and shapes[1][:1] == (tokens.rows,)
-    )
-
-
-def _parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """True where a node makes [n, time, …] of [n·time, …]."""
-    shapes = _shapes(graph, node)
-    return (
-        shapes is not None
-        and shapes[1][:2] == (tokens.n, tokens.time)
-        and shapes[0][:1] == (tokens.rows,)
-    )
 
 
 @final
@@ -156,7 +77,7 @@ class _TimeFirstWriter:
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _write(self, node: Node) -> None:
-        if isinstance(node, Call) and _merges(self.graph, node, self.tokens):
+        if isinstance(node, Call) and merges(self.graph, node, self.tokens):
             self._merge(node)
         elif isinstance(node, Call) and self._reads_rows(node):
             self._call(node)
@@ -179,7 +100,7 @@ class _TimeFirstWriter:
 
     def _call(self, node: Call) -> None:
         """A call that reads rows by time: on these, if its rule allows; else on rows as they were."""
-        if _parts(self.graph, node, self.tokens) and self.rows.get(_first(node)) == 0:
+        if parts(self.graph, node, self.tokens) and self.rows.get(node.operands[0]) == 0:
             self._part(node)
             return
         found = self._by_rows(node)
@@ -220,22 +141,22 @@ class _TimeFirstWriter:
 
     def _merge(self, node: Call) -> None:
         """[n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …]."""
-        self._plain(node, _first(node))
-        source, target = self.graph.values[_first(node)], node.outputs[0]
+        self._plain(node, node.operands[0])
+        source, target = self.graph.values[node.operands[0]], node.outputs[0]
         assert target is not None
         self.rows[target.name] = 0
         first = self.merged.setdefault((source.name, target.shape), target.name)
         if first != target.name:
             self.same[target.name] = first
             return
-        cut = (self.tokens.groups, self.tokens.each, self.tokens.time, *source.shape[2:])
+        cut = self.tokens.cut(source.shape[1:], 0)
         self._turned(node, source, cut, 1, self._moved(target))
 
     def _part(self, node: Call) -> None:
         """[n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …]."""
-        source, target = self.graph.values[_first(node)], node.outputs[0]
+        source, target = self.graph.values[node.operands[0]], node.outputs[0]
         assert target is not None
-        cut = (self.tokens.groups, self.tokens.time, self.tokens.each, *target.shape[2:])
+        cut = self.tokens.cut_by_time(target.shape[1:], 0)
         self._turned(node, self._moved(source), cut, 1, target)
         self.plain.add(target.name)
 
@@ -244,9 +165,8 @@ class _TimeFirstWriter:
         if name in self.plain or name not in self.rows:
             return
         value, dim = self.graph.values[name], self.rows[name]
-        cut = (self.tokens.groups, self.tokens.time, self.tokens.each)
-        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
-        self._turned(node, self._moved(value), shape, dim + 1, value)
+        cut = self.tokens.cut_by_time(value.shape, dim)
+        self._turned(node, self._moved(value), cut, dim + 1, value)
         self.plain.add(name)
 
     def _by_time(self, node: Node, name: str, dim: int) -> None:
@@ -254,30 +174,16 @@ class _TimeFirstWriter:
         if name in self.rows:
             return
         value = self.graph.values[name]
-        cut = (self.tokens.groups, self.tokens.each, self.tokens.time)
-        shape = (*value.shape[:dim], *cut, *value.shape[dim + 1 :])
-        self._turned(node, value, shape, dim + 1, self._moved(value))
+        cut = self.tokens.cut(value.shape, dim)
+        self._turned(node, value, cut, dim + 1, self._moved(value))
         self.rows[name] = dim
 
     def _turned(
         self, node: Node, source: Value, cut: tuple[int, ...], dim: int, made: Value
     ) -> None:
         """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`."""
-        swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
         like = node if isinstance(node, Call) else self._maker(made)
-        turns = [
-            Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)
-        ]
-
-        def write(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> None:
-            arguments = (Ref(before.name), *args)
-            call = Call(op, arguments, tuple(kwargs.items()), (after,), like.location, like.phase)
-            self.nodes.append(call)
-
-        write(VIEW, source, turns[0], cut)
-        write(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
-        write(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
-        write(VIEW, turns[2], made, made.shape)
+        self.nodes.extend(turned(like, source, cut, dim, made))
 
     def _moved(self, value: Value) -> Value:
         """The value whose rows are by time."""
@@ -288,9 +194,3 @@ class _TimeFirstWriter:
         maker = self.graph.producers[value.name]
         assert isinstance(maker, Call)  # what is there by time alone was made by a call
         return maker
-
-
-def _first(node: Call) -> str:
-    first = node.args[0]
-    assert isinstance(first, Ref)  # a view's operand
-    return first.name

@@ -1,7 +1,7 @@
 """The plans of ranks: of all together, with priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold.py`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
+(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
 the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
@@ -20,9 +20,11 @@ from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import memory
 from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import credit, enough, fewest, of_preset
-from weft.compiler.schedule.fold import like
-from weft.compiler.schedule.prefetch import gathers_first, prefetch
+from weft.compiler.schedule.copies import enough, fewest, of_preset
+from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.fold.like import like
+from weft.compiler.schedule.gathers.gathers_first import gathers_first
+from weft.compiler.schedule.gathers.prefetch import prefetch
 from weft.compiler.schedule.presets import (
     Preset,
     computed,
@@ -53,7 +55,7 @@ def plan_ranks(
 
     Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
     schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
-    there are as few copies as the busiest queue needs (`weft.compiler.schedule.credits.enough`). Where simulations
+    there are as few copies as the busiest queue needs (`weft.compiler.schedule.copies.enough`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.

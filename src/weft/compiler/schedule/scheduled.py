@@ -24,7 +24,7 @@ class Scheduled:
             that were asked for.
         simulation: in the orders of the plans, of the first of each class; None where nothing had to
             be decided.
-        classes: for each rank of the program, the first of those that are like it (`schedule/fold.py`).
+        classes: for each rank of the program, the first of those that are like it (`schedule/fold/`).
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 
 import numpy as np
 
-from weft.compiler.graph.known_values import (
+from weft.compiler.graph.known.values import (
     Along,
     Band,
     Known,

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.graph.known_moves import (
+from weft.compiler.graph.known.moves import (
     KnownCall,
     Rule,
     concatenated,
@@ -20,7 +20,7 @@ from weft.compiler.graph.known_moves import (
     summed,
     viewed,
 )
-from weft.compiler.graph.known_values import (
+from weft.compiler.graph.known.values import (
     Along,
     Band,
     Function,

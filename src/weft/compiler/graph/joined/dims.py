@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import final
 
-from weft.compiler.graph.joined_ends import Piece, parted, pieces_of, takes_one
+from weft.compiler.graph.joined.ends import Piece, parted, pieces_of, takes_one
 from weft.compiler.hints import is_hint
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
 from weft.ir.queries.op_calls import op_call, operand_names

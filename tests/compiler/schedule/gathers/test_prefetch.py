@@ -11,7 +11,9 @@ from weft.actors.simulate import simulate
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
-from weft.compiler.schedule.prefetch import AHEAD, gathers_first, prefetch
+from weft.compiler.schedule.gathers.gathers_first import gathers_first
+from weft.compiler.schedule.gathers.prefetch import prefetch
+from weft.compiler.schedule.gathers.rings import AHEAD
 from weft.compiler.schedule.segment import segment
 from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
 from weft.ir.plan import LocalValue as Value

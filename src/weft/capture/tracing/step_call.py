@@ -1,0 +1,162 @@
+"""The user's step as one call on tensors: forward, loss and gradients, and what it notes while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.fx.locations import LinesNoted, backward_noted
+from weft.capture.fx.private import mark_backward, running_sequence
+from weft.capture.fx.refusals import in_function
+from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors
+from weft.capture.ops.grids import GridsOfOne
+from weft.capture.ops.recurrent import LayersKept
+from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
+from weft.capture.precision import Casts, loss_seed
+from weft.capture.python.caches import Cache
+from weft.capture.python.hooks import gradient_hooks
+from weft.capture.python.recorder import PythonRecorder
+from weft.capture.python.rewrites import Rewritten
+from weft.capture.tracing.before import Writable
+from weft.capture.tracing.leftovers import Leftovers
+from weft.capture.tracing.lending import attributes_carried, lent, write_replaced
+from weft.capture.tree import unflatten
+from weft.capture.watch import Entry, Watch
+from weft.errors import CaptureError
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+@final
+@dataclass(frozen=True)
+class ModelTensors:
+    """The model's own tensors by name; a tensor with two names stands under the first."""
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+
+def read_variables(model: torch.nn.Module) -> ModelTensors:
+    """The parameters and buffers of `model`."""
+    return ModelTensors(dict(model.named_parameters()), dict(model.named_buffers()))
+
+
+@final
+class StepCall:
+    """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction,
+        variables: ModelTensors,
+        batch: BatchSpec,
+        training: bool,
+        casts: Casts,
+        left: Leftovers,
+        apart: Collection[str] = (),
+        numbers: ChangingNumbers | None = None,
+    ) -> None:
+        self.model = model
+        self.numbers = numbers
+        self.loss_fn = loss_fn
+        self.variables = variables
+        self.batch = batch
+        self.training = training
+        self.hooks = gradient_hooks(variables.parameters)
+        self.recorder = PythonRecorder(model, loss_fn)
+        self.watch = Watch()
+        self.made: list[Entry] = []
+        self.caches: tuple[Cache, ...] = ()
+        self.casts = casts
+        self.left = left
+        self.apart = apart
+        # Set once the step is to run.
+        self.around: Writable | None = None
+        self.outputs: OutputSpec | None = None
+        self.output_keys: tuple[str, ...] = ()
+        self.gradients: tuple[str, ...] = ()
+        self.recurrent: frozenset[str] = frozenset()
+        self.lines = LinesNoted()
+        # File and line of the call whose backward has raised.
+        self.failed_at: tuple[str, int] | None = None
+
+    def __call__(self, inputs: Any) -> list[torch.Tensor]:
+        parameters, buffers, batch = inputs
+        own = {**self.variables.parameters, **self.variables.buffers}
+        cast = [self.casts.parameter(parameter) for parameter in parameters]
+        stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
+        # A backward may read the model too, as that of a checkpoint does.
+        with lent(self.model, stand_ins) as slots:
+            with attributes_carried(own, stand_ins), self._around(stand_ins):
+                result = self._forward(batch, cast)
+                write_replaced(slots)
+                loss = self._described(find_loss, result) if self.training else None
+                self.outputs, tensors = self._described(describe_outputs, result, loss)
+                self.output_keys = tuple(tensors)
+                gradients = [] if loss is None else self._gradients(loss, parameters)
+            self.watch, self.caches = self.recorder.watch(), tuple(self.recorder.caches())
+            self.made = self.recorder.made()
+        return [*tensors.values(), *gradients, *(each.now for each in self.caches)]
+
+    def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
+        """Run the user's function; returns its result."""
+        by_name = dict(zip(self.variables.parameters, parameters, strict=True))
+        # The last mode sees calls first: frames of the other one would hide the user's.
+        layers = LayersKept([by_name[name] for name in self.apart])
+        casts = self.casts.around(self.model)
+        counting = CountedWithTensors() if self.numbers else nullcontext()
+        with GridsOfOne(), Rewritten(), counting, layers, self.lines, checkpoints_noted(), casts:
+            result = self.loss_fn(self.model, self._batch(batch))
+        self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
+        return result
+
+    def _around(self, stand_ins: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+        return nullcontext() if self.around is None else self.around.lent(stand_ins)
+
+    @property
+    def outcomes(self) -> Sequence[Entry]:
+        """Results of what was done with numbers that change."""
+        return self.numbers.outcomes if self.numbers else ()
+
+    def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return describe(*args)
+        except CaptureError as error:
+            raise in_function(self.loss_fn, error) from None
+
+    def _batch(self, tensors: list[torch.Tensor]) -> Any:
+        waiting = iter(tensors)
+        leaves = [
+            next(waiting) if isinstance(leaf, TensorLeaf) else leaf.value
+            for leaf in self.batch.leaves
+        ]
+        return unflatten(leaves, self.batch.tree)
+
+    def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        wanted = {
+            name: parameter
+            for name, parameter in zip(self.variables.parameters, parameters, strict=True)
+            if parameter.requires_grad
+        }
+        for name, parameter in wanted.items():
+            for hook in self.hooks[name]:
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        mark_backward(loss)
+        with backward_noted():
+            seed = loss_seed(loss) if self.casts.scaled else None
+            try:
+                found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+            except Exception:
+                sequence = running_sequence()
+                self.failed_at = None if sequence is None else self.lines.line_of(sequence)
+                raise
+        named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+        self.gradients = tuple(named)
+        return list(named.values())

@@ -1,0 +1,1 @@
+"""Values that a graph alone determines, without their elements."""

@@ -1,0 +1,170 @@
+"""Copies of the registers of a loop: as few as are live, as a preset says, or as many as pay and fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+from weft.actors.cycles import Edge, max_cycle_ratio
+from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
+from weft.compiler.schedule.presets import Preset
+from weft.ir.plan import Communicate
+from weft.ir.queries.memory import value_bytes
+from weft.units import Bytes, Seconds
+
+# Registers that get copies together: a rank, a stage or the name of one register, and which.
+Group: TypeAlias = "tuple[int, int | str, str]"
+# A cycle may be this much slower than the busiest queue: another copy would not pay.
+ENOUGH = 1.02
+
+
+def fewest(web: Web) -> dict[Slot, int]:
+    """One copy of everything, and one for each micro-batch where all must be made before the first is read."""
+    found: dict[Slot, int] = {}
+    for link in _loop_links(web):
+        needed = web.micro_batches if web.crosses_barrier(link) else 1
+        found[link.slot] = max(needed, found.get(link.slot, 1))
+    return found
+
+
+def of_preset(web: Web, preset: Preset) -> dict[Slot, int]:
+    """The copies that a named schedule gives."""
+    found = fewest(web)
+    for link in _loop_links(web):
+        wanted = _of_link(web, link, preset)
+        found[link.slot] = max(found[link.slot], min(wanted, web.micro_batches))
+    return found
+
+
+def _of_link(web: Web, link: Link, preset: Preset) -> int:
+    """The copies of a value on a link: as many as micro-batches in flight where a stage keeps it from forward to
+    backward, two where it passes between queues. Those that arrive wait besides for as many as their sender is ahead.
+    """
+    source, target = web.actor(link.source), web.actor(link.target)
+    if source is None or target is None:
+        return 1
+    stage = source.phase.stage
+    ahead = _ahead(web, link.source) if isinstance(source, Communicate) else 0
+    if source.phase.kind != target.phase.kind:
+        return preset.in_flight(stage) + ahead
+    crosses = source.queue != target.queue
+    return 1 + max(ahead, int(crosses or stage != target.phase.stage))
+
+
+def _ahead(web: Web, node: Node) -> int:
+    """The number of stages between those that send in a communication and the one that it is for."""
+    reader = web.actor(node)
+    assert reader is not None
+    senders = [web.actor(link.source) for link in web.into[node]]
+    stages = [sender.phase.stage for sender in senders if sender is not None]
+    return max((abs(reader.phase.stage - stage) for stage in stages), default=0)
+
+
+def enough(web: Web, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
+    """The fewest copies with which the loop turns as fast as its busiest queue allows.
+
+    From the fewest that are live, registers on the slowest cycle get copies until the cycle ratio
+    (`weft.actors.cycles`) reaches the load of the busiest queue: on each cycle the registers that
+    take the least memory.
+
+    Args:
+        web: all plans.
+        room: for each rank, the bytes that more copies may take; unbounded by default.
+    """
+    return _Raise(web, fewest(web), dict(room) if room is not None else None).run()
+
+
+@final
+@dataclass(frozen=True)
+class _Raise:
+    """The search for copies.
+
+    Attributes:
+        copies: so far.
+        room: bytes left on each rank, if there is a limit.
+        groups: the registers of each group; all but those that cross a barrier have equally many
+            copies.
+    """
+
+    web: Web
+    copies: dict[Slot, int]
+    room: dict[int, Bytes] | None
+    groups: dict[Group, list[Slot]] = field(default_factory=dict)
+    group_of: dict[Slot, Group] = field(default_factory=dict)
+    sizes: dict[Slot, Bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for link in _loop_links(self.web):
+            self.sizes[link.slot] = value_bytes(link.register.value)
+            group = self._group(link)
+            known = self.group_of.get(link.slot)
+            if known is None or isinstance(known[1], str):
+                self.group_of[link.slot] = group
+        for slot, group in self.group_of.items():
+            self.groups.setdefault(group, []).append(slot)
+
+    def _group(self, link: Link) -> Group:
+        """The group of a link: values kept for a stage's backward together, those that arrive apart; all else alone."""
+        rank, name = link.slot
+        source, target = self.web.actor(link.source), self.web.actor(link.target)
+        if source is None or target is None or source.phase.kind == target.phase.kind:
+            return rank, name, "passes"
+        arrives = isinstance(source, Communicate)
+        return rank, source.phase.stage, "arrives" if arrives else source.phase.kind
+
+    def run(self) -> dict[Slot, int]:
+        """Raise until it is enough, or nothing more may be raised."""
+        goal = self.web.busiest
+        while True:
+            ratio, cycle = max_cycle_ratio(self.web.marked_graph(self.copies))
+            if ratio <= goal * ENOUGH or not cycle or not self._raise(cycle, goal):
+                return self.copies
+
+    def _raise(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
+        """Give the cheapest registers of a cycle the copies that it lacks."""
+        tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
+        lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)
+        labels = [edge.label for edge in cycle if isinstance(edge.label, tuple)]
+        choices = [self._choice(label, lack) for label in labels if self._may_raise(label)]
+        for _, slots, more in sorted(c for c in choices if c is not None):
+            if self._fits(slots, more):
+                for slot in slots:
+                    self.copies[slot] += more
+                return True
+        return False
+
+    def _may_raise(self, label: Iterable[Slot]) -> bool:
+        """True where an edge can be loosened: a variable that the loop writes has no second copy."""
+        return all(slot in self.group_of for slot in label)
+
+    def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
+        """Bytes a copy, registers and copies that loosen an edge; None when it has a copy for every micro-batch."""
+        wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
+        fewest = min(self.copies[each] for each in label)
+        more = min(lack, self.web.micro_batches - fewest)
+        slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest))
+        return (sum(self.sizes[slot] for slot in slots), slots, more) if more > 0 else None
+
+    def _fits(self, slots: Iterable[Slot], more: int) -> bool:
+        """True where the ranks have room, which is then taken."""
+        if self.room is None:
+            return True
+        needed: dict[int, int] = {}
+        for slot in slots:
+            needed[slot[0]] = needed.get(slot[0], 0) + more * self.sizes[slot]
+        if any(size > self.room[rank] for rank, size in needed.items()):
+            return False
+        for rank, size in needed.items():
+            self.room[rank] = Bytes(self.room[rank] - size)
+        return True
+
+
+def _loop_links(web: Web) -> list[Link]:
+    """The tensors of the loop between acting nodes; variables have the copy that they are."""
+    return [
+        link
+        for link in web.links
+        if link.register.rate > 1 and not link.register.full and link.register.kind != "control"
+    ]

@@ -1,0 +1,1 @@
+"""Equal ranks are planned once: which ranks are alike, and a plan like that of another rank."""

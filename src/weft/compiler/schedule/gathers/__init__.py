@@ -1,0 +1,1 @@
+"""Gathers of parameters for each use: in the order of their use, a few ahead."""

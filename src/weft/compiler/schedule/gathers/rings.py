@@ -1,0 +1,84 @@
+"""Rings of gathers: those of a phase, in the order of their use, of which a few run ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from weft.compiler.schedule.bucket import Bucket, parameter_values
+from weft.ir.nodes import Phase
+from weft.ir.plan import Actor, Communicate, Feed, LocalProgram
+
+# How many gathers may be done or under way before the results of the first of them are used up.
+AHEAD = 2
+
+
+@final
+@dataclass(frozen=True)
+class ParameterGather:
+    """A gather with the first and the last actor that reads what it makes.
+
+    `passes` says whether micro-batches wait for one another between the two.
+    """
+
+    id: int
+    first: int
+    last: int
+    passes: bool
+
+
+def gather_rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[ParameterGather]]:
+    """The gathers of parameters that run as often as the step needs them, in the order of their use.
+
+    By phase; and where all micro-batches wait for one another, those before and those behind.
+    """
+    shards = parameter_values(program)
+    readers: dict[str, list[int]] = {}
+    for actor in actors:
+        for name in actor.consumes:
+            readers.setdefault(name, []).append(actor.id)
+    rounds = _rounds(program, actors)
+    rings: dict[tuple[Phase, int], list[ParameterGather]] = {}
+    for actor in actors:
+        if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
+            continue
+        ids = [id for name in actor.produces for id in readers.get(name, ())]
+        bucket = Bucket(actor.collectives)
+        if ids and bucket.gathers and bucket.reads <= shards:
+            first, last = min(ids), max(ids)
+            gather = ParameterGather(actor.id, first, last, rounds[first] != rounds[last])
+            rings.setdefault((actor.phase, rounds[gather.first]), []).append(gather)
+    for ring in rings.values():
+        yield sorted(ring, key=lambda gather: (gather.first, gather.id))
+
+
+def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
+    """For each actor, how often micro-batches have waited for one another before its acts are wanted.
+
+    They do for what is read once a step, and for what is complete after the last of them alone. What is
+    made of parameters alone belongs to its first reader.
+    """
+
+    def waits(maker: int, name: str, reader: Actor) -> bool:
+        return actors[maker].acts > 1 and (reader.acts == 1 or name not in program.loop)
+
+    makers = {name: actor.id for actor in actors for name in actor.produces}
+    found: list[int | None] = []
+    readers: list[list[int]] = [[] for _ in actors]
+    for actor in actors:
+        made = [(makers.get(name, actor.id), name) for name in actor.consumes]
+        before = [(id, name) for id, name in made if id < actor.id]
+        rounds = [
+            round + waits(id, name, actor)
+            for id, name in before
+            if (round := found[id]) is not None
+        ]
+        found.append(max(rounds, default=0 if isinstance(actor, Feed) else None))
+        for id, _ in before:
+            readers[id].append(actor.id)
+    for actor in reversed(actors):
+        if found[actor.id] is None:
+            known = (found[id] for id in readers[actor.id])
+            found[actor.id] = min((round for round in known if round is not None), default=0)
+    return [round or 0 for round in found]
