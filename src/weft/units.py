@@ -1,4 +1,4 @@
-"""Units as types, so that bytes are not added to seconds."""
+"""Units as types: what takes seconds is not given bytes."""
 
 from __future__ import annotations
 

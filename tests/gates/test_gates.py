@@ -38,7 +38,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
-    for name in ("benchmarks/empty.py", "tests/test_empty.py"):
+    for name in ("benchmarks/empty.py", "examples/empty.py", "tests/test_empty.py"):
         write(tmp_path / name, '"""Empty."""\n')
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
@@ -137,6 +137,21 @@ def test_layers_fires_on_planning_in_the_runtime(tree: Path) -> None:
     assert_fires(
         GATE["layers"], tree, "What runs a plan", "BROKEN", "weft.runtime.bad -> weft.compiler"
     )
+
+
+def test_layers_fires_on_what_the_runtime_takes_of_capture(tree: Path) -> None:
+    write(tree / "src/weft/capture/tracing.py", '"""Empty."""\n')
+    write(tree / "src/weft/runtime/bad.py", '"""Bad."""\n\nimport weft.capture.tracing\n')
+    assert_fires(GATE["layers"], tree, "takes one thing from capture", "BROKEN")
+
+
+def test_layers_fires_on_folders_that_import_each_other(tree: Path) -> None:
+    for one, other in (("one", "other"), ("other", "one")):
+        write(tree / f"src/weft/ir/{one}/__init__.py", '"""Empty."""\n')
+        text = f'"""Bad."""\n\nimport weft.ir.{other}.empty\n'
+        write(tree / f"src/weft/ir/{one}/bad.py", text)
+        write(tree / f"src/weft/ir/{one}/empty.py", '"""Empty."""\n')
+    assert_fires(GATE["layers"], tree, "Folders of a package import one way BROKEN", "weft.ir")
 
 
 def test_layers_fires_on_a_package_that_has_no_layer(tree: Path) -> None:

@@ -1,4 +1,4 @@
-"""Device types as data: what plans have to know of "cpu" and "cuda", so that nobody else asks for the name.
+"""Device types as data: what plans have to know of "cpu" and "cuda", so that planning asks for no name.
 
 `weft.runtime.devices.backend` holds what the runtime has to know.
 """
