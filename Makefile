@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 # Seconds that one test run and one gate may take before it is stopped.
-LIMIT ?= 1500
+LIMIT ?= 2700
 
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1

@@ -118,6 +118,8 @@ class Leftovers:
             raise found[0].refused()
 
     def _take_out(self) -> list[KeptPlace]:
+        if self._mode() is not None:
+            gc.collect(0)  # torch's calls leave cycles, and capture runs without collections
         mode = self._mode()
         alive = living_fakes(mode) if mode is not None else []
         if not alive:
