@@ -38,7 +38,8 @@ def call(op: str) -> OpCall:
 
 
 def test_what_runs_whole_is_a_function() -> None:
-    every = list(overloads())
+    # Inductor has ops for itself, once anything has imported it.
+    every = [op for op in overloads() if "inductor" not in str(op)]
     assert len(every) > 2000
     unsafe = [op for op in every if op._schema.is_mutable or UNSAFE & set(op.tags)]
     wrong = {str(op) for op in unsafe if runs_whole(str(op))}
