@@ -67,7 +67,7 @@ class Entry:
 
     def holds(self) -> bool:
         """True while the value is the one of the capture."""
-        value = self.space.get(self.name, MISSING)
+        value = self.value_now
         if value is self.value or _same(value, self.value):
             return True
         if isinstance(self.space, Outcome):

@@ -23,10 +23,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from weft.capture.fx.private import is_fake
-from weft.capture.watch import MISSING, Entry, Exactly, Outcome
+from weft.capture.watch import Entry, Exactly, Outcome
 
 _DTYPES = (torch.float32, torch.float64)
-_COUNTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _SIGNS = {
     "add": "+",
     "sub": "-",
@@ -36,8 +35,10 @@ _SIGNS = {
     "mod": "%",
     "pow": "**",
 }
+_COUNTED = tuple(_SIGNS)
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_READ = "divmod rdivmod hash str repr format float int index round trunc floor ceil reduce_ex"
 _RAISING = ("truediv", "floordiv", "mod", "pow")
 # Numbers of these types can be followed; numpy's is a `float`.
 _TYPES = (int, float, np.float64)
@@ -155,7 +156,7 @@ def is_changing(value: Any) -> bool:
 
 def number_now(value: Any) -> Any:
     """The number as it is at present that a changing number stands for; others as they are."""
-    return value._compute() if type(value) is ChangingNumber else value
+    return value._compute() if is_changing(value) else value
 
 
 def plain_number(number: ChangingNumber) -> int | float:
@@ -177,8 +178,8 @@ class _Place:
         self._entry = entry
 
     def value(self) -> Any:
-        now = self._entry.space.get(self._entry.name, MISSING)
-        return self._entry.value if type(now) is ChangingNumber else now
+        now = self._entry.value_now
+        return self._entry.value if is_changing(now) else now
 
     def kind(self) -> str:
         return type(self.value()).__name__
@@ -281,20 +282,7 @@ for _each in _COUNTED:
     setattr(ChangingNumber, f"__r{_each}__", _counts(_each, turned=True))
 for _each in _COMPARED:
     setattr(ChangingNumber, f"__{_each}__", _compares(_each))
-for _each in (
-    "divmod",
-    "rdivmod",
-    "hash",
-    "str",
-    "repr",
-    "format",
-    "float",
-    "int",
-    "index",
-    "round",
-):
-    setattr(ChangingNumber, f"__{_each}__", _reads(f"__{_each}__"))
-for _each in ("trunc", "floor", "ceil", "reduce_ex"):
+for _each in _READ.split():
     setattr(ChangingNumber, f"__{_each}__", _reads(f"__{_each}__"))
 for _each, _apply, _text in (
     ("neg", operator.neg, "(-{})"),

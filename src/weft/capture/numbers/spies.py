@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, final
 
-from weft.capture.watch import MISSING, Entry
+from weft.capture.watch import Entry
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 # What objects need to be handed on; texts are for messages.
@@ -62,7 +62,7 @@ def spied(entries: Sequence[Entry]) -> Iterator[list[str]]:
     reads: list[str] = []
     places = []
     for entry in entries:
-        now = entry.space.get(entry.name, MISSING)
+        now = entry.value_now
         if _is_number(now) and _is_number(entry.value) and entry.replaceable:
             entry.put(Spy(now, reads))
             places.append((entry, now))

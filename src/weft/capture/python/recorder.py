@@ -161,7 +161,7 @@ class PythonRecorder:
         """
         read = {entry.key for entry in self._read}
         for entry in self._entries:
-            now = entry.space.get(entry.name, MISSING)
+            now = entry.value_now
             before = entry.value
             if before is MISSING:
                 before = self._defaults.get(entry.key, MISSING)
@@ -192,7 +192,7 @@ class PythonRecorder:
         found: list[Entry] = []
         for entry in (*self._entries, *self._beside):
             made = entry.key in read and (entry.value is None or entry.value is MISSING)
-            now = entry.space.get(entry.name, MISSING)
+            now = entry.value_now
             later = isinstance(now, torch.Tensor) or is_later(now)
             if not made and not later and not entry.holds() and not _by_default(entry):
                 found.append(entry)
@@ -213,7 +213,7 @@ class PythonRecorder:
         """Numbers that the step made where it had read none, as they are after it."""
         found = []
         for entry in self._read:
-            now = entry.space.get(entry.name, MISSING)
+            now = entry.value_now
             nothing = entry.value is None or entry.value is MISSING
             if nothing and isinstance(now, int | float):
                 found.append(replace(entry, value=now))
