@@ -238,6 +238,34 @@ def test_batch_norm_needs_more_than_one_value() -> None:
         split_time(graph, asked(micro_batches=4))
 
 
+def test_a_gradient_through_batch_norm_is_not_differentiated_again() -> None:
+    """Its sums over samples would be those of all micro-batches, whose statistics differ."""
+    graph, _ = captured(_normed(), _penalized, vector_batch(8))
+    with pytest.raises(StrategyError, match="the gradient of a BatchNorm is differentiated again"):
+        split_time(graph, asked(micro_batches=2))
+
+
+def test_half_precision_casts_what_batch_norm_saves() -> None:
+    model = _normed().to(torch.bfloat16)
+    model[1].float()
+    graph, _ = captured(model, _halves, vector_batch(8))
+    split_time(graph, asked(micro_batches=2))
+
+
+def _normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def _halves(model: nn.Module, batch: Any) -> Any:
+    return model(batch["x"].to(torch.bfloat16)).square().mean()
+
+
+def _penalized(model: nn.Module, batch: Any) -> Any:
+    x = batch["x"].detach().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return slope.square().sum()
+
+
 def test_counts_of_labels_gather_no_labels() -> None:
     """What is summed over a leaf keeps the leaf's shape, so that its parts may stay on their ranks."""
     graph, _ = captured(MLP(), micro.ignoring, micro.labels_with_holes())

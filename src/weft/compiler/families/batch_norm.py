@@ -188,5 +188,6 @@ FAMILY = Family(
         signature=_split_signature,
         size=_size,
         made_by=_STATISTICS,
+        saved=(1, 2),  # mean, and 1 / standard deviation
     ),
 )

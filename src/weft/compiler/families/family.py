@@ -56,6 +56,7 @@ class SampleStatistics:
         signature: of a call whose samples are split along a dimension.
         size: numbers that make one statistic.
         made_by: the op that makes them where the call is taken apart.
+        saved: of a forward, the results that it keeps for its backward alone.
     """
 
     name: str
@@ -66,6 +67,7 @@ class SampleStatistics:
     signature: Callable[[OpCall, int], Signature]
     size: Callable[[OpCall], int]
     made_by: str
+    saved: tuple[int, ...]
 
 
 @final

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.families.table import takes_statistics
+from weft.compiler.families.table import sample_statistics, takes_statistics
 from weft.compiler.hints import Hints
 from weft.compiler.microbatch.loops import cut_leaves
 from weft.errors import StrategyError
@@ -30,6 +30,7 @@ class Facts:
         nothing: values that depend on no input: numbers, ranges, random masks.
         whole: values that can be made whole, once a step, before any micro-batch: what depends on
             the batch alone, or not on it.
+        saved: statistics over samples, as BatchNorm's, that are kept for its backward alone; casts of them too.
         own: buffers with a new version for each micro-batch, as BatchNorm has them.
     """
 
@@ -37,6 +38,7 @@ class Facts:
     leaves: frozenset[str]
     nothing: frozenset[str]
     whole: frozenset[str]
+    saved: frozenset[str]
     own: frozenset[str] = frozenset()
 
 
@@ -58,7 +60,7 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
         if takes_statistics(node) or any(name in of_model for name in uses):
             of_model |= made
     whole = frozenset(graph.values) - (of_batch & of_model)
-    return Facts(batch, leaves, frozenset(nothing), whole)
+    return Facts(batch, leaves, frozenset(nothing), whole, _saved(graph))
 
 
 def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str]]:
@@ -80,6 +82,19 @@ def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str
             f"of {micro_batches}"
         )
     return size, frozenset(node.value.name for node in cut)
+
+
+def _saved(graph: LogicalGraph) -> frozenset[str]:
+    """What calls keep of their statistics for the backward, as it is or in another dtype."""
+    found: set[str] = set()
+    for node in graph.of_kind(Call):
+        statistics = sample_statistics(node)
+        if statistics is not None and statistics.takes(node):
+            kept = (node.outputs[each] for each in statistics.saved)
+            found.update(value.name for value in kept if value is not None)
+        elif node.op == "aten._to_copy.default" and not found.isdisjoint(node_uses(node)):
+            found.update(value.name for value in node.outputs if value is not None)
+    return frozenset(found)
 
 
 def _variables(graph: LogicalGraph) -> set[str]:

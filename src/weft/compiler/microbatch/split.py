@@ -31,8 +31,8 @@ from weft.compiler.microbatch.forms import (
 )
 from weft.compiler.microbatch.order import in_order
 from weft.compiler.microbatch.prepare import prepared
+from weft.compiler.microbatch.samples import check_saved, check_size, over_samples
 from weft.compiler.microbatch.values import Values
-from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
 from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Partial, Split
@@ -52,8 +52,8 @@ def split_time(graph: LogicalGraph, context: Context) -> LogicalGraph:
         context: with the number of equal parts of the batch; with 1 the graph stays as it is.
 
     Raises:
-        StrategyError: naming the leaf that cannot be cut into equal parts, or the BatchNorm whose
-            micro-batches are too small.
+        StrategyError: naming the leaf that cannot be cut into equal parts, the BatchNorm whose
+            micro-batches are too small, or what differentiates the gradient of one again.
         RuleError: when an op has no rule.
     """
     micro_batches = context.options.micro_batches
@@ -105,9 +105,10 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
     sources = tuple(values.source(name, node.phase) for name in operands)
     call = op_call(values.graph, node)
     statistics = sample_statistics(node)
-    if statistics is not None and _over_samples(statistics, sources[0].form):
+    if statistics is not None and over_samples(statistics, sources[0].form):
         _of_samples(values, node, call, statistics)
         return
+    check_saved(values, node, operands)
     if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
         return
     found = chosen.get((call, sources))
@@ -145,22 +146,12 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
     return True
 
 
-def _over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
-    """True where statistics of a value in this form are taken over samples: each micro-batch has its own."""
-    return isinstance(form, Split | Strided) and statistics.over(form.dim)
-
-
 def _of_samples(values: Values, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
     """A call that takes statistics, or its backward, of the samples of a micro-batch alone."""
     names = operand_names(node)
     form = values.forms[names[0]]
     assert isinstance(form, Split | Strided)
-    own = statistics.size(call) // values.micro_batches
-    if own < 2:
-        raise StrategyError(
-            f"micro_batches={values.micro_batches} leaves the {statistics.name} at {node.location} {own} value for "
-            "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
-        )
+    check_size(values.micro_batches, node, call, statistics)
     way = Way(statistics.signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
     wanted = zip(names, way.operands, strict=True)
     reads = [values.operand(name, each, node.phase) for name, each in wanted]
