@@ -54,12 +54,13 @@ def prediction(program: weft.Program, batch: Any) -> dict[str, Any]:
     found = measured(world, [variant.compiled], program._step.optimizers)
     costs = MeasuredCosts(found, usual_device(world.device_type))
     simulation = predicted(variant.captured.graph, variant.compiled, costs)
+    assert simulation.memory is not None  # the plans say it
     low, high = simulation.interval or (simulation.step_seconds, simulation.step_seconds)
     return {
         "seconds": simulation.step_seconds,
         "low": low,
         "high": high,
-        "peak": max(peak.memory.peak for peak in variant.compiled.peaks),
+        "peak": simulation.memory.planned,
         "planned_sent": simulation.sent_bytes,
         "sent": sent_in_a_step(program, batch),
         "estimates": list(simulation.estimates),

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.compiler.local.communicators import families
 from weft.errors import UserError
+from weft.hardware import usual_device
 from weft.hardware.call_text import exchange_text
 from weft.hardware.here import keep_here, this_machine
 from weft.hardware.measured import Measurements, SizedSample
 from weft.hardware.topology import topology
 from weft.layout import Placement
 from weft.planning.plans import plan_stored
-from weft.planning.simulated import planned_step
+from weft.planning.simulated import planned_step, simulate_stored
 from weft.units import Bytes, Seconds
 
 PIPELINE = replace(weft.data_parallel(), stages=2, micro_batches=2)
@@ -45,6 +47,22 @@ def job(**options: Any) -> weft.Job:
     torch.manual_seed(0)
     model = GPT(**options)
     return weft.Job(model, token_loss, torch.optim.AdamW(model.parameters()), token_batch(n=8))
+
+
+def test_memory_is_that_of_the_simulated_order() -> None:
+    """While a BatchNorm waits for its sums, updates run whose gradients then are gone."""
+    with torch.device("meta"):
+        model = nn.Sequential(
+            *(m for _ in range(4) for m in (nn.Linear(4096, 4096), nn.BatchNorm1d(4096)))
+        )
+        batch = {"x": torch.zeros(512, 4096), "y": torch.zeros(512, dtype=torch.int64)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stored = weft.Job(model, classification_loss, optimizer, batch).stored()
+    compiled = plan_stored(stored, weft.data_parallel(), Placement("cpu", (2,), (0, 1)))
+    planned = max(peak.memory.peak for peak in compiled.peaks)
+    found = simulate_stored(stored.graph, compiled, usual_device("cpu")).memory
+    assert found is not None
+    assert found.planned < 0.95 * planned
 
 
 def test_files_and_jobs_are_simulated_alike(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from typing import final
 from weft.actors.simulate import simulate as run_actors
 from weft.cached import cached_property
 from weft.compiler.kept import KeptResults
-from weft.compiler.memory.order import moments_of
-from weft.compiler.memory.walk import memory
 from weft.errors import InternalError, StrategyError
 from weft.hardware.costs import Costs
 from weft.hardware.measured import MeasuredCosts
@@ -26,7 +24,7 @@ from weft.planning.machine import machine_of
 from weft.planning.moves import Candidate, Move
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
-from weft.planning.simulated import as_run, planned_step
+from weft.planning.simulated import as_run, held_in_time, planned_step
 from weft.planning.stored_step import StoredStep
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
@@ -54,7 +52,8 @@ class _Planned:
 
     @cached_property
     def simulation(self) -> Simulation:
-        return simulation_of(self.step, self.acts, self.costs, self.ran)
+        held = held_in_time(self.step, self.ran)
+        return simulation_of(held, self.acts, self.costs, self.ran)
 
     def bound(self) -> Seconds:
         """Seconds of the busiest queue."""
@@ -198,7 +197,7 @@ class Explorer:
 def with_credits(
     step: PlannedStep, acts: ActCosts, credits: Mapping[tuple[int, str], int]
 ) -> PlannedStep:
-    """A planned step whose registers have other copies, with what ranks then hold.
+    """A planned step whose registers have other copies.
 
     Args:
         step: as it is planned.
@@ -224,8 +223,7 @@ def with_credits(
     every = tuple(plans.values())
     seconds = {plan.rank: acts.seconds(plan.rank) for plan in every}
     try:
-        lines = run_actors(every, seconds, fixed=True).timelines
+        run_actors(every, seconds, fixed=True)
     except InternalError as error:
         raise StrategyError(f"with these copies the plans get stuck ({error}); use more") from None
-    peaks = {plan.rank: memory(plan, moments_of(lines[plan.rank])).memory.peak for plan in every}
-    return replace(step, plans=every, peaks=peaks)
+    return replace(step, plans=every)

@@ -11,9 +11,8 @@ from weft.hardware.costs import Costs
 from weft.hardware.here import costs_here
 from weft.ir import LogicalGraph
 from weft.planning.progress import uncollected
-from weft.planning.simulated import as_run, planned_step
+from weft.planning.simulated import as_run, planned_step, simulate_planned
 from weft.runtime.world.world import World
-from weft.simulator import simulate
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.planned import PlannedStep
 
@@ -36,14 +35,18 @@ def predicted(captured: LogicalGraph, compiled: Compiled, costs: Costs) -> Simul
         costs: of the machine.
     """
     with uncollected():
-        return simulate(step_of(captured, compiled), costs)
+        return simulate_planned(_stands(captured, compiled), costs)
 
 
 def step_of(captured: LogicalGraph, compiled: Compiled) -> PlannedStep:
-    """A compiled step with the plans of the ranks that stand for all."""
+    """A compiled step with the plans of the ranks that stand for all, and its calls as they run."""
+    return as_run(_stands(captured, compiled))
+
+
+def _stands(captured: LogicalGraph, compiled: Compiled) -> PlannedStep:
     step = planned_step(captured, compiled)
     classes = compiled.schedule.classes
     if not classes:  # they do not differ in what they do when
-        return as_run(replace(step, plans=step.plans[:1]))
+        return replace(step, plans=step.plans[:1])
     stand = set(classes.values())
-    return as_run(replace(step, plans=[p for p in compiled.schedule.plans if p.rank in stand]))
+    return replace(step, plans=[p for p in compiled.schedule.plans if p.rank in stand])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
+from weft.actors.simulate import Timed
 from weft.hardware.costs import Capacity, Costs
 from weft.hardware.given_costs import GivenCosts
 from weft.ir.plan import COMPUTE, Communicate
@@ -135,6 +136,16 @@ class SteadySteps:
     def _periods(self) -> list[Seconds]:
         """Seconds from end to end."""
         return [Seconds(end - before) for before, end in pairwise((0.0, *self.ends))]
+
+    def timelines(self) -> dict[int, list[Timed]]:
+        """The acts of the last step on each planned rank."""
+        found: dict[int, list[Timed]] = {}
+        for task, members in enumerate(self.tasks.members):
+            for rank, actor, step, micro in members:
+                if step == self.last:
+                    act = Timed(actor, micro, self.times.starts[task], self.times.ends[task])
+                    found.setdefault(rank, []).append(act)
+        return found
 
     def traces(self, step: PlannedStep, lines: Lines) -> tuple[RankTrace, ...]:
         ranks = {one.queue: one.ranks for one in step.communicators}

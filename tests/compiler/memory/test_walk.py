@@ -82,6 +82,16 @@ def test_temporaries_go_after_their_last_use() -> None:
     assert found.actor == 2
 
 
+@pytest.mark.parametrize(("kib_of", "rows"), [(8, 8), (2048, 512)])
+def test_rows_that_a_loss_works_on_take_memory(kib_of: int, rows: float) -> None:
+    """A few rows of its result at a time: all of a small one, 512 KiB of a large one."""
+    made = value("c", kib_of)
+    nodes = (call("weft.cross_entropy_backward", ["x", "w"], made),)
+    compute = Compute(2, nodes, ("x", "w"), ("c",))
+    found = memory(plan((compute,), register("c", 2, 3, kib=kib_of)))
+    assert kib(found.memory) == {"activations": kib_of + rows, "peak": kib_of + rows + 2}
+
+
 def test_views_share_memory_and_keep_it() -> None:
     first = (
         call("aten.mm.default", ["x", "w"], value("a", 8)),

@@ -14,8 +14,10 @@ from weft.hardware.measured import MeasuredCosts, from_json, to_json
 from weft.ir.plan import LocalCall, LocalUpdate
 from weft.program.measured import overheads
 from weft.program.measured.measure import Patience, measured
-from weft.program.measured.overheads import Overheads, middle
+from weft.program.measured.overheads import Overheads, filling_program, frame, middle
 from weft.runtime.measured import beside, exchanges, updates
+from weft.runtime.world.world import innermost_world
+from weft.units import Bytes
 
 
 def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +66,17 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
 def test_overheads_are_medians_and_not_below_zero() -> None:
     seen = [Overheads(1.0, -3.0, 2.0), Overheads(3.0, -1.0, 2.0), Overheads(2.0, -2.0, 9.0)]
     assert middle(seen) == Overheads(2.0, 0.0, 2.0)
+
+
+def test_the_frame_of_a_step_that_fills_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank reads as many bytes as a step holds; what is between steps takes time."""
+    monkeypatch.setattr(overheads, "_FIRST", 1)
+    monkeypatch.setattr(overheads, "_STEPS", 3)
+    with weft.local_world(2):
+        world = innermost_world()
+        assert world is not None
+        program, batch = filling_program(world, Bytes(4096))
+        read = [node.value.shape for node in program._variants.current.compiled.programs[0].inputs]
+        assert 0 < frame(program, batch) < 1
+        program.close()
+    assert any(4 * size >= 4096 for shape in read for size in shape[:1])

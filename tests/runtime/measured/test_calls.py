@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -76,23 +77,55 @@ def test_integers_are_valid_indices() -> None:
     assert 0 <= int(found.min()) <= int(found.max()) < 4
 
 
-def test_each_turn_is_on_other_operands() -> None:
+def test_each_turn_is_on_other_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many sets as a step holds; a result stays until its set comes again."""
     (one,) = distinct_calls([program(AGAIN)])
-    kernel = build_kernel([AGAIN], ["again"], DEVICE)
     seen: list[torch.Tensor] = []
+    build_it = build_kernel
 
-    def noting(draw: object, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen.append(inputs[0])
-        return kernel.function(draw, *inputs)
+    def noting(*given: Any, **named: Any) -> Any:
+        kernel = build_it(*given, **named)
 
+        def function(draw: object, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            seen.extend(inputs[:1])
+            return kernel.function(draw, *inputs)
+
+        return replace(kernel, function=function)
+
+    monkeypatch.setattr(measured, "build_kernel", noting)
     size = 4 * (6 * 4 + 4 * 5 + 6 * 5)
-    work = measured._work(one, replace(kernel, function=noting), DEVICE, Bytes(3 * size))
-    for _ in range(6):
-        work()
+    assert one.bytes == size
+    measured_calls([one], lambda call: call, DEVICE, 0.0, Bytes(3 * size))
     places = [each.data_ptr() for each in seen]
-    assert places[:3] == places[3:]
+    assert places[:3] == places[3:6]
     assert len(set(places)) == 3
+
+
+def test_calls_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once in a round, in the order of the program: it finds the caches as the others leave them."""
+    ran: list[str] = []
+    make = measured._work
+
+    def noting(one: measured.CallOfProgram, *given: Any) -> Any:
+        work = make(one, *given)
+        assert work is not None
+        return lambda: (ran.append(one.node.op), work())
+
+    monkeypatch.setattr(measured, "_work", noting)
+    samples(TURNED, AGAIN)
+    assert ran[:4] == ["aten.transpose.int", "aten.mm.default"] * 2
+
+
+def test_calls_that_have_no_room_together_are_measured_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measured, "_ROOM", Bytes(1))
+    found = samples(TURNED, AGAIN)
+    assert len(found) == 2
+    assert [len(group) for group in measured._groups(distinct_calls([program(TURNED, AGAIN)]))] == [
+        1,
+        1,
+    ]
 
 
 def test_a_call_that_cannot_run_is_left_out() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.measured.stopwatch import summary, took
+from weft.runtime.measured.stopwatch import summary, took, took_in_turns
 
 
 def test_the_median_counts_and_quartiles_say_the_spread() -> None:
@@ -21,3 +21,12 @@ def test_work_is_called_until_there_are_rounds_enough() -> None:
     found = took(lambda: calls.append(None), 0.0)
     assert len(calls) > 5
     assert 0 < found.seconds < 1
+
+
+def test_works_are_called_in_turns_and_waited_for() -> None:
+    calls: list[str] = []
+    works = [lambda: calls.append("a"), lambda: calls.append("b")]
+    found = took_in_turns(works, 0.0, lambda: calls.append("."))
+    assert len(found) == 2
+    assert calls[:8] == ["a", ".", "b", "."] * 2
+    assert all(0 < each.seconds < 1 for each in found)

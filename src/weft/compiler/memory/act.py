@@ -23,7 +23,8 @@ from weft.ir.plan import (
 )
 from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import Kind, value_bytes
-from weft.units import Bytes
+from weft.ops.weft_ops import ROWS_AT_A_TIME, WEFT_OPS
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
 
@@ -89,6 +90,17 @@ def _is_blank(call: LocalCall) -> bool:
     return call.op == "weft.keep" and call.args[1] is False
 
 
+def _rows(call: LocalCall) -> Bytes:
+    """The bytes of the rows of its result that a call makes besides, a few at a time."""
+    known = WEFT_OPS.get(call.op)
+    if known is None or not known.rows:
+        return NO_BYTES
+    (made,) = call.makes
+    rows, width = made.shape
+    some = min(rows, max(1, ROWS_AT_A_TIME // max(1, width)))
+    return Bytes(some * width * ITEM_SIZE[made.dtype])
+
+
 @final
 @dataclass(frozen=True)
 class _Segment:
@@ -149,8 +161,10 @@ class _Segment:
                 total += size
                 if value.name not in self.lasting:
                     ending.setdefault(self.last[value.name], []).append((kind, size))
-            if total > highest:
-                most, highest, where = now.copy(), total, place
+            rows = _rows(call)
+            if total + rows > highest:
+                most, highest, where = now.copy(), total + rows, place
+                most["activations"] += rows
             for kind, size in ending.get(place, ()):
                 now[kind] -= size
                 total -= size

@@ -17,7 +17,14 @@ from weft.compiler.plans.specialize import Target, join_sums, variant
 from weft.hardware.here import DEVICE, PROCESSES, RANKS, THREADS, this_machine
 from weft.hardware.measured import Measurements, Sample, SizedSample, from_json, to_json
 from weft.ir.plan import Communicator, LocalCall, LocalNode, LocalProgram
-from weft.program.measured.overheads import Overheads, middle, overheads, tiny_program
+from weft.program.measured.overheads import (
+    Overheads,
+    filling_program,
+    frame,
+    middle,
+    overheads,
+    tiny_program,
+)
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.measured.beside import slowdown
 from weft.runtime.measured.calls import COLD, distinct_calls, measured_calls
@@ -25,6 +32,9 @@ from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
 from weft.units import Bytes, Seconds
+
+# A step that holds no more leaves the caches to what the host does.
+_CACHED = Bytes(2**20)
 
 
 @final
@@ -69,11 +79,12 @@ def measured(
         begun: is told what is measured, on the first rank.
     """
     told = begun if 0 in world.ranks else _nothing
-    found = _of_calls(world, tuple(compiled), optimizers, patience, told)
+    programs = tuple(compiled)
+    found = _of_calls(world, programs, optimizers, patience, told)
     exchanges, slower = _exchanges(world, told)
     found = replace(found, exchanges=exchanges, slowdown=slower, memory=_memory(world))
     told("acts and steps")
-    return with_overheads(world, found, patience)
+    return with_overheads(world, found, patience, _held(programs))
 
 
 def _memory(world: World) -> Bytes:
@@ -83,19 +94,38 @@ def _memory(world: World) -> Bytes:
     return Bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // world.size)
 
 
-def with_overheads(world: World, found: Measurements, patience: Patience) -> Measurements:
-    """Measurements with the overheads of acts, exchanges and steps, the same on all ranks."""
+def with_overheads(
+    world: World, found: Measurements, patience: Patience, held: Bytes
+) -> Measurements:
+    """Measurements with the overheads of acts, exchanges and steps, the same on all ranks.
+
+    Args:
+        world: of the ranks.
+        found: with the exchanges.
+        patience: for each measurement.
+        held: bytes that a step holds.
+    """
     program, batch = tiny_program(world)
     compiled, optimizers = program._variants.current.compiled, program._step.optimizers
     own = _of_calls(world, (compiled,), optimizers, patience, _nothing)
     seen = overheads(program, batch, replace(own, exchanges=found.exchanges))
     program.close()
+    if held > _CACHED:
+        program, batch = filling_program(world, held)
+        seen = replace(seen, step=frame(program, batch))
+        program.close()
     text = json.dumps([seen.act, seen.exchange, seen.step])
     every = [
         Overheads(*json.loads(each)) for each in world.gather(dict.fromkeys(world.ranks, text))
     ]
     ours = middle(every)
     return replace(found, act=ours.act, exchange=ours.exchange, step=ours.step)
+
+
+def _held(compiled: Iterable[Compiled]) -> Bytes:
+    """The bytes that a step of programs holds, at most as many as no cache holds."""
+    peaks = (peak.memory.peak for each in compiled for peak in each.peaks)
+    return Bytes(min(COLD, max(peaks, default=COLD)))
 
 
 def _of_calls(
@@ -107,7 +137,7 @@ def _of_calls(
 ) -> Measurements:
     """The calls and updates of programs, by all ranks at the same time."""
     facts = machine_of(world)
-    held = min(COLD, max((p.memory.peak for c in compiled for p in c.peaks), default=COLD))
+    held = _held(compiled)
 
     def one(rank: int) -> str:
         own = [each for c in compiled for each in c.programs if each.rank == rank]
@@ -117,11 +147,9 @@ def _of_calls(
         return to_json(
             Measurements(
                 facts,
-                measured_calls(calls, _as_run(world), device, patience.call, Bytes(held), begun),
+                measured_calls(calls, _as_run(world), device, patience.call, held, begun),
                 {
-                    type(each).__name__: measured_updates(
-                        each, device, patience.update, held=Bytes(held)
-                    )
+                    type(each).__name__: measured_updates(each, device, patience.update, held=held)
                     for each in optimizers.each
                 },
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.hardware import usual_device
 from weft.hardware.measured import MeasuredCosts, Measurements
-from weft.ir.plan import Compute
+from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.layout import Placement
 from weft.program.compile import compile
 from weft.program.predict import step_of
@@ -23,7 +23,7 @@ from weft.runtime.recording import Span
 from weft.runtime.world.world import World
 from weft.simulator.steps.acts import act_costs
 from weft.strategy.strategy import Strategy, data_parallel
-from weft.units import NO_TIME, Seconds
+from weft.units import NO_TIME, Bytes, Seconds
 
 # Steps that are not looked at, and those that are.
 _FIRST, _STEPS = 10, 60
@@ -49,16 +49,73 @@ class Overheads:
 def tiny_program(world: World) -> tuple[Program, Tensor]:
     """A program whose calls take next to no time, with the batch that it takes; every process must call it."""
     model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
-    batch = torch.ones(_MICRO_BATCHES * world.size, _WIDTH)
-    strategy = Strategy(batch=data_parallel().batch, micro_batches=_MICRO_BATCHES)
+    return _compiled(world, model, _mean, _MICRO_BATCHES)
+
+
+def filling_program(world: World, held: Bytes) -> tuple[Program, Tensor]:
+    """A program as small that reads so many bytes on each rank: what the host does between steps finds the caches full.
+
+    Every process must call it.
+    """
+    model = nn.Linear(_WIDTH, 1)
+    model.register_buffer("rest", torch.zeros(world.size * held // 4))
+    return _compiled(world, model, _mean_beside, 1)
+
+
+def _compiled(
+    world: World, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], micro_batches: int
+) -> tuple[Program, Tensor]:
+    batch = torch.ones(micro_batches * world.size, _WIDTH)
+    strategy = Strategy(batch=data_parallel().batch, micro_batches=micro_batches)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     placement = Placement(world.device_type, (world.size,), tuple(range(world.size)))
-    return compile(model, _mean, optimizer, batch, placement=placement, strategy=strategy), batch
+    return compile(model, loss, optimizer, batch, placement=placement, strategy=strategy), batch
 
 
 def _mean(model: nn.Module, batch: Any) -> Tensor:
     found: Tensor = model(batch).square().mean()
     return found
+
+
+def _mean_beside(model: nn.Module, batch: Any) -> Tensor:
+    rest: Tensor = model.rest  # type: ignore[assignment]  # a buffer
+    return _mean(model, batch) + rest.sum()
+
+
+def frame(program: Program, batch: Tensor) -> Seconds:
+    """Seconds of the host between the acts of one step and those of the next, as the first rank here sees them.
+
+    All ranks must call it together.
+
+    Args:
+        program: such as `filling_program`.
+        batch: that it takes.
+    """
+    executor = next(iter(program._executors.values()))
+    each = []
+    for number in range(_FIRST + _STEPS):
+        took = _step(program, batch)
+        if number >= _FIRST:
+            each.append(took - _inside(_working(executor.plan, executor.recorder.record().spans)))
+    return Seconds(max(0.0, median(each)))
+
+
+def _step(program: Program, batch: Tensor) -> float:
+    """Seconds of a step, as its caller sees them."""
+    begin = perf_counter_ns()
+    program.step(batch)
+    return (perf_counter_ns() - begin) / 1e9
+
+
+def _working(plan: RankPlan, spans: Iterable[Span]) -> list[Span]:
+    """The spans of what takes time in plans, in order: all but what feeds and fetches."""
+    work = {actor.id for actor in plan.actors if isinstance(actor, Compute | Communicate)}
+    return sorted((span for span in spans if span[0].actor in work), key=lambda span: span[1])
+
+
+def _inside(spans: Sequence[Span]) -> float:
+    """Seconds from the first to the last."""
+    return (max(span[2] for span in spans) - spans[0][1]) / 1e9
 
 
 def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overheads:
@@ -79,22 +136,18 @@ def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overhe
     calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
     plan, recorder = executor.plan, executor.recorder
     computes = {actor.id for actor in plan.actors if isinstance(actor, Compute)}
-    queues = {actor.id: actor.queue for actor in plan.actors}
     each: list[Overheads] = []
     for number in range(_FIRST + _STEPS):
-        begin = perf_counter_ns()
-        program.step(batch)
-        took = perf_counter_ns() - begin
-        spans = sorted(recorder.record().spans, key=lambda span: span[1])
+        took = _step(program, batch)
+        spans = _working(plan, recorder.record().spans)
         own = [span for span in spans if span[0].actor in computes]
+        exchanges = [span for span in spans if span[0].actor not in computes]
         act = median([*_apart(own, calls), 0.0])
-        inside = (max(span[2] for span in spans) - spans[0][1]) / 1e9
-        exchanges = [span for span in spans if queues[span[0].actor].startswith("comm")]
-        known = sum(calls[span[0].actor] for span in (*own, *exchanges)) + act * len(own)
+        inside = _inside(spans)
+        known = sum(calls[span[0].actor] for span in spans) + act * len(own)
         exchange = (inside - known) / len(exchanges) if exchanges else 0.0
         if number >= _FIRST:
-            step_only = took / 1e9 - inside
-            each.append(Overheads(Seconds(act), Seconds(exchange), Seconds(step_only)))
+            each.append(Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside)))
     return middle(each)
 
 

@@ -1,9 +1,10 @@
 """Seconds of the distinct local calls of programs, each run by itself as a segment would run it.
 
 Operands that are views are made by the same views of a dense tensor, as kernels depend on strides. In a step a call
-finds little of what it reads in the processor's caches, and writes to memory that lay idle: so it runs on one set of
-operands after the other, as many as a step holds, and its results stay until its set comes again. Ranks that work side
-by side must measure side by side, since they share the machine: the same calls in the same order.
+finds little of what it reads, or of its own code, in the processor's caches, and writes to memory that lay idle: so
+calls run in turns, in the order of the program, on one set of operands after the other, as many as a step holds, and
+results stay until their set comes again. Ranks that work side by side must measure side by side, since they share the
+machine: the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from weft.ir.queries.memory import value_bytes
 from weft.ir.queries.op_calls import at_micro_batch, local_op_call
 from weft.ops import OpCall, shares_memory
 from weft.ops.rule import kept_results
-from weft.runtime.kernels.generated import Kernel, build_kernel
-from weft.runtime.measured.stopwatch import Took, took
+from weft.runtime.kernels.generated import build_kernel
+from weft.runtime.measured.stopwatch import took_in_turns
 from weft.runtime.random import uniform
 from weft.units import Bytes, Seconds
 
@@ -36,6 +37,8 @@ _LOW, _HIGH = 0.5, 1.5
 # Bytes of which no cache holds much; a step that holds more is as cold.
 COLD = Bytes(2**26)
 _MOST_SETS = 256
+# Bytes of the operands of calls that run in turns.
+_ROOM = Bytes(2**28)
 # Acts of a call that keeps a sum from one micro-batch to the next.
 _ACTS = 2
 
@@ -52,6 +55,13 @@ class CallOfProgram:
         self.values = values
         self.lies = lying(node, makers, values)
         self.text = call_text(self.call, self.lies)
+        self.looped = node.op in OVER_STEP
+
+    @property
+    def bytes(self) -> Bytes:
+        """The bytes of its operands and results."""
+        names = {*self.node.operands, *(each.name for each in self.node.makes)}
+        return Bytes(sum(value_bytes(self.values[name]) for name in names))
 
     @property
     def call(self) -> OpCall:
@@ -99,63 +109,100 @@ def measured_calls(
     """Seconds of calls by their texts; those that cannot be run by themselves are left out.
 
     Args:
-        calls: the same in the same order on all ranks that measure side by side.
+        calls: in the order of programs, the same on all ranks that measure side by side.
         as_run: a call in the op that has its kernel on the device.
         device: where they run.
-        patience: seconds for each, at least.
+        patience: seconds for each, on the mean.
         held: bytes that a step holds.
         begun: is told the text of each call.
     """
-    found = {}
-    usual = usual_device(device.type)
-    idle = took(_in_turns(_idle, [()], looped=False), patience).seconds
-    for each in calls:
-        begun(each.text)
-        measured = _measured(each, as_run, device, patience, held)
-        if measured is not None:
-            seconds = Seconds(max(measured.seconds - idle, 0.0))
-            alike = usual.of_call(0, each.call).seconds
-            found[each.text] = Sample(seconds, measured.spread, alike)
+    found: dict[str, Sample] = {}
+    for group in _groups(calls):
+        for each in group:
+            begun(each.text)
+        found |= _of_group(group, as_run, device, patience, held)
     return found
+
+
+def _groups(calls: Iterable[CallOfProgram]) -> Iterator[list[CallOfProgram]]:
+    """Calls that follow each other, as many as have room at the same time."""
+    group: list[CallOfProgram] = []
+    for each in calls:
+        if group and sum(one.bytes for one in group) + each.bytes > _ROOM:
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _of_group(
+    group: Sequence[CallOfProgram],
+    as_run: Callable[[LocalCall], LocalCall],
+    device: torch.device,
+    patience: float,
+    held: Bytes,
+) -> dict[str, Sample]:
+    """Seconds of calls that run in turns, each once in a round."""
+    size = sum(one.bytes for one in group)
+    sets = max(1, min(_MOST_SETS, held // max(size, 1)))
+    works: list[tuple[CallOfProgram, Callable[[], object]]] = []
+    with torch.no_grad():
+        for one in group:
+            work = _work(one, as_run(one.node), device, sets)
+            if work is not None:
+                works.append((one, work))
+        finish = _finish(device)
+        idle, *seen = took_in_turns(
+            [_in_turns(_idle, [()], looped=False), *(work for _, work in works)], patience, finish
+        )
+    usual = usual_device(device.type)
+    found = {}
+    for (one, _), took in zip(works, seen, strict=True):
+        acts = _ACTS if one.looped else 1
+        seconds = Seconds(max(took.seconds - idle.seconds, 0.0) / acts)
+        found[one.text] = Sample(seconds, took.spread, usual.of_call(0, one.call).seconds)
+    return found
+
+
+def _finish(device: torch.device) -> Callable[[], object]:
+    """Waits for a device; the host has done what it does."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
+
+
+def _nothing() -> None:
+    """A host is done when a call returns."""
 
 
 def _idle(draw: Any, *inputs: Tensor) -> None:
     """Takes as long as calling a segment that does nothing."""
 
 
-def _measured(
-    one: CallOfProgram,
-    as_run: Callable[[LocalCall], LocalCall],
-    device: torch.device,
-    patience: float,
-    held: Bytes,
-) -> Took | None:
-    """The seconds of a call; None where it cannot run by itself."""
-    looped = one.node.op in OVER_STEP
-    call = _first_micro(as_run(one.node))
+def _work(
+    one: CallOfProgram, runs: LocalCall, device: torch.device, sets: int
+) -> Callable[[], object] | None:
+    """A call as a function without arguments, each time on the next set of operands; None where it cannot run so.
+
+    Args:
+        one: the call.
+        runs: the same in the op that has its kernel.
+        device: where it runs.
+        sets: how many sets of operands there are.
+    """
+    call = _first_micro(runs)
     made = [each.name for each in call.makes]
     try:
-        with torch.no_grad():
-            kernel = build_kernel([call], made, device, micro_batches=_ACTS if looped else 1)
-            found = took(_work(one, kernel, device, held), patience)
+        kernel = build_kernel([call], made, device, micro_batches=_ACTS if one.looped else 1)
+        bases = _bases(one, kernel.inputs, device)
+        every = [_operands(one, kernel.inputs, bases, device)]
+        for _ in range(sets - 1):
+            again = [base.clone() for base in bases]
+            every.append(_operands(one, kernel.inputs, again, device))
+        work = _in_turns(kernel.function, every, one.looped)
+        work()  # what the first call costs by itself does not count
     except Exception:  # whatever an op refuses of plain numbers, it is not measured
         return None
-    return found._replace(seconds=Seconds(found.seconds / _ACTS)) if kernel.looped else found
-
-
-def _work(
-    one: CallOfProgram, kernel: Kernel, device: torch.device, held: Bytes
-) -> Callable[[], object]:
-    """The call as a function without arguments, each time on the next set of operands."""
-    names = {*one.node.operands, *(each.name for each in one.node.makes)}
-    size = sum(value_bytes(one.values[name]) for name in names)
-    count = max(1, min(_MOST_SETS, held // max(size, 1)))
-    bases = _bases(one, kernel.inputs, device)
-    sets = [_operands(one, kernel.inputs, bases, device)]
-    for _ in range(count - 1):
-        again = [base.clone() for base in bases]
-        sets.append(_operands(one, kernel.inputs, again, device))
-    return _in_turns(kernel.function, sets, kernel.looped)
+    return work
 
 
 def _in_turns(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple, final
 
@@ -39,6 +39,29 @@ def took(work: Callable[[], object], patience: float) -> Took:
     while perf_counter() < ends and len(rounds) < _MOST:
         rounds.append(_round(work, calls))
     return summary(rounds)
+
+
+def took_in_turns(
+    works: Sequence[Callable[[], object]], patience: float, finish: Callable[[], object]
+) -> list[Took]:
+    """Seconds of several works that run one after the other, again and again: each finds caches as others leave them.
+
+    Args:
+        works: what is called.
+        patience: seconds for each, on the mean.
+        finish: waits until a device has done what it was given; within the time of each work.
+    """
+    rounds: list[list[float]] = [[] for _ in works]
+    ends = perf_counter() + patience * len(works)
+    for number in range(_MOST):
+        if number >= _FEWEST and perf_counter() > ends:
+            break
+        for work, own in zip(works, rounds, strict=True):
+            start = perf_counter()
+            work()
+            finish()
+            own.append(perf_counter() - start)
+    return [summary(own) for own in rounds]
 
 
 def summary(rounds: list[float]) -> Took:
