@@ -13,7 +13,7 @@ from weft.planning.plans import plan_stored
 from weft.program.measured import general, machine
 from weft.program.measured.general import general_steps
 from weft.program.measured.machine import measured_job, roofline
-from weft.runtime.measured.calls import distinct_calls
+from weft.runtime.measured.calls import calls_in_order
 from weft.units import Seconds
 
 
@@ -22,7 +22,7 @@ def test_the_roofline_is_that_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(general, "_IMAGES", ())
     ranks = Placement("cpu", (2,), (0, 1))
     compiled = [plan_stored(step, weft.data_parallel(), ranks, (0,)) for step in general_steps(2)]
-    every = distinct_calls(each for c in compiled for each in c.programs)
+    every = calls_in_order((each for c in compiled for each in c.programs), 1)
     names = {one.call.op for one in every}
     assert {"aten.mm.default", "aten.embedding.default", "aten.gelu.default"} <= names
     calls = {}

@@ -17,7 +17,7 @@ from weft.planning.progress import uncollected
 from weft.program.job import Job
 from weft.program.measured.general import general_optimizers, general_steps
 from weft.program.measured.measure import Patience, measured
-from weft.runtime.measured.calls import distinct_calls
+from weft.runtime.measured.calls import calls_in_order
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
@@ -71,7 +71,7 @@ def measured_job(
 def roofline(compiled: Iterable[Compiled], measured: Measurements) -> Roofline | None:
     """The few figures of a device that measured calls show; None where there are none of each kind."""
     rates, moving, starts = list[float](), list[float](), list[float]()
-    for one in distinct_calls(each for c in compiled for each in c.programs):
+    for one in calls_in_order((each for c in compiled for each in c.programs), 1):
         sample = measured.calls.get(one.text)
         if sample is None or not sample.seconds or not has_rule(one.call.op):
             continue

@@ -27,7 +27,7 @@ from weft.program.measured.overheads import (
 )
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.measured.beside import slowdown
-from weft.runtime.measured.calls import COLD, distinct_calls, measured_calls
+from weft.runtime.measured.calls import COLD, calls_in_order, measured_calls
 from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
@@ -143,7 +143,7 @@ def _of_calls(
         own = [each for c in compiled for each in c.programs if each.rank == rank]
         joined = [replace(each, nodes=_with_joined_sums(each)) for each in own]
         device, begun = world.device(rank), told if rank == 0 else _nothing
-        calls = distinct_calls([*own, *joined])
+        calls = calls_in_order([*own, *joined])
         return to_json(
             Measurements(
                 facts,

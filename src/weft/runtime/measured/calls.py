@@ -9,6 +9,7 @@ machine: the same calls in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,16 +70,20 @@ class CallOfProgram:
         return local_op_call(self.node, self.values)
 
 
-def distinct_calls(programs: Iterable[LocalProgram]) -> list[CallOfProgram]:
-    """The calls of programs, of those with the same text the first."""
+def calls_in_order(programs: Iterable[LocalProgram], most: int = 4) -> list[CallOfProgram]:
+    """The calls of programs in their order; of those with the same text the first, at most so many times."""
     found: dict[str, CallOfProgram] = {}
+    times: Counter[str] = Counter()
+    order = []
     for program in programs:
         makers = makers_of(program.nodes)
         for node in program.nodes:
             if isinstance(node, LocalCall):
                 one = CallOfProgram(node, makers, program.values)
-                found.setdefault(one.text, one)
-    return list(found.values())
+                times[one.text] += 1
+                if times[one.text] <= most:
+                    order.append(found.setdefault(one.text, one))
+    return order
 
 
 def _views(node: LocalCall, makers: Mapping[str, LocalCall]) -> Iterator[LocalCall]:
@@ -109,7 +114,8 @@ def measured_calls(
     """Seconds of calls by their texts; those that cannot be run by themselves are left out.
 
     Args:
-        calls: in the order of programs, the same on all ranks that measure side by side.
+        calls: in the order of programs, the same on all ranks that measure side by side. One that is there several
+            times is called as often in a round.
         as_run: a call in the op that has its kernel on the device.
         device: where they run.
         patience: seconds for each, on the mean.
@@ -118,19 +124,22 @@ def measured_calls(
     """
     found: dict[str, Sample] = {}
     for group in _groups(calls):
-        for each in group:
+        left = [one for one in group if one.text not in found]
+        for each in dict.fromkeys(left):
             begun(each.text)
-        found |= _of_group(group, as_run, device, patience, held)
+        found |= _of_group(left, as_run, device, patience, held)
     return found
 
 
 def _groups(calls: Iterable[CallOfProgram]) -> Iterator[list[CallOfProgram]]:
     """Calls that follow each other, as many as have room at the same time."""
     group: list[CallOfProgram] = []
+    sizes: dict[CallOfProgram, Bytes] = {}
     for each in calls:
-        if group and sum(one.bytes for one in group) + each.bytes > _ROOM:
+        sizes.setdefault(each, each.bytes)
+        if group and sum(sizes.values()) > _ROOM:
             yield group
-            group = []
+            group, sizes = [], {each: each.bytes}
         group.append(each)
     if group:
         yield group
@@ -143,22 +152,23 @@ def _of_group(
     patience: float,
     held: Bytes,
 ) -> dict[str, Sample]:
-    """Seconds of calls that run in turns, each once in a round."""
-    size = sum(one.bytes for one in group)
+    """Seconds of calls that run one after the other, round after round."""
+    distinct = list(dict.fromkeys(group))
+    size = sum(one.bytes for one in distinct)
     sets = max(1, min(_MOST_SETS, held // max(size, 1)))
-    works: list[tuple[CallOfProgram, Callable[[], object]]] = []
     with torch.no_grad():
-        for one in group:
-            work = _work(one, as_run(one.node), device, sets)
-            if work is not None:
-                works.append((one, work))
-        finish = _finish(device)
+        made = {one: _work(one, as_run(one.node), device, sets) for one in distinct}
+        works = {one: work for one, work in made.items() if work is not None}
+        order = [one for one in group if one in works]
         idle, *seen = took_in_turns(
-            [_in_turns(_idle, [()], looped=False), *(work for _, work in works)], patience, finish
+            [_in_turns(_idle, [()], looped=False), *works.values()],
+            [0, *(1 + list(works).index(one) for one in order)],
+            patience,
+            _finish(device),
         )
     usual = usual_device(device.type)
     found = {}
-    for (one, _), took in zip(works, seen, strict=True):
+    for one, took in zip(works, seen, strict=True):
         acts = _ACTS if one.looped else 1
         seconds = Seconds(max(took.seconds - idle.seconds, 0.0) / acts)
         found[one.text] = Sample(seconds, took.spread, usual.of_call(0, one.call).seconds)

@@ -42,12 +42,16 @@ def took(work: Callable[[], object], patience: float) -> Took:
 
 
 def took_in_turns(
-    works: Sequence[Callable[[], object]], patience: float, finish: Callable[[], object]
+    works: Sequence[Callable[[], object]],
+    order: Sequence[int],
+    patience: float,
+    finish: Callable[[], object],
 ) -> list[Took]:
     """Seconds of several works that run one after the other, again and again: each finds caches as others leave them.
 
     Args:
         works: what is called.
+        order: which of them are called in a round, one after the other; each at least once.
         patience: seconds for each, on the mean.
         finish: waits until a device has done what it was given; within the time of each work.
     """
@@ -56,11 +60,12 @@ def took_in_turns(
     for number in range(_MOST):
         if number >= _FEWEST and perf_counter() > ends:
             break
-        for work, own in zip(works, rounds, strict=True):
+        for place in order:
+            work = works[place]
             start = perf_counter()
             work()
             finish()
-            own.append(perf_counter() - start)
+            rounds[place].append(perf_counter() - start)
     return [summary(own) for own in rounds]
 
 
