@@ -81,7 +81,7 @@ def measured(
     told = begun if 0 in world.ranks else _nothing
     programs = tuple(compiled)
     found = _of_calls(world, programs, optimizers, patience, told)
-    exchanges, slower = _exchanges(world, told)
+    exchanges, slower = _exchanges(world, told, _held(programs))
     found = replace(found, exchanges=exchanges, slowdown=slower, memory=_memory(world))
     told("acts and steps")
     return with_overheads(world, found, patience, _held(programs))
@@ -138,29 +138,31 @@ def _of_calls(
     """The calls and updates of programs, by all ranks at the same time."""
     facts = machine_of(world)
     held = _held(compiled)
+    meetings = world.connect([Communicator(0, tuple(range(world.size)))])
 
     def one(rank: int) -> str:
         own = [each for c in compiled for each in c.programs if each.rank == rank]
         joined = [replace(each, nodes=_with_joined_sums(each)) for each in own]
         device, begun = world.device(rank), told if rank == 0 else _nothing
         calls = calls_in_order([*own, *joined])
-        return to_json(
-            Measurements(
-                facts,
-                measured_calls(calls, _as_run(world), device, patience.call, held, begun),
-                {
-                    type(each).__name__: measured_updates(each, device, patience.update, held=held)
-                    for each in optimizers.each
-                },
+        channel = meetings[rank][0]
+        channel.barrier()
+        seen = measured_calls(calls, _as_run(world), device, patience.call, held, begun)
+        updates = {
+            type(each).__name__: measured_updates(
+                each, device, patience.update, channel.barrier, held
             )
-        )
+            for each in optimizers.each
+        }
+        channel.close()
+        return to_json(Measurements(facts, seen, updates))
 
     texts = dict(zip(world.ranks, world.run(one), strict=True))
     return together([from_json(text, "another rank") for text in world.gather(texts)])
 
 
 def _exchanges(
-    world: World, told: Callable[[str], object]
+    world: World, told: Callable[[str], object], held: Bytes
 ) -> tuple[dict[str, tuple[SizedSample, ...]], float]:
     """Exchanges of all ranks, and of pairs of them at the same time; and how much they slow calls down."""
     connected = [world.connect(groups) for groups in _groups(world.size)]
@@ -171,7 +173,7 @@ def _exchanges(
         for channels in connected:
             for channel in channels[rank].values():
                 if channel.size > 1:
-                    found |= measured_exchanges(channel, told if rank == 0 else _nothing)
+                    found |= measured_exchanges(channel, told if rank == 0 else _nothing, held)
                 if channel.size == world.size > 1:
                     slower = slowdown(channel)
                 channel.close()

@@ -271,13 +271,30 @@ def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:
     return torch.randint(_indices(one), value.shape, generator=draws, device=device).to(dtype)
 
 
+def _rows(one: CallOfProgram) -> int:
+    """The rows of the whole table that a call looks up in, or makes the gradient of; 0 where it does neither.
+
+    The gradient of a shard does not say how many there are; of two shards, half of the indices lie outside.
+    """
+    node = one.node
+    match node.op, node.args:
+        case ("aten.embedding.default", _):
+            return one.values[node.operands[0]].shape[0]
+        case ("weft.embedding_shard", (_, _, int(offset), *whole)):
+            own = one.values[node.operands[0]].shape[0]
+            return next((each for each in whole if isinstance(each, int)), offset + own)
+        case ("aten.embedding_dense_backward.default", (_, _, int(rows), *_)):
+            return rows
+        case ("weft.embedding_dense_backward_shard", (_, _, int(rows), int(offset), *_)):
+            return max(offset + rows, 2 * rows)
+    return 0
+
+
 def _indices(one: CallOfProgram) -> int:
     """A number below which an integer is an index: of a table's rows, else of all dimensions of tensors of numbers."""
-    node = one.node
-    if node.op == "aten.embedding.default":
-        return one.values[node.operands[0]].shape[0]
-    if node.op == "aten.embedding_dense_backward.default" and isinstance(node.args[2], int):
-        return node.args[2]
+    rows = _rows(one)
+    if rows:
+        return rows
     every = (*one.views, one.node)
     names = {name for each in every for name in (*each.operands, *(v.name for v in each.makes))}
     floats = (one.values[name] for name in names if "float" in one.values[name].dtype)

@@ -7,6 +7,7 @@ the largest over the ranks of one try, the median over tries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from time import perf_counter
 
 import torch
@@ -18,15 +19,16 @@ from weft.layout import shard_sizes
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives
 from weft.runtime.measured.stopwatch import summary
-from weft.units import Bytes
+from weft.units import NO_BYTES, Bytes
 
 SIZES = tuple(Bytes(4**power) for power in range(3, 13))  # 64 bytes to 16 MiB
 _TRIES = {True: 15, False: 7}
 _SMALL = 2**20
+_MOST_SETS = 64
 
 
 def measured_exchanges(
-    channel: Channel, begun: Callable[[str], object] = lambda _: None
+    channel: Channel, begun: Callable[[str], object] = lambda _: None, held: Bytes = NO_BYTES
 ) -> dict[str, tuple[SizedSample, ...]]:
     """Seconds of all kinds of exchanges between the ranks of a channel, by `exchange_text`, the same on all of them.
 
@@ -35,35 +37,53 @@ def measured_exchanges(
     Args:
         channel: of all ranks that take part; each must call this together.
         begun: is told the name of each kind.
+        held: bytes that a step holds: what is sent was made a while ago, and lies in no cache that these fill.
     """
     found = {}
     for kind in COLLECTIVE_KINDS:
         name = exchange_text(kind, channel.size)
         begun(name)
         found[name] = tuple(
-            _sample(channel, size, _collective(channel, kind, size)) for size in SIZES
+            _sample(channel, size, _collective(channel, kind, size, _sets(size, held)))
+            for size in SIZES
         )
     if channel.size == 2:
         name = exchange_text("transfer", 2)
         begun(name)
-        found[name] = tuple(_sample(channel, size, _one_way(channel, size)) for size in SIZES)
+        found[name] = tuple(
+            _sample(channel, size, _one_way(channel, size, _sets(size, held))) for size in SIZES
+        )
     return found
 
 
-def _one_way(channel: Channel, size: Bytes) -> Callable[[], object]:
+def _sets(size: Bytes, held: Bytes) -> int:
+    """The number of tensors of so many bytes that are sent in turn."""
+    return max(1, min(held // size, _MOST_SETS))
+
+
+def _one_way(channel: Channel, size: Bytes, sets: int) -> Callable[[], object]:
     """So many bytes from the first of two ranks to the second."""
-    tensors = [torch.zeros(size, dtype=torch.uint8, device=channel.device)]
+    every = [[torch.zeros(size, dtype=torch.uint8, device=channel.device)] for _ in range(sets)]
+    turns = cycle(every)
     nothing: list[list[torch.Tensor]] = [[], []]
-    sends = [[], tensors] if channel.index == 0 else nothing
-    receives = [tensors, []] if channel.index == 1 else nothing
-    return lambda: channel.exchange(sends, receives)
+
+    def work() -> None:
+        tensors = next(turns)
+        sends = [[], tensors] if channel.index == 0 else nothing
+        receives = [tensors, []] if channel.index == 1 else nothing
+        channel.exchange(sends, receives)
+
+    return work
 
 
-def _collective(channel: Channel, kind: CollectiveKind, size: Bytes) -> Callable[[], object]:
+def _collective(
+    channel: Channel, kind: CollectiveKind, size: Bytes, sets: int
+) -> Callable[[], object]:
     """A collective of float32 whose larger side has so many bytes."""
     made = _turned(channel, size) if kind == "all_to_all" else _plain(channel, kind, size)
-    tensor = torch.ones(made.input.shape, device=channel.device)
-    return lambda: run_collectives(channel, [made], [tensor])
+    every = [torch.ones(made.input.shape, device=channel.device) for _ in range(sets)]
+    turns = cycle(every)
+    return lambda: run_collectives(channel, [made], [next(turns)])
 
 
 def _plain(channel: Channel, kind: CollectiveKind, size: Bytes) -> Collective:
