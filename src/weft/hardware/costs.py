@@ -61,6 +61,7 @@ class Capacity:
         memory: that it has; None where that is not known.
         reserve: bytes of it that are taken before any tensor: context, allocator, communicators.
         slowdown: factor, at least 1, by which a call takes longer while a communication runs beside it.
+        stretch: factor, at least 1, by which a communication takes longer while calls run beside it.
         drift: relative standard deviation of the device's speed from step to step.
         launched: true where the host only launches calls, and goes on to the next step meanwhile.
         step: seconds of the host between the acts of one step and those of the next.
@@ -71,6 +72,7 @@ class Capacity:
     memory: Bytes | None = None
     reserve: Bytes = NO_BYTES
     slowdown: float = 1.0
+    stretch: float = 1.0
     drift: float = 0.0
     launched: bool = False
     step: Seconds = NO_TIME

@@ -13,10 +13,10 @@ from weft.simulator.delta.beside_evaluation import BesideEvaluation, changed, ev
 from weft.simulator.delta.change import Change
 from weft.simulator.delta.evaluation import NEVER, Evaluation
 from weft.simulator.timing.sharing import LinkSharing
-from weft.simulator.timing.slowdown import run_beside
+from weft.simulator.timing.slowdown import Slowdown, run_beside
 
 LINK = LinkSharing([{0: 1.0}, {0: 0.75}], [1.0, 0.75])
-SLOW = {0: 1.5, 2: 3.0}
+SLOW = {0: Slowdown(1.5), 2: Slowdown(3.0, 2.0)}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,7 +47,7 @@ def test_random_moves_give_what_full_runs_give(seed):
 
 def test_where_nothing_runs_beside_it_is_the_plain_evaluation():
     tasks = random_tasks(Random(1))
-    assert isinstance(evaluation_of(tasks, {0: 1.0}), Evaluation)
+    assert isinstance(evaluation_of(tasks, {0: Slowdown()}), Evaluation)
 
 
 def test_moves_out_of_turn_and_circles_are_refused():

@@ -14,12 +14,15 @@ from strategies import law
 from weft.errors import InternalError
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.sharing import LinkSharing
-from weft.simulator.timing.slowdown import run_beside
+from weft.simulator.timing.slowdown import Slowdown, run_beside
 from weft.simulator.timing.tasks import Lane, Tasks, in_ticks
 
 # Two that need a link whole, and one that needs half of it.
 WHOLE, OTHER, HALF = range(3)
 LINK = LinkSharing([{0: 1.0}, {0: 1.0}, {0: 0.5}], [1.0, 1.0, 0.5])
+
+
+SLOW = {0: Slowdown(1.5), 1: Slowdown(), 2: Slowdown(3.0, 2.0)}
 
 
 def tasks_of(*given: tuple[int, float, Sequence[int]]) -> Tasks:
@@ -68,18 +71,31 @@ def test_groups_of_one_communication_do_not_slow_each_other_down():
 
 def test_calls_are_slower_while_a_communication_runs():
     tasks = tasks_of((0, 4.0, ()), (1, 1.0, ()), (-1, 2.0, (1,)), (0, 1.0, (2,)))
-    times = run_beside(tasks, {0: 2.0})
+    times = run_beside(tasks, {0: Slowdown(2.0)})
     # One second alone, two at half of the speed, two alone.
     assert times.ends == [5.0, 1.0, 3.0, 6.0]
     # A call that begins beside a communication is slow at once; another rank's is not.
     tasks = tasks_of((-1, 2.0, ()), (0, 2.0, ()), (1, 2.0, ()))
-    assert run_beside(tasks, {0: 2.0, 1: 1.0}).ends == [2.0, 3.0, 2.0]
+    assert run_beside(tasks, {0: Slowdown(2.0), 1: Slowdown()}).ends == [2.0, 3.0, 2.0]
+
+
+def test_communications_are_slower_while_calls_run():
+    tasks = tasks_of((0, 2.0, ()), (-1, 3.0, ()))
+    # Two seconds in which one is done, and two alone.
+    assert run_beside(tasks, {0: Slowdown(exchanges=2.0)}).ends == [2.0, 4.0]
+    # Calls that follow one another are as one; both are slow.
+    tasks = tasks_of((0, 1.0, ()), (0, 1.0, (0,)), (-1, 4.0, ()))
+    assert run_beside(tasks, {0: Slowdown(2.0, 4.0)}).ends == [2.0, 4.0, 7.0]
+    # Half of a link at half of the speed.
+    tasks = tasks_of((0, 4.0, ()), (-1, 1.0, ()), (-1, 1.0, ()))
+    found = run_beside(tasks, {0: Slowdown(exchanges=2.0)}, LINK, [-1, WHOLE, OTHER])
+    assert found.ends == [4.0, 4.0, 4.0]
 
 
 def test_tasks_that_wait_for_each_other_are_an_error():
     tasks = tasks_of((0, 1.0, (1,)), (0, 1.0, (0,)))
     with pytest.raises(InternalError, match="2 tasks wait for each other"):
-        run_beside(tasks, {0: 2.0})
+        run_beside(tasks, {0: Slowdown(2.0)})
 
 
 NEEDS = st.dictionaries(
@@ -124,7 +140,7 @@ def test_beside_others_nothing_takes_less_than_alone(seed, data):
         data.draw(each) if lane < 0 and seconds else -1
         for lane, seconds in zip(tasks.lane, tasks.seconds, strict=True)
     ]
-    times = run_beside(tasks, {0: 1.5, 1: 1.0, 2: 3.0}, LINK, uses)
+    times = run_beside(tasks, SLOW, LINK, uses)
     assert sorted(times.order) == list(range(len(tasks)))
     for task, seconds in enumerate(tasks.seconds):
         took = times.ends[task] - times.starts[task]
@@ -132,5 +148,7 @@ def test_beside_others_nothing_takes_less_than_alone(seed, data):
         assert all(times.ends[need] <= times.starts[task] for need in tasks.needs[task])
         if tasks.lane[task] >= 0:
             assert took <= 3 * seconds + 1e-9
-    again = run_beside(tasks, {0: 1.5, 1: 1.0, 2: 3.0}, LINK, uses)
+        elif uses[task] < 0:
+            assert took <= 2 * seconds + 1e-9
+    again = run_beside(tasks, SLOW, LINK, uses)
     assert again == times

@@ -53,6 +53,7 @@ class MeasuredCosts:
         return Capacity(
             *(name, {}, found.memory),
             slowdown=found.slowdown,
+            stretch=found.stretch,
             drift=self._drift,
             step=found.step,
         )

@@ -66,6 +66,7 @@ class Measurements:
         exchange: overhead of the host for an act of a communicator, beyond the exchange.
         step: overhead of the host for a step, beyond its acts.
         slowdown: factor, at least 1, by which a call takes longer while an exchange runs beside it.
+        stretch: factor, at least 1, by which an exchange takes longer while calls run beside it.
         memory: of a rank's device, where it is known.
         roofline: of a rank's device, where general calls were measured.
     """
@@ -78,6 +79,7 @@ class Measurements:
     exchange: Seconds = NO_TIME
     step: Seconds = NO_TIME
     slowdown: float = 1.0
+    stretch: float = 1.0
     memory: Bytes | None = None
     roofline: Roofline | None = None
 
@@ -96,6 +98,7 @@ class Measurements:
             other.exchange or self.exchange,
             other.step or self.step,
             other.slowdown,
+            other.stretch,
             other.memory or self.memory,
             other.roofline or self.roofline,
         )

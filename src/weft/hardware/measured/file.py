@@ -10,7 +10,7 @@ from weft.errors import UserError
 from weft.hardware.measured.figures import Measurements, Roofline, Sample, SizedSample
 from weft.units import Bytes, Seconds
 
-FORMAT = 1
+FORMAT = 2
 
 
 def to_json(measured: Measurements) -> str:
@@ -22,6 +22,7 @@ def to_json(measured: Measurements) -> str:
         "exchange": measured.exchange,
         "step": measured.step,
         "slowdown": measured.slowdown,
+        "stretch": measured.stretch,
         "memory": measured.memory,
         "roofline": measured.roofline,
         "exchanges": measured.exchanges,
@@ -60,6 +61,7 @@ def from_json(text: str, where: str) -> Measurements:
             _seconds(content["exchange"]),
             _seconds(content["step"]),
             max(1.0, _figures([content["slowdown"]], 1)[0]),
+            max(1.0, _figures([content["stretch"]], 1)[0]),
             None if content["memory"] is None else Bytes(int(content["memory"])),
             None if content["roofline"] is None else _roofline(content["roofline"]),
         )

@@ -33,6 +33,7 @@ def settled(before: Measurements | None, found: Measurements) -> Measurements:
         exchange=Seconds(_figure(old.exchange, found.exchange)),
         step=Seconds(_figure(old.step, found.step)),
         slowdown=_figure(old.slowdown if before else 0.0, found.slowdown),
+        stretch=_figure(old.stretch if before else 0.0, found.stretch),
         memory=found.memory,
         roofline=_roofline(old.roofline, found.roofline),
     )

@@ -26,7 +26,7 @@ from weft.program.measured.overheads import (
     tiny_program,
 )
 from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.runtime.measured.beside import slowdown
+from weft.runtime.measured.beside import slowdown as slowdown_beside
 from weft.runtime.measured.calls import COLD, calls_in_order, measured_calls
 from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.updates import measured_updates
@@ -81,8 +81,10 @@ def measured(
     told = begun if 0 in world.ranks else _nothing
     programs = tuple(compiled)
     found = _of_calls(world, programs, optimizers, patience, told)
-    exchanges, slower = _exchanges(world, told, _held(programs))
-    found = replace(found, exchanges=exchanges, slowdown=slower, memory=_memory(world))
+    exchanges, (slowdown, stretch) = _exchanges(world, told, _held(programs))
+    found = replace(
+        found, exchanges=exchanges, slowdown=slowdown, stretch=stretch, memory=_memory(world)
+    )
     told("acts and steps")
     return with_overheads(world, found, patience, _held(programs))
 
@@ -163,26 +165,26 @@ def _of_calls(
 
 def _exchanges(
     world: World, told: Callable[[str], object], held: Bytes
-) -> tuple[dict[str, tuple[SizedSample, ...]], float]:
+) -> tuple[dict[str, tuple[SizedSample, ...]], tuple[float, float]]:
     """Exchanges of all ranks, and of pairs of them at the same time; and how much they slow calls down."""
     connected = [world.connect(groups) for groups in _groups(world.size)]
 
-    def one(rank: int) -> tuple[dict[str, tuple[SizedSample, ...]], float]:
+    def one(rank: int) -> tuple[dict[str, tuple[SizedSample, ...]], tuple[float, float]]:
         found: dict[str, tuple[SizedSample, ...]] = {}
-        slower = 1.0
+        slower = 1.0, 1.0
         for channels in connected:
             for channel in channels[rank].values():
                 if channel.size > 1:
                     found |= measured_exchanges(channel, told if rank == 0 else _nothing, held)
                 if channel.size == world.size > 1:
-                    slower = slowdown(channel)
+                    slower = slowdown_beside(channel)
                 channel.close()
         return found, slower
 
     texts = dict(zip(world.ranks, map(json.dumps, world.run(one)), strict=True))
     every = [json.loads(text) for text in world.gather(texts)]
     first = {name: tuple(SizedSample(*p) for p in own) for name, own in every[0][0].items()}
-    return first, median(slower for _, slower in every)
+    return first, (median(one for _, (one, _) in every), median(one for _, (_, one) in every))
 
 
 def _groups(ranks: int) -> Iterator[list[Communicator]]:

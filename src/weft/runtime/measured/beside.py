@@ -1,12 +1,13 @@
-"""Calls while an exchange runs beside them take longer: the cores of a host do both.
+"""Calls and exchanges at the same time take longer: the cores of a host do both.
 
 A matrix product runs again and again, alone and beside exchanges on another thread. Both get a part of what they get
-alone; the slow-down is that by which calls lose as much, were the exchanges as quick as alone.
+alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from threading import Event, Thread
 from time import perf_counter
 
@@ -14,14 +15,17 @@ import torch
 
 from weft.runtime.channels.channel import Channel
 
-# Sides of the matrices, float32 elements that are reduced, and how often.
-_SIDE, _ELEMENTS, _TIMES = 256, 2**18, 60
-# Calls never stand still.
-_MOST = 0.95
+# Sides of the matrices, float32 elements that are reduced, how often, and in how many tries.
+_SIDE, _ELEMENTS, _TIMES, _TRIES = 256, 2**18, 30, 7
+# Nothing stands still.
+_LEAST = 0.05
 
 
-def slowdown(channel: Channel) -> float:
-    """The factor, at least 1, by which calls of this rank take longer; all ranks of the channel call it together."""
+def slowdown(channel: Channel) -> tuple[float, float]:
+    """The factors, at least 1, by which calls of this rank take longer beside exchanges, and exchanges beside calls.
+
+    All ranks of the channel call it together.
+    """
     matrix = torch.ones(_SIDE, _SIDE, device=channel.device)
     made, tensor = matrix.clone(), torch.zeros(_ELEMENTS, device=channel.device)
     spun, channel.spins = channel.spins, False  # as on a thread of its own
@@ -32,25 +36,33 @@ def slowdown(channel: Channel) -> float:
 
     try:
         exchanges()
-        begin = perf_counter()
-        exchanges()
-        alone = perf_counter() - begin
-        rate = _rate(lambda: torch.mm(matrix, matrix, out=made), alone)
-        channel.barrier()
-        beside, took = _rate_beside(lambda: torch.mm(matrix, matrix, out=made), exchanges)
+        each = [
+            _parts(channel, exchanges, lambda: torch.mm(matrix, matrix, out=made))
+            for _ in range(_TRIES)
+        ]
     finally:
         channel.spins = spun
-    return factor(beside / rate, alone / took)
+    calls, others = zip(*each, strict=True)
+    return factor(median(calls)), factor(median(others))
 
 
-def factor(calls: float, exchanges: float) -> float:
-    """The slow-down of calls.
+def _parts(
+    channel: Channel, exchanges: Callable[[], None], work: Callable[[], object]
+) -> tuple[float, float]:
+    """The parts that calls and exchanges get beside each other of what they get alone."""
+    channel.barrier()
+    begin = perf_counter()
+    exchanges()
+    alone = perf_counter() - begin
+    rate = _rate(work, alone)
+    channel.barrier()
+    beside, took = _rate_beside(work, exchanges)
+    return beside / rate, alone / took
 
-    Args:
-        calls, exchanges: the parts that they get of what they get alone, while both run.
-    """
-    lost = min(max((1.0 - calls) / max(exchanges, 1e-9), 0.0), _MOST)
-    return 1.0 / (1.0 - lost)
+
+def factor(part: float) -> float:
+    """How many times as long something takes that gets a part of what it gets alone."""
+    return 1.0 / min(max(part, _LEAST), 1.0)
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:

@@ -22,7 +22,7 @@ from weft.runtime.measured.stopwatch import summary
 from weft.units import NO_BYTES, Bytes
 
 SIZES = tuple(Bytes(4**power) for power in range(3, 13))  # 64 bytes to 16 MiB
-_TRIES = {True: 15, False: 7}
+_TRIES = {True: 21, False: 15}
 _SMALL = 2**20
 _MOST_SETS = 64
 

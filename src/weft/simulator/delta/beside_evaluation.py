@@ -17,7 +17,7 @@ from weft.simulator.delta.change import Change
 from weft.simulator.delta.evaluation import NEVER, UNDONE, Evaluation
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.sharing import LinkSharing
-from weft.simulator.timing.slowdown import NOTHING_SHARED, is_beside, run_beside
+from weft.simulator.timing.slowdown import NOTHING_SHARED, Slowdown, is_beside, run_beside
 from weft.simulator.timing.tasks import Tasks, in_ticks
 from weft.units import Seconds
 
@@ -54,7 +54,7 @@ class BesideEvaluation:
     def __init__(
         self,
         tasks: Tasks,
-        slowdown: Mapping[int, float],
+        slowdown: Mapping[int, Slowdown],
         sharing: LinkSharing = NOTHING_SHARED,
         uses: Sequence[int] = (),
     ) -> None:
@@ -122,7 +122,7 @@ class BesideEvaluation:
 
 def evaluation_of(
     tasks: Tasks,
-    slowdown: Mapping[int, float],
+    slowdown: Mapping[int, Slowdown],
     sharing: LinkSharing = NOTHING_SHARED,
     uses: Sequence[int] = (),
 ) -> Evaluation | BesideEvaluation:

@@ -1,14 +1,14 @@
-"""Tasks beside others: communications share links, and calls take longer beside a communication.
+"""Tasks beside others: communications share links, and calls and communications take longer beside each other.
 
-How much longer is data of the device: kernels of both share its units and memory. Speeds change when something
-begins or ends; what is left of a task is worked off at its new speed from then on.
+How much longer is data of the device: kernels of both share its units and memory, or a host's cores. Speeds change
+when something begins or ends; what is left of a task is worked off at its new speed from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from typing import final
+from typing import NamedTuple, final
 
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE
@@ -23,14 +23,25 @@ NOTHING_SHARED = LinkSharing(())
 _NEVER = Seconds(-1.0)
 
 
-def is_beside(slowdown: Mapping[int, float], sharing: LinkSharing = NOTHING_SHARED) -> bool:
+@final
+class Slowdown(NamedTuple):
+    """How many times as long calls of a rank take beside one of its communications, and these beside calls."""
+
+    calls: float = 1.0
+    exchanges: float = 1.0
+
+
+_NONE = Slowdown()
+
+
+def is_beside(slowdown: Mapping[int, Slowdown], sharing: LinkSharing = NOTHING_SHARED) -> bool:
     """True where seconds of tasks hang on what runs beside them; else `weft.simulator.timing.clock` has all times."""
-    return sharing.any or any(factor > 1.0 for factor in slowdown.values())
+    return sharing.any or any(max(each) > 1.0 for each in slowdown.values())
 
 
 def run_beside(
     tasks: Tasks,
-    slowdown: Mapping[int, float],
+    slowdown: Mapping[int, Slowdown],
     sharing: LinkSharing = NOTHING_SHARED,
     uses: Sequence[int] = (),
 ) -> Times:
@@ -38,7 +49,7 @@ def run_beside(
 
     Args:
         tasks: that run.
-        slowdown: for each rank, how many times as long its calls take beside a communication of the rank.
+        slowdown: of each rank. A communication is as slow as the rank that slows it down most.
         sharing: what communications need of links.
         uses: for each task, the number of what it needs; -1 for nothing. Tasks of one number are one
             communication of several groups, which its needs count in already.
@@ -62,7 +73,7 @@ class _BesideClock:
     def __init__(
         self,
         tasks: Tasks,
-        slowdown: Mapping[int, float],
+        slowdown: Mapping[int, Slowdown],
         sharing: LinkSharing,
         uses: Sequence[int],
     ) -> None:
@@ -73,15 +84,16 @@ class _BesideClock:
         self.order: list[int] = []
         self._sharing = sharing
         self._use = [one if one >= 0 and sharing.needs[one] else -1 for one in uses or [-1] * size]
-        # Of each lane, its rank and how many times as long its calls take; of each rank, such a lane.
-        slowed = [
-            (lane.rank, slowdown.get(lane.rank, 1.0) if lane.queue == COMPUTE else 1.0)
+        # Of each lane, its rank and how slow its calls are; of each rank where anything is, such a lane.
+        self._slow = [
+            slowdown.get(lane.rank, _NONE) if lane.queue == COMPUTE else _NONE
             for lane in tasks.lanes
         ]
-        self._factor = [factor for _, factor in slowed]
-        self._rank = [rank for rank, _ in slowed]
-        self._lane_of = {rank: lane for lane, (rank, factor) in enumerate(slowed) if factor > 1.0}
-        # The ranks on which a communication slows calls down.
+        self._rank = [lane.rank for lane in tasks.lanes]
+        self._lane_of = {
+            self._rank[lane]: lane for lane, slow in enumerate(self._slow) if max(slow) > 1.0
+        }
+        # The ranks on which a communication and calls slow each other down.
         self._ranks = [
             [member[0] for member in members if member[0] in self._lane_of]
             if lane < 0 and seconds
@@ -99,11 +111,15 @@ class _BesideClock:
         self._left = self.web.lasts[:]
         self._since = self.starts[:]
         self._works: dict[int, int] = {}
-        self._beside: dict[int, int] = dict.fromkeys(self._lane_of, 0)
+        # Of each rank, the communications that run; the speed of each by what links leave it.
+        self._beside: dict[int, set[int]] = {rank: set() for rank in self._lane_of}
+        self._share = [1.0] * size
         self._running: dict[int, int] = {}
         self._tasks_of: dict[int, set[int]] = {}
         self._changed = set[int]()
         self._moved = set[int]()
+        # Ranks on which calls, or communications, have begun or ended.
+        self._turned = set[int]()
 
     def run(self) -> None:
         """Run until nothing more can happen."""
@@ -130,7 +146,8 @@ class _BesideClock:
         if lane >= 0:
             self._idle[lane] = True
             self._stirred.add(lane)
-            self._works.pop(lane, None)
+            if self._works.pop(lane, None) is not None:
+                self._turned.add(self._rank[lane])
         else:
             self._count(task, -1)
         lacks = self._lacks
@@ -156,8 +173,9 @@ class _BesideClock:
                 task = heappop(self._ready[lane]) % len(self.starts)
                 self._idle[lane] = False
                 self._begin(task, now)
-                if self._factor[lane] > 1.0 and self.web.lasts[task]:
+                if max(self._slow[lane]) > 1.0 and self.web.lasts[task]:
                     self._works[lane] = task
+                    self._turned.add(self._rank[lane])
                     if self._beside[self._rank[lane]]:
                         self._moved.add(lane)
         self._stirred.clear()
@@ -172,7 +190,11 @@ class _BesideClock:
         if not self.web.lasts[task]:
             return
         for rank in self._ranks[task]:
-            self._beside[rank] += more
+            if more > 0:
+                self._beside[rank].add(task)
+                self._turned.add(rank)
+            else:
+                self._beside[rank].discard(task)
             self._moved.add(self._lane_of[rank])
         use = self._use[task]
         if use >= 0:
@@ -187,19 +209,30 @@ class _BesideClock:
 
     def _adjust(self, now: Seconds) -> None:
         """Give new speeds to what runs beside something that has begun or ended."""
-        if self._moved:
-            for lane in self._moved:
-                task = self._works.get(lane)
-                if task is not None:
-                    beside = self._beside[self._rank[lane]]
-                    self._at_speed(task, 1.0 / self._factor[lane] if beside else 1.0, now)
-            self._moved.clear()
+        for lane in self._moved:
+            task = self._works.get(lane)
+            if task is not None:
+                beside = self._beside[self._rank[lane]]
+                self._at_speed(task, 1.0 / self._slow[lane].calls if beside else 1.0, now)
+        self._moved.clear()
+        slowed = {task for rank in self._turned for task in self._beside[rank]}
+        self._turned.clear()
         if self._changed:
             around = self._sharing.around(self._changed, self._running)
             for use, speed in self._sharing.speeds(around).items():
                 for task in self._tasks_of[use]:
-                    self._at_speed(task, speed, now)
+                    self._share[task] = speed
+                    slowed.add(task)
             self._changed.clear()
+        for task in slowed:
+            self._at_speed(task, self._share[task] / self._slowed_by(task), now)
+
+    def _slowed_by(self, task: int) -> float:
+        """How many times as long a communication takes beside the calls that run now on its ranks."""
+        lanes = (self._lane_of[rank] for rank in self._ranks[task])
+        return max(
+            (self._slow[lane].exchanges for lane in lanes if lane in self._works), default=1.0
+        )
 
     def _at_speed(self, task: int, speed: float, now: Seconds) -> None:
         before = self._speed[task]
