@@ -56,10 +56,11 @@ def test_a_measured_call_is_taken_as_it_is() -> None:
 
 
 def test_calls_say_how_steady_the_machine_is() -> None:
-    assert costs_of(product(128), product(8)).capacity(0).drift == 0.07
-    assert costs_of().capacity(0).drift == 0.0
-    slower = replace(costs_of().measured, slowdown=3.0)
-    assert MeasuredCosts(slower, USUAL).capacity(0).slowdown == 3.0
+    steady = costs_of().capacity(0)
+    assert (steady.drift, steady.slowdown, steady.stretch) == (0.0, 1.0, 1.0)
+    other = replace(costs_of().measured, drift=0.07, slowdown=3.0, stretch=2.0)
+    found = MeasuredCosts(other, USUAL).capacity(0)
+    assert (found.drift, found.slowdown, found.stretch) == (0.07, 3.0, 2.0)
     assert from_json(to_json(slower), "file") == slower
 
 

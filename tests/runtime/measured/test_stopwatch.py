@@ -26,7 +26,8 @@ def test_work_is_called_until_there_are_rounds_enough() -> None:
 def test_works_are_called_in_turns_and_waited_for() -> None:
     calls: list[str] = []
     works = [lambda: calls.append("a"), lambda: calls.append("b")]
-    found = took_in_turns(works, [0, 1, 0], 0.0, lambda: calls.append("."))
+    found, whole = took_in_turns(works, [0, 1, 0], 0.0, lambda: calls.append("."))
     assert len(found) == 2
     assert calls[:12] == ["a", ".", "b", ".", "a", "."] * 2
     assert all(0 < each.seconds < 1 for each in found)
+    assert sum(each.seconds for each in found) < whole.seconds < 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
-from statistics import median
 from typing import final
 
 from weft.cached import cached_property
@@ -54,15 +53,9 @@ class MeasuredCosts:
             *(name, {}, found.memory),
             slowdown=found.slowdown,
             stretch=found.stretch,
-            drift=self._drift,
+            drift=found.drift,
             step=found.step,
         )
-
-    @cached_property
-    def _drift(self) -> float:
-        """The relative standard deviation that all calls have in common: that of one of them, in the middle."""
-        spreads = [sample.spread for sample in self.measured.calls.values()]
-        return median(spreads) if spreads else 0.0
 
     @cached_property
     def device(self) -> Device:

@@ -67,6 +67,7 @@ class Measurements:
         step: overhead of the host for a step, beyond its acts.
         slowdown: factor, at least 1, by which a call takes longer while an exchange runs beside it.
         stretch: factor, at least 1, by which an exchange takes longer while calls run beside it.
+        drift: relative standard deviation that all calls have in common, from one round of them to the next.
         memory: of a rank's device, where it is known.
         roofline: of a rank's device, where general calls were measured.
     """
@@ -80,6 +81,7 @@ class Measurements:
     step: Seconds = NO_TIME
     slowdown: float = 1.0
     stretch: float = 1.0
+    drift: float = 0.0
     memory: Bytes | None = None
     roofline: Roofline | None = None
 
@@ -99,6 +101,7 @@ class Measurements:
             other.step or self.step,
             other.slowdown,
             other.stretch,
+            other.drift,
             other.memory or self.memory,
             other.roofline or self.roofline,
         )

@@ -23,6 +23,7 @@ def to_json(measured: Measurements) -> str:
         "step": measured.step,
         "slowdown": measured.slowdown,
         "stretch": measured.stretch,
+        "drift": measured.drift,
         "memory": measured.memory,
         "roofline": measured.roofline,
         "exchanges": measured.exchanges,
@@ -62,6 +63,7 @@ def from_json(text: str, where: str) -> Measurements:
             _seconds(content["step"]),
             max(1.0, _figures([content["slowdown"]], 1)[0]),
             max(1.0, _figures([content["stretch"]], 1)[0]),
+            _figures([content["drift"]], 1)[0],
             None if content["memory"] is None else Bytes(int(content["memory"])),
             None if content["roofline"] is None else _roofline(content["roofline"]),
         )

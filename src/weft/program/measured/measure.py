@@ -149,7 +149,7 @@ def _of_calls(
         calls = calls_in_order([*own, *joined])
         channel = meetings[rank][0]
         channel.barrier()
-        seen = measured_calls(calls, _as_run(world), device, patience.call, held, begun)
+        seen, drift = measured_calls(calls, _as_run(world), device, patience.call, held, begun)
         updates = {
             type(each).__name__: measured_updates(
                 each, device, patience.update, channel.barrier, held
@@ -157,7 +157,7 @@ def _of_calls(
             for each in optimizers.each
         }
         channel.close()
-        return to_json(Measurements(facts, seen, updates))
+        return to_json(Measurements(facts, seen, updates, drift=drift))
 
     texts = dict(zip(world.ranks, world.run(one), strict=True))
     return together([from_json(text, "another rank") for text in world.gather(texts)])
@@ -218,7 +218,8 @@ def together(ranks: Sequence[Measurements]) -> Measurements:
         for text, sample in each.calls.items():
             calls.setdefault(text, []).append(sample)
     joined = {text: _middle(samples) for text, samples in calls.items()}
-    return replace(ranks[0], calls=joined, updates=_middle_sized(ranks))
+    drift = median(each.drift for each in ranks)
+    return replace(ranks[0], calls=joined, updates=_middle_sized(ranks), drift=drift)
 
 
 def _middle(samples: Sequence[Sample]) -> Sample:

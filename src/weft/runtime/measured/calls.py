@@ -29,7 +29,7 @@ from weft.ir.queries.op_calls import at_micro_batch, local_op_call
 from weft.ops import OpCall, shares_memory
 from weft.ops.rule import kept_results
 from weft.runtime.kernels.generated import build_kernel
-from weft.runtime.measured.stopwatch import took_in_turns
+from weft.runtime.measured.stopwatch import Took, took_in_turns
 from weft.runtime.random import uniform
 from weft.units import Bytes, Seconds
 
@@ -110,8 +110,10 @@ def measured_calls(
     patience: float = 0.03,
     held: Bytes = COLD,
     begun: Callable[[str], object] = lambda _: None,
-) -> dict[str, Sample]:
-    """Seconds of calls by their texts; those that cannot be run by themselves are left out.
+) -> tuple[dict[str, Sample], float]:
+    """Seconds of calls by their texts, and the relative standard deviation that they have in common.
+
+    Calls that cannot be run by themselves are left out.
 
     Args:
         calls: in the order of programs, the same on all ranks that measure side by side. One that is there several
@@ -123,12 +125,16 @@ def measured_calls(
         begun: is told the text of each call.
     """
     found: dict[str, Sample] = {}
+    rounds: list[Took] = []
     for group in _groups(calls):
         left = [one for one in group if one.text not in found]
         for each in dict.fromkeys(left):
             begun(each.text)
-        found |= _of_group(left, as_run, device, patience, held)
-    return found
+        seen, whole = _of_group(left, as_run, device, patience, held)
+        found |= seen
+        rounds.append(whole)
+    seconds = sum(each.seconds for each in rounds)
+    return found, sum(each.seconds * each.spread for each in rounds) / seconds if seconds else 0.0
 
 
 def _groups(calls: Iterable[CallOfProgram]) -> Iterator[list[CallOfProgram]]:
@@ -151,8 +157,8 @@ def _of_group(
     device: torch.device,
     patience: float,
     held: Bytes,
-) -> dict[str, Sample]:
-    """Seconds of calls that run one after the other, round after round."""
+) -> tuple[dict[str, Sample], Took]:
+    """Seconds of calls that run one after the other, round after round, and of a round."""
     distinct = list(dict.fromkeys(group))
     size = sum(one.bytes for one in distinct)
     sets = max(1, min(_MOST_SETS, held // max(size, 1)))
@@ -160,7 +166,7 @@ def _of_group(
         made = {one: _work(one, as_run(one.node), device, sets) for one in distinct}
         works = {one: work for one, work in made.items() if work is not None}
         order = [one for one in group if one in works]
-        idle, *seen = took_in_turns(
+        (idle, *seen), whole = took_in_turns(
             [_in_turns(_idle, [()], looped=False), *works.values()],
             [0, *(1 + list(works).index(one) for one in order)],
             patience,
@@ -172,7 +178,7 @@ def _of_group(
         acts = _ACTS if one.looped else 1
         seconds = Seconds(max(took.seconds - idle.seconds, 0.0) / acts)
         found[one.text] = Sample(seconds, took.spread, usual.of_call(0, one.call).seconds)
-    return found
+    return found, whole
 
 
 def _finish(device: torch.device) -> Callable[[], object]:

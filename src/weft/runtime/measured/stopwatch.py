@@ -46,8 +46,10 @@ def took_in_turns(
     order: Sequence[int],
     patience: float,
     finish: Callable[[], object],
-) -> list[Took]:
-    """Seconds of several works that run one after the other, again and again: each finds caches as others leave them.
+) -> tuple[list[Took], Took]:
+    """Seconds of several works that run one after the other, again and again, and of a whole round.
+
+    Each finds caches as the others leave them.
 
     Args:
         works: what is called.
@@ -56,17 +58,22 @@ def took_in_turns(
         finish: waits until a device has done what it was given; within the time of each work.
     """
     rounds: list[list[float]] = [[] for _ in works]
+    wholes: list[float] = []
     ends = perf_counter() + patience * len(works)
     for number in range(_MOST):
         if number >= _FEWEST and perf_counter() > ends:
             break
+        whole = 0.0
         for place in order:
             work = works[place]
             start = perf_counter()
             work()
             finish()
-            rounds[place].append(perf_counter() - start)
-    return [summary(own) for own in rounds]
+            took = perf_counter() - start
+            rounds[place].append(took)
+            whole += took
+        wholes.append(whole)
+    return [summary(own) for own in rounds], summary(wholes)
 
 
 def summary(rounds: list[float]) -> Took:
