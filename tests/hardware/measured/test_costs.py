@@ -61,7 +61,7 @@ def test_calls_say_how_steady_the_machine_is() -> None:
     other = replace(costs_of().measured, drift=0.07, slowdown=3.0, stretch=2.0)
     found = MeasuredCosts(other, USUAL).capacity(0)
     assert (found.drift, found.slowdown, found.stretch) == (0.07, 3.0, 2.0)
-    assert from_json(to_json(slower), "file") == slower
+    assert from_json(to_json(other), "file") == other
 
 
 def test_another_size_goes_by_the_nearest_and_says_so() -> None:
