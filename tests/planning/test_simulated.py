@@ -182,3 +182,19 @@ def test_ranks_on_other_devices_are_planned_apart(tmp_path: Path) -> None:
     assert [(each.rank, each.count) for each in mixed.ranks] == [(0, 2), (2, 2)]
     fast, slow = (each.parts.compute for each in mixed.ranks)
     assert fast < slow
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategy": "dp"}, "strategy is a weft.Strategy, .*, found 'dp'"),
+        ({"topology": 7}, "topology is a name such as .*, found 7"),
+        ({"topology": None}, "topology is a name such as .*, found None"),
+        ({"grid": (2.0,)}, r"grid takes the number of ranks along each axis, .*, found \(2.0,\)"),
+        ({"grid": (0,)}, r"grid takes the number of ranks .*, found \(0,\)"),
+        ({"grid": 2}, "grid takes the number of ranks .*, found 2"),
+    ],
+)
+def test_arguments_of_another_kind_are_told(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        weft.simulate(job(), **{"topology": "h100x2", **given})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -31,6 +32,12 @@ class _Loader(yaml.SafeLoader):
                     "while reading a mapping", node.start_mark, f"the key {key!r} stands twice"
                 )
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 1e-3 for a text, and 1.0e-3 for a number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE), list("-+0123456789")
+)
 
 
 def read_yaml(path: Path) -> Any:
@@ -71,22 +78,22 @@ def number(
     default: float | None = None,
     above: float = 0.0,
     most: float = 1e30,
+    zero: bool = False,
 ) -> float:
-    """The finite number at a key, above `above` and at most `most`."""
+    """The finite number at a key, above `above` and at most `most`; with `zero`, 0 too."""
     value = content.get(key, default)
     # Truth values are numbers in Python, not in a file.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not above < value <= most:
-        limit = f" and at most {most:g}" if most < 1e30 else ""
-        raise UserError(f"{where}: {key} is a number above {above:g}{limit}; found {shown(value)}")
+    if not is_number or not (above < value <= most or (zero and value == 0)):
+        limit = f" and at most {most:g}" if most < 1e30 or (is_number and value > most) else ""
+        least = "from 0" if zero else f"above {above:g}"
+        raise UserError(f"{where}: {key} is a number {least}{limit}; found {shown(value)}")
     return float(value)
 
 
 def amount(content: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
     """The finite number at a key, 0 or above."""
-    if content.get(key, default) == 0 and not isinstance(content.get(key), bool):
-        return 0.0
-    return number(content, key, where, default)
+    return number(content, key, where, default, zero=True)
 
 
 def whole(

@@ -75,15 +75,15 @@ def simulate(
         UserError: a file cannot be read, the step cannot be planned so, or this machine was not measured.
         CaptureError: the step cannot be one graph.
     """
-    planned = data_parallel() if strategy is None else strategy
-    shape, ranks = tuple(grid), None
+    planned = data_parallel() if strategy is None else _strategy(strategy)
+    shape, ranks = _grid(grid), None
     if isinstance(step, Placed):
         ranks = len(step.placement.ranks)
         if strategy is None:
             planned = step.strategy
             stages = isinstance(planned.stages, int) or not planned.stages
             shape = shape or (step.placement.shape if stages else ())
-    machine = machine_of(topology, ranks)
+    machine = machine_of(_topology(topology), ranks)
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
     given = read_given_costs(costs) if isinstance(costs, str | Path) else costs
     found = _stored(step, planned)
@@ -91,6 +91,34 @@ def simulate(
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
     return simulate_stored(found.graph, compiled, machine.costs, given)
+
+
+def _strategy(given: object) -> Strategy:
+    if isinstance(given, Strategy):
+        return given
+    raise UserError(
+        f"weft.simulate: strategy is a weft.Strategy, such as weft.data_parallel(), found {given!r}; a file of one is "
+        "read by weft.Strategy.load"
+    )
+
+
+def _topology(given: object) -> str | Path | Topology:
+    if isinstance(given, str | Path | Topology):
+        return given
+    raise UserError(
+        'weft.simulate: topology is a name such as "h100x8" or "here", the path of a .yaml file or a topology, found '
+        f"{given!r}"
+    )
+
+
+def _grid(given: object) -> tuple[int, ...]:
+    if isinstance(given, tuple | list) and all(
+        isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in given
+    ):
+        return tuple(given)
+    raise UserError(
+        f"weft.simulate: grid takes the number of ranks along each axis, expected whole numbers such as (2, 4), found {given!r}"
+    )
 
 
 def _stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:

@@ -8,7 +8,7 @@ import yaml
 from tools.figures import PAGE, page
 from weft.errors import UserError
 from weft.hardware import device_kind, device_kinds, read_device_kind
-from weft.hardware.fields import LARGEST
+from weft.hardware.fields import LARGEST, read_yaml
 from weft.hardware.kinds.device_kind import OP_CLASSES
 from weft.hardware.kinds.device_kinds import DEVICES, parse_device_kind
 
@@ -60,7 +60,8 @@ def test_dtypes_without_a_peak_compute_as_float32() -> None:
         ("traffic_gb_per_second", 0, "traffic_gb_per_second is a number above 0; found 0"),
         ("traffic_gb_per_second", float("nan"), "traffic_gb_per_second is a number"),
         ("memory_gib", True, "memory_gib is a number above 0; found True"),
-        ("start_microseconds", -1, "start_microseconds is a number above 0; found -1"),
+        ("memory_gib", 1e40, "memory_gib is a number above 0 and at most 1e\\+30; found 1e\\+40"),
+        ("start_microseconds", -1, "start_microseconds is a number from 0; found -1"),
         ("device_type", "tpu", "device_type is one of cpu, cuda; found 'tpu'"),
         ("name", 3, "name is a text; found 3"),
         ("peaks_tflops", {"float16": 3}, "peaks_tflops: float32 is a number"),
@@ -89,6 +90,13 @@ def test_shares_are_at_most_one(content: dict) -> None:
 def test_a_missing_kind_is_an_error_that_names_those_there_are() -> None:
     with pytest.raises(UserError, match="no device kind is named 'h900'; there are a100-sxm-40gb"):
         device_kind("h900")
+
+
+@pytest.mark.parametrize("text", ["4e-3", "4E-3", "-4e-3", "+4e3", "4.0e-3"])
+def test_numbers_may_have_an_exponent(tmp_path: Path, text: str) -> None:
+    """YAML 1.1 has no 4e-3."""
+    (tmp_path / "one.yaml").write_text(f"a: {text}")
+    assert read_yaml(tmp_path / "one.yaml") == {"a": float(text)}
 
 
 def test_files_that_are_no_description(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ WIRE = ("links", "wire")
         ((*WIRE, "gb_per_second"), float("inf"), "found inf"),
         ((*WIRE, "gb_per_second"), "fast", "found 'fast'"),
         ((*WIRE, "gb_per_second"), True, "found True"),
-        ((*WIRE, "latency_microseconds"), -1, "latency_microseconds is a number above 0"),
+        ((*WIRE, "latency_microseconds"), -1, "latency_microseconds is a number from 0"),
         ((*WIRE, "protocols"), {}, "expected 1 to 16, found 0"),
         (
             (*WIRE, "protocols"),

@@ -279,8 +279,8 @@ def _pinned(hints: Hints, node: Call, call: OpCall) -> tuple[Signature, ...]:
     for one in pinned:
         if (len(one.operands), len(one.results)) != expected:
             raise LayoutError(
-                f"signatures={{{node.makes[0].name!r}: …}} fixes {one} for {node.op}, which has {expected[0]} tensor "
-                f"operands and {expected[1]} results; give one SBP for each of them"
+                f"signatures={{{node.makes[0].name!r}: …}} fixes {one} for {node.op}; give one SBP for each "
+                f"tensor, operands: {expected[0]}, results: {expected[1]}"
             )
     return pinned
 
