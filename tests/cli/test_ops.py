@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from weft.cli.main import app
@@ -51,3 +52,10 @@ def test_bad_arguments_are_told() -> None:
     assert code == 2
     assert "does not run on these arguments" in text
     assert "cannot read the argument" in run("aten.mm.default", "[8,")[1]
+
+
+@pytest.mark.parametrize("tensor", ["float99[8,4]", "abs[8,4]", "[-8,4]", "['a',4]"])
+def test_tensors_that_torch_does_not_make_are_told(tensor: str) -> None:
+    code, text = run("aten.mm.default", tensor, "[4,6]")
+    assert code == 2
+    assert "give those of a call that torch runs" in " ".join(text.split())

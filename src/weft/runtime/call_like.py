@@ -20,10 +20,10 @@ def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
         UserError: when torch has no such op, or it does not take these arguments.
     """
     specs = [one for one in arguments if isinstance(one, TensorSpec)]
-    tensors = [torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in specs]
-    given, numbers = iter(tensors), iter(range(len(specs)))
-    values = [next(given) if isinstance(one, TensorSpec) else one for one in arguments]
+    numbers = iter(range(len(specs)))
     try:
+        given = iter([torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in specs])
+        values = [next(given) if isinstance(one, TensorSpec) else one for one in arguments]
         found = local_function(op)(*values)
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
         raise UserError(
