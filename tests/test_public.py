@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import weft
+from weft.errors import UserError
 
 NAMES = (getattr(weft, name) for name in weft.__all__)
 CLASSES = [value for value in NAMES if inspect.isclass(value)]
@@ -18,3 +23,44 @@ CLASSES = [value for value in NAMES if inspect.isclass(value)]
 def test_public_classes_are_not_meant_to_be_extended(public: type) -> None:
     assert getattr(public, "__final__", False), f"{public} is neither @final nor a documented base"
     assert public.__doc__
+
+
+Given = Callable[[Any], object]
+WRONG: dict[str, tuple[Given, Any, str]] = {
+    "ranks": (lambda x: weft.placement("cpu", x), ["a"], "full grid of ranks .* found 'a'"),
+    "one rank": (lambda x: weft.placement("cpu", x), 2, "full grid of ranks .* found 2"),
+    "no ranks": (lambda x: weft.placement("cpu", x), None, "full grid of ranks .* found None"),
+    "dimension": (weft.split, 1.5, "takes a dimension, .* found 1.5"),
+    "columns": (
+        weft.tensor_parallel,
+        "abc",
+        "columns takes name patterns in a list, .* found 'abc'",
+    ),
+    "rows": (lambda x: weft.hybrid_parallel(["a"], x), [None], "rows takes name patterns"),
+    "experts": (weft.expert_parallel, 3, "experts takes name patterns"),
+    "whole": (lambda x: weft.context_parallel(whole=x), "a", "whole takes name patterns"),
+    "world": (lambda x: weft.local_world(x).__enter__(), 1.5, "at least one rank, found 1.5"),
+    "model": (lambda x: _compiled(x), 3, "takes a torch.nn.Module with its loss_fn, .* found 3"),
+    "metrics": (lambda x: _compiled(metrics=x), 3, "metrics= takes a list of names .* found 3"),
+    "shapes": (lambda x: _compiled(shapes=x), 3, "shapes= takes a weft.Buckets, found 3"),
+    "update": (lambda x: _compiled().step(torch.zeros(2, 2), x), "x", "True or False, found 'x'"),
+}
+
+
+def _compiled(model: Any = None, **options: Any) -> weft.Program:
+    own = nn.Linear(2, 2)
+    return weft.compile(
+        own if model is None else model,
+        lambda model, batch: model(batch).sum(),
+        torch.optim.SGD(own.parameters(), 0.1),
+        torch.zeros(2, 2),
+        placement=weft.placement("cpu", [0]),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_arguments_of_another_kind_are_told(case: str) -> None:
+    call, given, message = WRONG[case]
+    with weft.local_world(1), pytest.raises(UserError, match=message):
+        call(given)

@@ -118,16 +118,19 @@ def placement(device_type: str, ranks: Sequence[Any]) -> Placement:
     return Placement(device_type, shape, tuple(_flatten(ranks, len(shape))))
 
 
-def _shape(nested: Sequence[Any]) -> tuple[int, ...]:
-    if isinstance(nested, int):
-        return ()
-    shapes = {_shape(part) for part in nested}
+def _shape(nested: object) -> tuple[int, ...]:
+    parts = nested if isinstance(nested, list | tuple | range) else ()
+    shapes = {_inner(part) for part in parts}
     if len(shapes) != 1:
         raise LayoutError(
-            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested}; give lists of equal "
-            "length, none of them empty"
+            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested!r}; give whole numbers "
+            "in lists of equal length, none of them empty"
         )
-    return (len(nested), *shapes.pop())
+    return (len(parts), *shapes.pop())
+
+
+def _inner(part: object) -> tuple[int, ...]:
+    return () if isinstance(part, int) and not isinstance(part, bool) else _shape(part)
 
 
 def _flatten(nested: Sequence[Any], depth: int) -> list[int]:

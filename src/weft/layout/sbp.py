@@ -48,6 +48,8 @@ broadcast = Broadcast()
 
 def split(dim: int) -> Split:
     """Each rank along the axis holds one balanced piece of dimension `dim`; negative dimensions count from the end."""
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise LayoutError(f"weft.split takes a dimension, such as 0 or -1, found {dim!r}")
     return Split(dim)
 
 

@@ -85,7 +85,7 @@ def simulate(
             shape = shape or (step.placement.shape if stages else ())
     machine = machine_of(_topology(topology), ranks)
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
-    given = read_given_costs(costs) if isinstance(costs, str | Path) else costs
+    given = _costs(costs)
     found = _stored(step, planned)
     with uncollected():
         kinds = machine.kinds(placement.ranks)
@@ -111,13 +111,24 @@ def _topology(given: object) -> str | Path | Topology:
     )
 
 
+def _costs(given: object) -> GivenCosts | None:
+    if isinstance(given, str | Path):
+        return read_given_costs(given)
+    if given is None or isinstance(given, GivenCosts):
+        return given
+    raise UserError(
+        f"weft.simulate: costs is the path of a .yaml file of measured costs, found {given!r}; give such a path"
+    )
+
+
 def _grid(given: object) -> tuple[int, ...]:
     if isinstance(given, tuple | list) and all(
         isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in given
     ):
         return tuple(given)
     raise UserError(
-        f"weft.simulate: grid takes the number of ranks along each axis, expected whole numbers such as (2, 4), found {given!r}"
+        "weft.simulate: grid takes the number of ranks along each axis, expected whole numbers such as (2, 4), found "
+        f"{given!r}"
     )
 
 

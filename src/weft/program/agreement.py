@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import KeptStates
+from weft.errors import UserError
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp
 from weft.tensor import GlobalTensor
@@ -130,8 +131,11 @@ class OptionsChecksum:
         """The checksum for a step.
 
         Raises:
-            UserError: naming a hyperparameter that is no number, or by which updates keep other states.
+            UserError: naming a hyperparameter that is no number, or by which updates keep other states;
+                `update` is no truth value.
         """
+        if update is not True and update is not False:
+            raise UserError(f"update= takes True or False, found {update!r}")
         groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
         if now != self._known[0]:

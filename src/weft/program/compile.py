@@ -175,7 +175,7 @@ def _asked(
 ) -> _Wanted:
     """The wishes in the arguments of `compile` ask for; `trains` where there is an optimizer."""
     chosen = data_parallel() if strategy is None else strategy
-    _check_arguments(chosen, batch, metrics)
+    _check_arguments(chosen, batch, metrics, shapes)
     options = replace(options_of(chosen), metrics=tuple(metrics))
     ranks = local_ranks(world, placement)
     check_modes("weft.compile", placement.device_type, options.precision, trains)
@@ -233,11 +233,15 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in values.items()}
 
 
-def _check_arguments(strategy: object, batch: object, metrics: Sequence[object]) -> None:
+def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
+    if shapes is not None and not isinstance(shapes, Buckets):
+        raise UserError(f"shapes= takes a weft.Buckets, found {shapes!r}")
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
     if batch not in ("whole", "local"):
         raise UserError(f'batch= takes "whole" or "local", found {batch!r}')
+    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
+        raise UserError(f"metrics= takes a list of names among {list(METRICS)}, found {metrics!r}")
     for name in metrics:
         if name not in METRICS:
             raise UserError(f"metrics= takes names among {list(METRICS)}, found {name!r}")
@@ -271,6 +275,10 @@ def _step(
             step = step.of_shape(wanted.shapes.padded(given))
     elif loss_fn is None:
         raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch")
+    elif not isinstance(model, nn.Module):
+        raise UserError(
+            f"weft.compile takes a torch.nn.Module with its loss_fn, or a weft.Step, found {model!r}"
+        )
     else:
         given = example = example_batch
         if wanted.shapes is not None:

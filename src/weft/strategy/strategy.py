@@ -142,8 +142,11 @@ def tensor_parallel(
         sequence: the dimension of positions in what `rows` return, 1 for [batch, time, width].
             Activations stay split along it up to the next layer in `columns`, norms and dropout
             included (sequence parallelism, Korthikanti et al. 2022); None for whole activations.
+
+    Raises:
+        StrategyError: when patterns are no list of texts.
     """
-    rows = tuple(rows)
+    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
     laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}
     linears = _linears(columns, rows, ())
     return Strategy(batch={"*": broadcast}, parameters=linears, activations=laid)
@@ -159,7 +162,7 @@ def hybrid_parallel(
         rows: as in `tensor_parallel`.
         sequence: as in `tensor_parallel`.
     """
-    rows = tuple(rows)
+    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
     laid = {} if sequence is None else {pattern: (split(0), split(sequence)) for pattern in rows}
     linears = _linears(columns, rows, (broadcast,))
     return Strategy(batch={"*": (split(0), broadcast)}, parameters=linears, activations=laid)
@@ -176,7 +179,7 @@ def expert_parallel(experts: Iterable[str], capacity: float | None = None) -> St
             as 1.5; a step that wants to send more raises. None holds all that there can be: no
             routing raises, and the buffers are as many times larger.
     """
-    parameters: dict[str, SBPs] = {pattern: split(0) for pattern in experts}
+    parameters: dict[str, SBPs] = {p: split(0) for p in _patterns("experts", experts)}
     return Strategy(
         batch={"*": split(0)},
         parameters={**parameters, "*": broadcast},
@@ -205,7 +208,8 @@ def context_parallel(
         rows: as in `tensor_parallel`.
         whole: patterns of leaves of the batch that have no positions, and are not split along them.
     """
-    columns, rows = tuple(columns), tuple(rows)
+    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
+    whole = _patterns("whole", whole)
     outer: tuple[SBP, ...] = (split(0),) if data else ()
     inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
 
@@ -215,6 +219,16 @@ def context_parallel(
     batch = {**dict.fromkeys(whole, on(broadcast)), "*": on(split(sequence))}
     linears = _linears(columns, rows, (broadcast,) * (1 + len(outer)))
     return Strategy(batch=batch, parameters={**linears, "*": broadcast})
+
+
+def _patterns(name: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Name patterns as they were given; a single text would be one for each of its letters."""
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
+    if found is None or not all(isinstance(each, str) for each in found):
+        raise StrategyError(
+            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {given!r}'
+        )
+    return found
 
 
 def _linears(

@@ -85,7 +85,7 @@ def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str
 
 
 def _saved(graph: LogicalGraph) -> frozenset[str]:
-    """What calls keep of their statistics for the backward, as it is or in another dtype."""
+    """The statistics that calls keep for the backward, as they are or in another dtype."""
     found: set[str] = set()
     for node in graph.of_kind(Call):
         statistics = sample_statistics(node)

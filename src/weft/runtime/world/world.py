@@ -150,9 +150,9 @@ class LocalWorld(World):
     """All ranks in this process: rank 0 is the thread that calls `run`, every other one a thread of its own."""
 
     def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
-        if size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UserError(
-                f"a world has at least one rank, found {size}; give a whole number from 1"
+                f"a world has at least one rank, found {size!r}; give a whole number from 1"
             )
         check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
