@@ -61,7 +61,7 @@ def _parts(
 
 
 def factor(part: float) -> float:
-    """How many times as long something takes that gets a part of what it gets alone."""
+    """The factor by which something takes longer that gets a part of what it gets alone."""
     return 1.0 / min(max(part, _LEAST), 1.0)
 
 

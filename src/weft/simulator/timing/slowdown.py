@@ -25,7 +25,7 @@ _NEVER = Seconds(-1.0)
 
 @final
 class Slowdown(NamedTuple):
-    """How many times as long calls of a rank take beside one of its communications, and these beside calls."""
+    """Factors by which calls of a rank take longer beside one of its communications, and these beside calls."""
 
     calls: float = 1.0
     exchanges: float = 1.0
@@ -228,7 +228,7 @@ class _BesideClock:
             self._at_speed(task, self._share[task] / self._slowed_by(task), now)
 
     def _slowed_by(self, task: int) -> float:
-        """How many times as long a communication takes beside the calls that run now on its ranks."""
+        """The factor by which a communication takes longer beside the calls that run now on its ranks."""
         lanes = (self._lane_of[rank] for rank in self._ranks[task])
         return max(
             (self._slow[lane].exchanges for lane in lanes if lane in self._works), default=1.0
