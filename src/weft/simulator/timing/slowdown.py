@@ -7,6 +7,7 @@ when something begins or ends; what is left of a task is worked off at its new s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple, final
 
@@ -29,9 +30,6 @@ class Slowdown(NamedTuple):
 
     calls: float = 1.0
     exchanges: float = 1.0
-
-
-_NONE = Slowdown()
 
 
 def is_beside(slowdown: Mapping[int, Slowdown], sharing: LinkSharing = NOTHING_SHARED) -> bool:
@@ -67,6 +65,32 @@ def run_beside(
 
 
 @final
+@dataclass(frozen=True)
+class _Slowed:
+    """Where calls and communications slow each other down.
+
+    Attributes:
+        rank_of: the lanes of such calls, each with its rank.
+        ranks: for each task, those on which it is such a communication.
+    """
+
+    rank_of: Mapping[int, int]
+    ranks: Sequence[Sequence[int]]
+
+    @staticmethod
+    def of(tasks: Tasks, slowdown: Mapping[int, Slowdown]) -> _Slowed:
+        slow = {rank for rank, factors in slowdown.items() if max(factors) > 1.0}
+        lanes = enumerate(tasks.lanes)
+        rank_of = {n: each.rank for n, each in lanes if each.queue == COMPUTE and each.rank in slow}
+        there = set(rank_of.values())
+        ranks = [
+            [member[0] for member in members if member[0] in there] if lane < 0 and seconds else []
+            for members, lane, seconds in zip(tasks.members, tasks.lane, tasks.seconds, strict=True)
+        ]
+        return _Slowed(rank_of, ranks)
+
+
+@final
 class _BesideClock:
     """The clock of `weft.simulator.timing.clock`, of tasks whose speeds change; a test compares where none does."""
 
@@ -84,22 +108,7 @@ class _BesideClock:
         self.order: list[int] = []
         self._sharing = sharing
         self._use = [one if one >= 0 and sharing.needs[one] else -1 for one in uses or [-1] * size]
-        # Of each lane, its rank and how slow its calls are; of each rank where anything is, such a lane.
-        self._slow = [
-            slowdown.get(lane.rank, _NONE) if lane.queue == COMPUTE else _NONE
-            for lane in tasks.lanes
-        ]
-        self._rank = [lane.rank for lane in tasks.lanes]
-        self._lane_of = {
-            self._rank[lane]: lane for lane, slow in enumerate(self._slow) if max(slow) > 1.0
-        }
-        # The ranks on which a communication and calls slow each other down.
-        self._ranks = [
-            [member[0] for member in members if member[0] in self._lane_of]
-            if lane < 0 and seconds
-            else []
-            for members, lane, seconds in zip(tasks.members, tasks.lane, tasks.seconds, strict=True)
-        ]
+        self._slowdown, self._slowed = slowdown, _Slowed.of(tasks, slowdown)
         self._lacks = self.web.counts[:]
         self._ready: list[list[int]] = [[] for _ in tasks.lanes]
         self._idle = [True] * len(tasks.lanes)
@@ -110,15 +119,15 @@ class _BesideClock:
         self._speed = [1.0] * size
         self._left = self.web.lasts[:]
         self._since = self.starts[:]
+        # Of each rank where something slows down, the call that runs, and the communications.
         self._works: dict[int, int] = {}
-        # Of each rank, the communications that run; the speed of each by what links leave it.
-        self._beside: dict[int, set[int]] = {rank: set() for rank in self._lane_of}
+        self._beside = {rank: set[int]() for rank in self._slowed.rank_of.values()}
+        # Of communications, the speed that links leave them.
         self._share = [1.0] * size
         self._running: dict[int, int] = {}
         self._tasks_of: dict[int, set[int]] = {}
+        # What has begun or ended: uses of links, and calls or communications of ranks.
         self._changed = set[int]()
-        self._moved = set[int]()
-        # Ranks on which calls, or communications, have begun or ended.
         self._turned = set[int]()
 
     def run(self) -> None:
@@ -146,8 +155,9 @@ class _BesideClock:
         if lane >= 0:
             self._idle[lane] = True
             self._stirred.add(lane)
-            if self._works.pop(lane, None) is not None:
-                self._turned.add(self._rank[lane])
+            rank = self._slowed.rank_of.get(lane)
+            if rank is not None and self._works.pop(rank, None) is not None:
+                self._turned.add(rank)
         else:
             self._count(task, -1)
         lacks = self._lacks
@@ -173,11 +183,10 @@ class _BesideClock:
                 task = heappop(self._ready[lane]) % len(self.starts)
                 self._idle[lane] = False
                 self._begin(task, now)
-                if max(self._slow[lane]) > 1.0 and self.web.lasts[task]:
-                    self._works[lane] = task
-                    self._turned.add(self._rank[lane])
-                    if self._beside[self._rank[lane]]:
-                        self._moved.add(lane)
+                rank = self._slowed.rank_of.get(lane)
+                if rank is not None and self.web.lasts[task]:
+                    self._works[rank] = task
+                    self._turned.add(rank)
         self._stirred.clear()
 
     def _begin(self, task: int, now: Seconds) -> None:
@@ -189,13 +198,9 @@ class _BesideClock:
         """A communication begins, or has ended."""
         if not self.web.lasts[task]:
             return
-        for rank in self._ranks[task]:
-            if more > 0:
-                self._beside[rank].add(task)
-                self._turned.add(rank)
-            else:
-                self._beside[rank].discard(task)
-            self._moved.add(self._lane_of[rank])
+        for rank in self._slowed.ranks[task]:
+            self._turned.add(rank)
+            (self._beside[rank].add if more > 0 else self._beside[rank].discard)(task)
         use = self._use[task]
         if use >= 0:
             count = self._running[use] = self._running.get(use, 0) + more
@@ -209,13 +214,12 @@ class _BesideClock:
 
     def _adjust(self, now: Seconds) -> None:
         """Give new speeds to what runs beside something that has begun or ended."""
-        for lane in self._moved:
-            task = self._works.get(lane)
+        slowed = set[int]()
+        for rank in self._turned:
+            beside, task = self._beside[rank], self._works.get(rank)
+            slowed |= beside
             if task is not None:
-                beside = self._beside[self._rank[lane]]
-                self._at_speed(task, 1.0 / self._slow[lane].calls if beside else 1.0, now)
-        self._moved.clear()
-        slowed = {task for rank in self._turned for task in self._beside[rank]}
+                self._at_speed(task, 1.0 / self._slowdown[rank].calls if beside else 1.0, now)
         self._turned.clear()
         if self._changed:
             around = self._sharing.around(self._changed, self._running)
@@ -229,10 +233,8 @@ class _BesideClock:
 
     def _slowed_by(self, task: int) -> float:
         """The factor by which a communication takes longer beside the calls that run now on its ranks."""
-        lanes = (self._lane_of[rank] for rank in self._ranks[task])
-        return max(
-            (self._slow[lane].exchanges for lane in lanes if lane in self._works), default=1.0
-        )
+        ranks = (rank for rank in self._slowed.ranks[task] if rank in self._works)
+        return max((self._slowdown[rank].exchanges for rank in ranks), default=1.0)
 
     def _at_speed(self, task: int, speed: float, now: Seconds) -> None:
         before = self._speed[task]
