@@ -27,7 +27,7 @@ class WeftOp:
         places: positions of arguments that say where a rank's shard begins, and nothing else.
         held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of
             memory, not of time.
-        rows: true where it takes a few rows of its result at a time (`ROWS_AT_A_TIME`), and makes another tensor of
+        rows: true where it takes a few rows of its result at a time (`ELEMENTS_AT_A_TIME`), and makes another tensor of
             these.
     """
 
@@ -44,7 +44,7 @@ class WeftOp:
 
 
 # Elements of the rows that an op with `rows` takes at a time: 512 KB of float32, which stay in a cache.
-ROWS_AT_A_TIME = 2**17
+ELEMENTS_AT_A_TIME = 2**17
 
 _VIEW = WeftOp(shares=True, launches=0)
 _PLAIN_VIEW = WeftOp(shares=True, launches=0, plain=True)

@@ -13,7 +13,7 @@ from weft.planning.plans import plan_stored
 from weft.program.measured import general, machine
 from weft.program.measured.general import general_steps
 from weft.program.measured.machine import measured_job, roofline
-from weft.runtime.measured.calls import calls_in_order
+from weft.runtime.measured.operands import calls_in_order
 from weft.units import Seconds
 
 

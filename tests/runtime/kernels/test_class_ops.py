@@ -14,7 +14,7 @@ SHARDS = ((0, 5), (5, 4))  # offset and number of the classes of two ranks
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("at_a_time", [1, 20, 2**17])
 def test_shards_make_up_the_whole(monkeypatch, reduction, at_a_time):
-    monkeypatch.setattr(class_ops, "ROWS_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(class_ops, "ELEMENTS_AT_A_TIME", at_a_time)
     x = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0, 8, -100, 4, 5, 2, 7])
     loss = cross_entropy(x, target, reduction=reduction)
@@ -56,7 +56,7 @@ def test_only_a_cpu_takes_a_few_rows_at_a_time(device, launches):
 def columns_pay(monkeypatch):
     monkeypatch.setattr(class_ops, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(class_ops, "_MANY_COLUMNS", 40)
-    monkeypatch.setattr(class_ops, "ROWS_AT_A_TIME", 7 * 32)
+    monkeypatch.setattr(class_ops, "ELEMENTS_AT_A_TIME", 7 * 32)
 
 
 @pytest.mark.usefixtures("columns_pay")
@@ -105,7 +105,7 @@ def test_other_scores_lie_by_rows(rows, classes, dtype, turned):
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_pieces_are_in_one_place(monkeypatch, by_columns):
-    monkeypatch.setattr(class_ops, "ROWS_AT_A_TIME", 12)
+    monkeypatch.setattr(class_ops, "ELEMENTS_AT_A_TIME", 12)
     x = torch.zeros(5, 6).t() if by_columns else torch.zeros(6, 5)
     pieces = [x[part] for part in class_ops._pieces(x)]
     for piece in pieces:

@@ -14,7 +14,7 @@ from weft.runtime.kernels.loss_ops import cross_entropy_backward
 @pytest.mark.parametrize("weight", [None, torch.rand(9, dtype=torch.float64)])
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_equals_torch(monkeypatch, reduction, weight, at_a_time):
-    monkeypatch.setattr(class_ops, "ROWS_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(class_ops, "ELEMENTS_AT_A_TIME", at_a_time)
     x = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0, 8, -100, 4, 5, 2, 7])
     scores = x.log_softmax(1)

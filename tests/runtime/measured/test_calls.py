@@ -14,7 +14,9 @@ from weft.hardware.measured import Sample
 from weft.ir.plan import LocalCall, LocalInput, LocalProgram
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.measured import calls as measured
-from weft.runtime.measured.calls import calls_in_order, measured_calls
+from weft.runtime.measured import operands
+from weft.runtime.measured.calls import measured_calls
+from weft.runtime.measured.operands import CallOfProgram, calls_in_order
 from weft.units import Bytes
 
 DEVICE = torch.device("cpu")
@@ -53,14 +55,14 @@ def test_equal_calls_are_measured_once() -> None:
 
 def test_operands_that_are_views_have_their_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    make = measured._operands
+    make = operands.operands_on
 
     def noting(*args: object) -> list[torch.Tensor]:
         found = make(*args)  # type: ignore[arg-type]
         seen.append([each.stride() for each in found])
         return found
 
-    monkeypatch.setattr(measured, "_operands", noting)
+    monkeypatch.setattr(measured, "operands_on", noting)
     back = build.call("aten.clone.default", refs("turned"), value("copy", 5, 4))
     samples(TURNED, back)
     assert [(1, 5)] in seen  # the clone's operand, not contiguous
@@ -73,7 +75,7 @@ def test_integers_are_valid_indices() -> None:
     every = calls_in_order([LocalProgram(0, inputs, (looked,), ())])
     assert list(measured_calls(every, lambda call: call, DEVICE, 0.0)[0]) == [every[0].text]
     # All rows of the table are looked up, in no order: what is cold stays so.
-    found = measured._example(every[0], "x", DEVICE)
+    found = operands._example(every[0], "x", DEVICE)
     assert len(found.unique()) > 2
     assert not bool((found.diff() >= 0).all())
     assert 0 <= int(found.min()) <= int(found.max()) < 4
@@ -108,7 +110,7 @@ def test_calls_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     make = measured._work
 
-    def noting(one: measured.CallOfProgram, *given: Any) -> Any:
+    def noting(one: CallOfProgram, *given: Any) -> Any:
         work = make(one, *given)
         assert work is not None
         return lambda: (ran.append(one.node.op), work())

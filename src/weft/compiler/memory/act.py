@@ -23,7 +23,7 @@ from weft.ir.plan import (
 )
 from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import Kind, value_bytes
-from weft.ops.weft_ops import ROWS_AT_A_TIME, WEFT_OPS
+from weft.ops.weft_ops import ELEMENTS_AT_A_TIME, WEFT_OPS
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
@@ -97,7 +97,7 @@ def _rows(call: LocalCall) -> Bytes:
         return NO_BYTES
     (made,) = call.makes
     rows, width = made.shape
-    some = min(rows, max(1, ROWS_AT_A_TIME // max(1, width)))
+    some = min(rows, max(1, ELEMENTS_AT_A_TIME // max(1, width)))
     return Bytes(some * width * ITEM_SIZE[made.dtype])
 
 

@@ -17,7 +17,7 @@ from weft.planning.progress import uncollected
 from weft.program.job import Job
 from weft.program.measured.general import general_optimizers, general_steps
 from weft.program.measured.measure import Patience, measured
-from weft.runtime.measured.calls import calls_in_order
+from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds

@@ -27,8 +27,9 @@ from weft.program.measured.overheads import (
 )
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.measured.beside import slowdown as slowdown_beside
-from weft.runtime.measured.calls import COLD, calls_in_order, measured_calls
+from weft.runtime.measured.calls import COLD, measured_calls
 from weft.runtime.measured.exchanges import measured_exchanges
+from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
 from weft.units import Bytes, Seconds
@@ -80,13 +81,14 @@ def measured(
     """
     told = begun if 0 in world.ranks else _nothing
     programs = tuple(compiled)
+    held = _held(programs)
     found = _of_calls(world, programs, optimizers, patience, told)
-    exchanges, (slowdown, stretch) = _exchanges(world, told, _held(programs))
+    exchanges, (slowdown, stretch) = _exchanges(world, told, held)
     found = replace(
         found, exchanges=exchanges, slowdown=slowdown, stretch=stretch, memory=_memory(world)
     )
     told("acts and steps")
-    return with_overheads(world, found, patience, _held(programs))
+    return with_overheads(world, found, patience, held)
 
 
 def _memory(world: World) -> Bytes:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.rules.layers.loss import NONE
-from weft.ops.weft_ops import ROWS_AT_A_TIME
+from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
 
 # Numbers of rows for which columns were measured to be faster (with 256 they are not), and the least
@@ -107,7 +107,7 @@ def _pieces(x: Tensor) -> Iterator[tuple[slice, slice]]:
 def rows_at_a_time(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of `x`, [n, classes], that make up all of them; few rows each on a CPU."""
     every = x.device.type != "cpu"  # other devices want few launches
-    count = max(1, x.shape[0] if every else ROWS_AT_A_TIME // max(1, x.shape[1]))
+    count = max(1, x.shape[0] if every else ELEMENTS_AT_A_TIME // max(1, x.shape[1]))
     for start in range(0, x.shape[0], count):
         yield slice(start, start + count)
 

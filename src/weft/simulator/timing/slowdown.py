@@ -67,7 +67,7 @@ def run_beside(
 @final
 @dataclass(frozen=True)
 class _Slowed:
-    """Where calls and communications slow each other down.
+    """The lanes and communications that slow each other down.
 
     Attributes:
         rank_of: the lanes of such calls, each with its rank.

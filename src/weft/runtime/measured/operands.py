@@ -1,0 +1,158 @@
+"""Local calls of programs, each with operands to run it by itself.
+
+Operands that are views are made by the same views of a dense tensor, as kernels depend on strides; numbers are such as
+every op takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.hardware.call_text import call_text, lying, makers_of
+from weft.ir.nodes import OVER_STEP
+from weft.ir.plan import LocalCall, LocalProgram, LocalValue
+from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.op_calls import at_micro_batch, local_op_call
+from weft.ops import OpCall, shares_memory
+from weft.ops.rule import kept_results
+from weft.runtime.kernels.generated import build_kernel
+from weft.units import Bytes
+
+# Values that every op takes: no logarithm of 0, no numbers too small to be quick.
+_LOW, _HIGH = 0.5, 1.5
+
+
+@final
+class CallOfProgram:
+    """A call with the views that its operands are made by."""
+
+    def __init__(
+        self, node: LocalCall, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]
+    ) -> None:
+        self.node = node
+        self.views = tuple({id(view): view for view in _views(node, makers)}.values())
+        self.values = values
+        self.lies = lying(node, makers, values)
+        self.text = call_text(self.call, self.lies)
+        self.looped = node.op in OVER_STEP
+
+    @property
+    def bytes(self) -> Bytes:
+        """The bytes of its operands and results."""
+        names = {*self.node.operands, *(each.name for each in self.node.makes)}
+        return Bytes(sum(value_bytes(self.values[name]) for name in names))
+
+    @property
+    def call(self) -> OpCall:
+        """As the rules see it."""
+        return local_op_call(self.node, self.values)
+
+
+def calls_in_order(programs: Iterable[LocalProgram], most: int = 4) -> list[CallOfProgram]:
+    """The calls of programs in their order; of those with the same text the first, at most so many times."""
+    found: dict[str, CallOfProgram] = {}
+    times: Counter[str] = Counter()
+    order = []
+    for program in programs:
+        makers = makers_of(program.nodes)
+        for node in program.nodes:
+            if isinstance(node, LocalCall):
+                one = CallOfProgram(node, makers, program.values)
+                times[one.text] += 1
+                if times[one.text] <= most:
+                    order.append(found.setdefault(one.text, one))
+    return order
+
+
+def _views(node: LocalCall, makers: Mapping[str, LocalCall]) -> Iterator[LocalCall]:
+    """The views that a call's operands are, each behind those that it is a view of.
+
+    So it is with results that only the call understands, such as the workspace of its forward.
+    """
+    for name in node.operands:
+        maker = makers.get(name)
+        if maker is not None and (shares_memory(maker.op) or _is_kept(maker, name)):
+            yield from _views(maker, makers)
+            yield maker
+
+
+def _is_kept(maker: LocalCall, name: str) -> bool:
+    made = [None if value is None else value.name for value in maker.outputs]
+    return made.index(name) in kept_results(maker.op)
+
+
+def bases_of(one: CallOfProgram, names: Sequence[str], device: torch.device) -> list[Tensor]:
+    """The tensors that the operands of a call are, or are views of."""
+    views = build_kernel(_first_views(one), names, device)
+    return [_example(one, name, device) for name in views.inputs]
+
+
+def operands_on(
+    one: CallOfProgram, names: Sequence[str], bases: Sequence[Tensor], device: torch.device
+) -> list[Tensor]:
+    """The operands of a call, as views of `bases` where they are views."""
+    return list(build_kernel(_first_views(one), names, device).function(None, *bases))
+
+
+def _first_views(one: CallOfProgram) -> list[LocalCall]:
+    return [first_micro(each) for each in one.views]
+
+
+def first_micro(call: LocalCall) -> LocalCall:
+    """The call as the first micro-batch runs it."""
+    args, kwargs = at_micro_batch(call.args, 0), at_micro_batch(call.kwargs, 0)
+    return (
+        call
+        if (args, kwargs) == (call.args, call.kwargs)
+        else replace(call, args=args, kwargs=kwargs)
+    )
+
+
+def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:
+    """Numbers of the shape of an operand; integers are valid as indices of anything."""
+    value = one.values[name]
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.empty(value.shape, device=device).uniform_(_LOW, _HIGH).to(dtype)
+    if dtype == torch.bool:
+        return torch.ones(value.shape, dtype=dtype, device=device)
+    draws = torch.Generator(device).manual_seed(0)
+    return torch.randint(_indices(one), value.shape, generator=draws, device=device).to(dtype)
+
+
+def _rows(one: CallOfProgram) -> int:
+    """The rows of the whole table that a call looks up in, or makes the gradient of; 0 where it does neither.
+
+    The gradient of a shard does not say how many there are; of two shards, half of the indices lie outside.
+    """
+    node = one.node
+    match node.op, node.args:
+        case ("aten.embedding.default", _):
+            return one.values[node.operands[0]].shape[0]
+        case ("weft.embedding_shard", (_, _, int(offset), *whole)):
+            own = one.values[node.operands[0]].shape[0]
+            return next((each for each in whole if isinstance(each, int)), offset + own)
+        case ("aten.embedding_dense_backward.default", (_, _, int(rows), *_)):
+            return rows
+        case ("weft.embedding_dense_backward_shard", (_, _, int(rows), int(offset), *_)):
+            return max(offset + rows, 2 * rows)
+    return 0
+
+
+def _indices(one: CallOfProgram) -> int:
+    """A number below which an integer is an index: of a table's rows, else of all dimensions of tensors of numbers."""
+    rows = _rows(one)
+    if rows:
+        return rows
+    every = (*one.views, one.node)
+    names = {name for each in every for name in (*each.operands, *(v.name for v in each.makes))}
+    floats = (one.values[name] for name in names if "float" in one.values[name].dtype)
+    sizes = [size for value in floats for size in value.shape]
+    numbers = [arg for arg in one.node.args if isinstance(arg, int) and not isinstance(arg, bool)]
+    return max(1, min([*sizes, *(each for each in numbers if each > 1)], default=1))
