@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -261,13 +262,15 @@ def main() -> None:
     parser.add_argument("--bench", action="store_true", help="the pairs of the benchmarks alone")
     parser.add_argument("--json", type=Path, help="read, and written after each case")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of a part")
+    parser.add_argument("--seed", type=int, help="of the order of cases that are in no benchmark")
     parser.add_argument("--list", action="store_true", help="list the cases and leave")
     o = parser.parse_args()
     known = json.loads(o.json.read_text())["cases"] if o.json and o.json.exists() else []
     done = {each["case"]: Outcome(**each) for each in known}
-    wanted = dict.fromkeys(
-        (*bench_cases(), *(() if o.bench else cases(o.works, o.strategies, o.ranks)))
-    )
+    others = [] if o.bench else list(cases(o.works, o.strategies, o.ranks))
+    if o.seed is not None:
+        random.Random(o.seed).shuffle(others)
+    wanted = dict.fromkeys((*bench_cases(), *others))
     if not o.bench:
         wanted = {
             case: None for case in wanted if case.work in o.works and case.strategy in o.strategies

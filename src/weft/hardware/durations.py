@@ -134,7 +134,7 @@ class Durations:
         if isinstance(first, Transfer):
             sent = [piece for each in joined for piece in self._pieces(each, rank)]
             return self._costs.of_transfer(sent, moved)
-        size = Bytes(sum(larger_side(each) for each in joined if isinstance(each, Collective)))
+        size = joined_size(joined)
         key = first.kind, first.communicator, size, moved
         found = self._exchanged.get(key)
         if found is None:
@@ -169,6 +169,11 @@ class Durations:
             sides = ((node.input, node.sends), (node.output, node.receives))
             return max(_piece_bytes(value, pieces) for value, pieces in sides)
         return Bytes(node.bytes // len(self._ranks[node.communicator]))
+
+
+def joined_size(joined: Sequence[Exchange]) -> Bytes:
+    """Bytes of collectives that run as one: of each its larger side."""
+    return Bytes(sum(larger_side(each) for each in joined if isinstance(each, Collective)))
 
 
 def update_bytes(node: LocalUpdate, values: Values) -> Bytes:

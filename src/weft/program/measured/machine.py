@@ -71,7 +71,7 @@ def measured_job(
 def roofline(compiled: Iterable[Compiled], measured: Measurements) -> Roofline | None:
     """The few figures of a device that measured calls show; None where there are none of each kind."""
     rates, moving, starts = list[float](), list[float](), list[float]()
-    for one in calls_in_order((each for c in compiled for each in c.programs), 1):
+    for one in dict.fromkeys(calls_in_order(each for c in compiled for each in c.programs)):
         sample = measured.calls.get(one.text)
         if sample is None or not sample.seconds or not has_rule(one.call.op):
             continue

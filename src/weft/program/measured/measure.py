@@ -14,9 +14,18 @@ import torch
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.compiler.plans.specialize import Target, join_sums, variant
+from weft.hardware.durations import joined_size
 from weft.hardware.here import DEVICE, PROCESSES, RANKS, THREADS, this_machine
 from weft.hardware.measured import Measurements, Sample, SizedSample, from_json, to_json
-from weft.ir.plan import Communicator, LocalCall, LocalNode, LocalProgram
+from weft.ir.plan import (
+    Collective,
+    CollectiveKind,
+    Communicate,
+    Communicator,
+    LocalCall,
+    LocalNode,
+    LocalProgram,
+)
 from weft.program.measured.overheads import (
     Overheads,
     filling_program,
@@ -32,7 +41,7 @@ from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
-from weft.units import Bytes, Seconds
+from weft.units import NO_BYTES, Bytes, Seconds
 
 # A step that holds no more leaves the caches to what the host does.
 _CACHED = Bytes(2**20)
@@ -83,7 +92,7 @@ def measured(
     programs = tuple(compiled)
     held = _held(programs)
     found = _of_calls(world, programs, optimizers, patience, told)
-    exchanges, (slowdown, stretch) = _exchanges(world, told, held)
+    exchanges, (slowdown, stretch) = _exchanges(world, told, held, _largest(world, programs))
     found = replace(
         found, exchanges=exchanges, slowdown=slowdown, stretch=stretch, memory=_memory(world)
     )
@@ -165,8 +174,32 @@ def _of_calls(
     return together([from_json(text, "another rank") for text in world.gather(texts)])
 
 
+def _largest(world: World, compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
+    """The bytes that collectives of programs have at most on any rank, by kind; those that run as one together."""
+    text = json.dumps(_own_largest(compiled))
+    found: dict[CollectiveKind, Bytes] = {}
+    for each in world.gather(dict.fromkeys(world.ranks, text)):
+        for kind, size in json.loads(each).items():
+            found[kind] = max(found.get(kind, NO_BYTES), Bytes(size))
+    return found
+
+
+def _own_largest(compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
+    found: dict[CollectiveKind, Bytes] = {}
+    for plan in (plan for each in compiled for plan in each.plan.ranks):
+        for actor in plan.actors:
+            if isinstance(actor, Communicate) and isinstance(actor.collectives[0], Collective):
+                size = joined_size(actor.collectives)
+                kind = actor.collectives[0].kind
+                found[kind] = max(found.get(kind, NO_BYTES), size)
+    return found
+
+
 def _exchanges(
-    world: World, told: Callable[[str], object], held: Bytes
+    world: World,
+    told: Callable[[str], object],
+    held: Bytes,
+    largest: Mapping[CollectiveKind, Bytes],
 ) -> tuple[dict[str, tuple[SizedSample, ...]], tuple[float, float]]:
     """Exchanges of all ranks, and of pairs of them at the same time; and how much they slow calls down."""
     connected = [world.connect(groups) for groups in _groups(world.size)]
@@ -177,7 +210,8 @@ def _exchanges(
         for channels in connected:
             for channel in channels[rank].values():
                 if channel.size > 1:
-                    found |= measured_exchanges(channel, told if rank == 0 else _nothing, held)
+                    begun = told if rank == 0 else _nothing
+                    found |= measured_exchanges(channel, begun, held, largest)
                 if channel.size == world.size > 1:
                     slower = slowdown_beside(channel)
                 channel.close()

@@ -8,6 +8,7 @@ share the machine: the same calls in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
@@ -21,7 +22,7 @@ from weft.hardware.measured import Sample
 from weft.ir.plan import LocalCall
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.measured.operands import CallOfProgram, bases_of, first_micro, operands_on
-from weft.runtime.measured.stopwatch import Took, took_in_turns
+from weft.runtime.measured.stopwatch import FEWEST, Took, took_in_turns
 from weft.runtime.random import uniform
 from weft.units import Bytes, Seconds
 
@@ -32,6 +33,10 @@ _MOST_SETS = 256
 _ROOM = Bytes(2**28)
 # Acts of a call that keeps a sum from one micro-batch to the next.
 _ACTS = 2
+# Calls between two that do nothing.
+_IDLE_EACH = 4
+# Seconds of any call, at least.
+_SHORTEST = Seconds(3e-6)
 
 
 def measured_calls(
@@ -48,7 +53,7 @@ def measured_calls(
 
     Args:
         calls: in the order of programs, the same on all ranks that measure side by side. One that is there several
-            times is called as often in a round.
+            times is called as often in a round, where that does not take too long.
         as_run: a call in the op that has its kernel on the device.
         device: where they run.
         patience: seconds for each, on the mean.
@@ -99,9 +104,9 @@ def _of_group(
         place = {one: number for number, one in enumerate(works, 1)}
         (idle, *seen), whole = took_in_turns(
             [_in_turns(_idle, [()], looped=False), *works.values()],
-            [0, *(place[one] for one in group if one in place)],
+            _with_idle([place[one] for one in _round(group, patience) if one in place]),
             patience,
-            _finish(device),
+            finish(device),
         )
     usual = usual_device(device.type)
     found = {}
@@ -112,7 +117,35 @@ def _of_group(
     return found, whole
 
 
-def _finish(device: torch.device) -> Callable[[], object]:
+def _round(group: Sequence[CallOfProgram], patience: float) -> list[CallOfProgram]:
+    """The calls of a round: as often as programs have them, or the first of each, where a round would take too long."""
+    times = Counter(group)
+    usual = usual_device("cpu")
+    seconds = {one: max(usual.of_call(0, one.call).seconds, _SHORTEST) for one in times}
+    most = max(times.values(), default=1)
+    while most > 1 and (
+        sum(seconds[one] * min(count, most) for one, count in times.items())
+        > patience * len(times) / FEWEST
+    ):
+        most = most // 2
+    so_far: Counter[CallOfProgram] = Counter()
+    found = []
+    for one in group:
+        so_far[one] += 1
+        if so_far[one] <= most:
+            found.append(one)
+    return found
+
+
+def _with_idle(places: Sequence[int]) -> list[int]:
+    """An idle call among every few others, so that it finds caches as they do."""
+    found = [0]
+    for number, place in enumerate(places, 1):
+        found += [place] if number % _IDLE_EACH else [place, 0]
+    return found
+
+
+def finish(device: torch.device) -> Callable[[], object]:
     """Waits for a device; the host has done what it does."""
     return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
 

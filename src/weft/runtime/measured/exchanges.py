@@ -6,9 +6,10 @@ the largest over the ranks of one try, the median over tries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from time import perf_counter
+from types import MappingProxyType
 
 import torch
 
@@ -21,14 +22,19 @@ from weft.runtime.channels.collectives import run_collectives
 from weft.runtime.measured.stopwatch import summary
 from weft.units import NO_BYTES, Bytes
 
-SIZES = tuple(Bytes(4**power) for power in range(3, 13))  # 64 bytes to 16 MiB
+# 64 bytes to 16 MiB, and as much as is measured at most.
+SIZES = tuple(Bytes(4**power) for power in range(3, 13))
+MOST = Bytes(2**28)
 _TRIES = {True: 21, False: 15}
 _SMALL = 2**20
 _MOST_SETS = 64
 
 
 def measured_exchanges(
-    channel: Channel, begun: Callable[[str], object] = lambda _: None, held: Bytes = NO_BYTES
+    channel: Channel,
+    begun: Callable[[str], object] = lambda _: None,
+    held: Bytes = NO_BYTES,
+    largest: Mapping[CollectiveKind, Bytes] = MappingProxyType({}),
 ) -> dict[str, tuple[SizedSample, ...]]:
     """Seconds of all kinds of exchanges between the ranks of a channel, by `exchange_text`, the same on all of them.
 
@@ -38,6 +44,7 @@ def measured_exchanges(
         channel: of all ranks that take part; each must call this together.
         begun: is told the name of each kind.
         held: bytes that a step holds: what is sent was made a while ago, and lies in no cache that these fill.
+        largest: bytes that programs send at once, by kind.
     """
     found = {}
     for kind in COLLECTIVE_KINDS:
@@ -45,7 +52,7 @@ def measured_exchanges(
         begun(name)
         found[name] = tuple(
             _sample(channel, size, _collective(channel, kind, size, _sets(size, held)))
-            for size in SIZES
+            for size in _up_to(largest.get(kind, NO_BYTES))
         )
     if channel.size == 2:
         name = exchange_text("transfer", 2)
@@ -54,6 +61,12 @@ def measured_exchanges(
             _sample(channel, size, _one_way(channel, size, _sets(size, held))) for size in SIZES
         )
     return found
+
+
+def _up_to(largest: Bytes) -> tuple[Bytes, ...]:
+    """The usual sizes, and a larger one where programs have it."""
+    last = min(largest, MOST)
+    return (*SIZES, last) if last > SIZES[-1] else SIZES
 
 
 def _sets(size: Bytes, held: Bytes) -> int:

@@ -6,7 +6,6 @@ every op takes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -54,19 +53,16 @@ class CallOfProgram:
         return local_op_call(self.node, self.values)
 
 
-def calls_in_order(programs: Iterable[LocalProgram], most: int = 4) -> list[CallOfProgram]:
-    """The calls of programs in their order; of those with the same text the first, at most so many times."""
+def calls_in_order(programs: Iterable[LocalProgram]) -> list[CallOfProgram]:
+    """The calls of programs in their order; one object for all of the same text, the first."""
     found: dict[str, CallOfProgram] = {}
-    times: Counter[str] = Counter()
     order = []
     for program in programs:
         makers = makers_of(program.nodes)
         for node in program.nodes:
             if isinstance(node, LocalCall):
                 one = CallOfProgram(node, makers, program.values)
-                times[one.text] += 1
-                if times[one.text] <= most:
-                    order.append(found.setdefault(one.text, one))
+                order.append(found.setdefault(one.text, one))
     return order
 
 

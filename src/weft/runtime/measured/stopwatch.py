@@ -9,9 +9,8 @@ from typing import NamedTuple, final
 
 from weft.units import Seconds
 
-# Seconds of one round, at least: far above what reading the clock takes.
-_ROUND = 1e-3
-_FEWEST, _MOST = 5, 41
+# Rounds that are measured.
+FEWEST, _MOST = 5, 41
 # Nothing takes less than no time: wider, a normal distribution would say so.
 _WIDEST = 0.5
 
@@ -27,18 +26,6 @@ class Took(NamedTuple):
 
     seconds: Seconds
     spread: float
-
-
-def took(work: Callable[[], object], patience: float) -> Took:
-    """Seconds of `work`, which is called for `patience` seconds, or until enough rounds agree."""
-    work()  # what the first call costs by itself does not count
-    once = _round(work, 1)
-    calls = max(1, int(_ROUND / max(once, 1e-9)))
-    ends = perf_counter() + patience
-    rounds = [_round(work, calls) for _ in range(_FEWEST)]
-    while perf_counter() < ends and len(rounds) < _MOST:
-        rounds.append(_round(work, calls))
-    return summary(rounds)
 
 
 def took_in_turns(
@@ -61,7 +48,7 @@ def took_in_turns(
     wholes: list[float] = []
     ends = perf_counter() + patience * len(works)
     for number in range(_MOST):
-        if number >= _FEWEST and perf_counter() > ends:
+        if number >= FEWEST and perf_counter() > ends:
             break
         whole = 0.0
         for place in order:
@@ -82,10 +69,3 @@ def summary(rounds: list[float]) -> Took:
     low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else (middle,) * 3
     spread = (high - low) / 1.349 / middle if middle else 0.0
     return Took(Seconds(middle), min(spread, _WIDEST))
-
-
-def _round(work: Callable[[], object], calls: int) -> float:
-    start = perf_counter()
-    for _ in range(calls):
-        work()
-    return (perf_counter() - start) / calls

@@ -1,7 +1,8 @@
 """Seconds of an optimizer's updates, for variables of several sizes.
 
-They run as those of a segment do (`weft.runtime.executor.optimizer`): the user's options, as many variables of one size
-at once as a small segment has, on memory that no cache holds where they are large.
+They run as those of a segment do (`weft.runtime.executor.optimizer`): the user's options, as many variables of one
+size at once as a small segment has. Between two tries as much is read as a step holds: an update finds its variables,
+and its own code, where the step has left them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from weft.hardware.measured import SizedSample
 from weft.ir.plan import LocalUpdate
 from weft.runtime.executor.optimizer import OptimizerUpdates
-from weft.runtime.measured.calls import COLD
-from weft.runtime.measured.stopwatch import Took, took
+from weft.runtime.measured.calls import COLD, finish
+from weft.runtime.measured.stopwatch import Took, took_in_turns
 from weft.runtime.memory.state import Variables
 from weft.units import NO_BYTES, Bytes, Seconds
 
@@ -44,6 +45,7 @@ def measured_updates(
     """
     called = getattr(optimizer, "_opt_called", None)
     most = min(_MOST, held // _BYTES)
+    rest = torch.zeros(max(held // 4, 1), device=device)
 
     def took_by(elements: int, count: int) -> tuple[Took, int]:
         variables = Variables(
@@ -54,7 +56,9 @@ def measured_updates(
         with torch.no_grad():
             updates.run(sources)  # makes the states
             meet()
-            return took(partial(updates.run, sources), patience), _states(variables, elements)
+            works = rest.sum, partial(updates.run, sources)
+            (_, own), _ = took_in_turns(works, (0, 1), patience, finish(device))
+        return own, _states(variables, elements)
 
     (one, _), (many, _) = took_by(_ELEMENTS[0], 1), took_by(_ELEMENTS[0], _TOGETHER)
     start = max(0.0, (_TOGETHER * one.seconds - many.seconds) / (_TOGETHER - 1))

@@ -22,6 +22,7 @@ from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.calls import CALLS, accounts, looking
+from weft.runtime.world.allocator import keep_freed_memory
 from weft.runtime.world.arrival import await_all, join, say_at_end
 from weft.runtime.world.measure_links import measured_links
 from weft.runtime.world.meeting import gone
@@ -51,6 +52,8 @@ class DistributedWorld(World):
         self._timeout = timedelta(seconds=timeout)
         self._backend = BACKENDS[device_type]
         self._device = _device(device_type)
+        if device_type == "cpu":
+            keep_freed_memory()  # before there are threads, which keep the heaps that they have
         if not dist.is_initialized():
             join(self._backend.library, self._timeout)
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
