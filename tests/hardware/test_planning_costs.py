@@ -86,9 +86,10 @@ def test_links_between_hosts_are_those_measured_at_the_start() -> None:
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_buckets_of_usual_devices(device_type: str) -> None:
-    """As `Device.bucket` says it, whatever the ranks."""
+    """As much as a link sends in twenty times its latency, whatever the ranks."""
     device = usual_device(device_type)
-    assert bucket_bytes(device, (0, 1)) == bucket_bytes(device, (0,)) == device.bucket
+    assert bucket_bytes(device, (0, 1)) == bucket_bytes(device, (0,))
+    assert bucket_bytes(device, (0,)) == round(20 * device.latency * device.link)
 
 
 def test_more_latency_asks_for_larger_buckets() -> None:

@@ -80,8 +80,8 @@ def test_undo_gives_back_what_was() -> None:
 def test_bounds_are_never_above_the_answer() -> None:
     found = explorer(STAGED)
     for move in (Recompute("blocks.0"), MicroBatches(4), OtherStrategy(data_parallel())):
-        least, busiest = found.lower_bound(move), found.lower_bound(move, planned=True)
         before = found.candidate
+        least, busiest = found.lower_bound(move), found.lower_bound(move, planned=True)
         assert found.candidate == before
         seconds = found.apply(move)
         assert 0 < least <= seconds

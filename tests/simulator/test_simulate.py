@@ -10,7 +10,7 @@ import pytest
 from simulator.steps import SAMPLES, TIME, planned_gpt
 from weft.errors import UserError
 from weft.hardware import usual_device
-from weft.hardware.costs import Capacity, Cost, Costs
+from weft.hardware.costs import Capacity, Cost, Costs, Slowdown
 from weft.hardware.given_costs import parse_given_costs
 from weft.simulator import simulate
 from weft.simulator.simulate import SteadySteps
@@ -90,12 +90,12 @@ def test_what_a_machine_knows_is_compared_with_what_a_step_takes():
 
 def test_calls_take_longer_beside_communications():
     step = planned_gpt()
-    alone, beside = (simulate(step, Machine(slowdown=factor)) for factor in (1.0, 2.0))
+    alone, beside = (simulate(step, Machine(slowdown=Slowdown(factor))) for factor in (1.0, 2.0))
     compute = [sum(each.busy["compute"] for each in one.ranks) for one in (alone, beside)]
     hidden = sum(each.parts.hidden for each in alone.ranks)
     assert compute[0] < compute[1] <= compute[0] + 2 * hidden
     assert beside.step_seconds > alone.step_seconds
-    assert simulate(step, Machine(slowdown=1.0)) == alone
+    assert simulate(step, Machine(slowdown=Slowdown())) == alone
 
 
 def test_the_host_takes_its_time_between_steps():
@@ -114,7 +114,7 @@ def test_steps_of_launched_devices_overlap():
 
 
 def test_a_step_with_nothing_beside_its_end_does_not_count():
-    assert simulate(planned_gpt(), Machine(slowdown=2.0, launched=True)).steady
+    assert simulate(planned_gpt(), Machine(slowdown=Slowdown(2.0), launched=True)).steady
 
 
 def test_what_varies_makes_an_interval_and_equal_calls_give_equal_ones():

@@ -10,7 +10,9 @@ from typing import final
 from weft.cli.planned import PlanOptions
 from weft.errors import UserError
 from weft.hardware.given_costs import read_given_costs
-from weft.planning.simulated import planned_step, simulate_stored
+from weft.planning.priced import priced_step
+from weft.planning.progress import uncollected
+from weft.planning.simulated import planned_step
 from weft.simulator.chakra import write_chakra
 from weft.simulator.results.simulation import Simulation
 from weft.traces.events import trace_events
@@ -50,13 +52,15 @@ def simulate_graph(
     """
     given = None if costs is None else read_given_costs(costs)
     found = asked.found()
-    simulation = simulate_stored(found.step.graph, found.compiled, found.machine.costs, given)
+    with uncollected():
+        step = planned_step(found.step.graph, found.compiled)
+        priced = priced_step(step, found.machine.costs, given)
+        simulation = priced.simulation
     wanted = files or SimulationFiles()
     if wanted.trace is not None:
         _write_trace(simulation, wanted.trace)
     if wanted.chakra is not None:
-        step = planned_step(found.step.graph, found.compiled)
-        write_chakra(step, found.machine.costs, wanted.chakra, given)
+        write_chakra(priced.step, priced.acts, found.machine.costs, wanted.chakra)
     if as_json:
         return json.dumps({"title": found.title, **simulation.to_json()})
     return "\n".join([found.title, str(simulation), *joined_notes(found.compiled.notes)])

@@ -51,6 +51,22 @@ class Cost(NamedTuple):
 
 
 @final
+class Slowdown(NamedTuple):
+    """Factors by which calls and communications of one device take longer beside each other.
+
+    Attributes:
+        calls: factor, at least 1, by which a rank's calls take longer while one of its communications runs.
+        exchanges: factor, at least 1, by which its communications take longer while calls run.
+    """
+
+    calls: float = 1.0
+    exchanges: float = 1.0
+
+
+NO_SLOWDOWN = Slowdown()
+
+
+@final
 @dataclass(frozen=True)
 class Capacity:
     """The limits of a rank's device.
@@ -60,8 +76,7 @@ class Capacity:
         peaks: FLOP/s by dtype; empty where none are known.
         memory: that it has; None where that is not known.
         reserve: bytes of it that are taken before any tensor: context, allocator, communicators.
-        slowdown: factor, at least 1, by which a call takes longer while a communication runs beside it.
-        stretch: factor, at least 1, by which a communication takes longer while calls run beside it.
+        slowdown: of calls and communications beside each other.
         drift: relative standard deviation of the device's speed from step to step.
         launched: true where the host only launches calls, and goes on to the next step meanwhile.
         step: seconds of the host between the acts of one step and those of the next.
@@ -71,8 +86,7 @@ class Capacity:
     peaks: Mapping[str, float] = field(default_factory=dict)
     memory: Bytes | None = None
     reserve: Bytes = NO_BYTES
-    slowdown: float = 1.0
-    stretch: float = 1.0
+    slowdown: Slowdown = NO_SLOWDOWN
     drift: float = 0.0
     launched: bool = False
     step: Seconds = NO_TIME

@@ -14,7 +14,7 @@ from weft.hardware.collectives import (
     collective_seconds,
     transfer_seconds,
 )
-from weft.hardware.costs import Capacity, Cost, Groups, Sent
+from weft.hardware.costs import Capacity, Cost, Groups, Sent, Slowdown
 from weft.hardware.kinds.device_kind import DeviceKind
 from weft.hardware.kinds.device_kinds import device_kind
 from weft.hardware.kinds.roofline import call_seconds, update_seconds
@@ -79,7 +79,12 @@ class TopologyCosts:
         kind = self.kind(rank)
         launched = is_launched(kind.device_type)
         return Capacity(
-            kind.name, kind.peaks, kind.memory, kind.reserve, kind.slowdown, launched=launched
+            kind.name,
+            kind.peaks,
+            kind.memory,
+            kind.reserve,
+            Slowdown(kind.slowdown),
+            launched=launched,
         )
 
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:

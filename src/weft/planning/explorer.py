@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from weft.actors.simulate import simulate as run_actors
 from weft.cached import cached_property
 from weft.compiler.kept import KeptResults
 from weft.errors import InternalError, StrategyError
-from weft.hardware.costs import Costs
-from weft.hardware.measured import MeasuredCosts
 from weft.hardware.topology import Topology
 from weft.ir.plan import RankPlan
 from weft.planning.grid import placement_on
 from weft.planning.machine import machine_of
 from weft.planning.moves import Candidate, Move
 from weft.planning.plans import plan_stored
+from weft.planning.priced import PricedStep, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.simulated import as_run, held_in_time, planned_step
+from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
 from weft.simulator.results.simulation import Simulation
-from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
 from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep, step_flops
 from weft.strategy.strategy import Strategy
@@ -35,35 +33,6 @@ from weft.units import Seconds
 
 # Results that are kept of each pass, and moves that can be undone.
 KEPT, UNDONE = 8, 8
-
-
-@final
-@dataclass(frozen=True)
-class _Planned:
-    """A candidate that is planned and has costs; simulated when it is asked how long it takes."""
-
-    step: PlannedStep
-    acts: ActCosts
-    costs: Costs
-
-    @cached_property
-    def ran(self) -> SteadySteps:
-        return steady_steps(self.step, self.acts, self.costs)
-
-    @cached_property
-    def simulation(self) -> Simulation:
-        held = held_in_time(self.step, self.ran)
-        return simulation_of(held, self.acts, self.costs, self.ran)
-
-    def bound(self) -> Seconds:
-        """Seconds of the busiest queue."""
-        found = Seconds(0.0)
-        for plan in self.step.plans:
-            seconds = self.acts.seconds(plan.rank)
-            for own in plan.on_queue.values():
-                busy = sum(actor.acts * seconds[actor.id] for actor in own)
-                found = max(found, Seconds(busy))
-        return found
 
 
 @final
@@ -97,7 +66,7 @@ class Explorer:
         self._placement = placement_on(machine.device_type, machine.devices, strategy, tuple(grid))
         self._kinds = machine.kinds(self._placement.ranks)
         self._kept = KeptResults(kept)
-        self._before: deque[tuple[Candidate, _Planned]] = deque(maxlen=UNDONE)
+        self._before: deque[tuple[Candidate, PricedStep]] = deque(maxlen=UNDONE)
         self._now = self._planned(self._candidate)
 
     @property
@@ -171,13 +140,13 @@ class Explorer:
         self._candidate, self._now = self._before.pop()
         return self.seconds
 
-    def _planned(self, candidate: Candidate) -> _Planned:
+    def _planned(self, candidate: Candidate) -> PricedStep:
         # Patterns count in their order, which equal mappings need not have.
         given = candidate, str(candidate.strategy)
         with uncollected():
             return self._kept.of("candidate", given, lambda: self._make(candidate))
 
-    def _make(self, candidate: Candidate) -> _Planned:
+    def _make(self, candidate: Candidate) -> PricedStep:
         compiled = plan_stored(
             self._step,
             candidate.strategy,
@@ -186,12 +155,11 @@ class Explorer:
             costs=self._machine.planned,
             kept=self._kept,
         )
-        step = planned_step(self._step.graph, compiled, self._kept)
-        step = as_run(step) if isinstance(self._costs, MeasuredCosts) else step
-        acts = costs_of(step, self._costs)
+        priced = priced_step(planned_step(self._step.graph, compiled, self._kept), self._costs)
         if candidate.credits:
-            step = with_credits(step, acts, candidate.credits)
-        return _Planned(step, acts, self._costs)
+            step = with_credits(priced.step, priced.acts, candidate.credits)
+            return replace(priced, step=step)
+        return priced
 
 
 def with_credits(

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from weft.compiler.kept import KeptResults
-from weft.compiler.memory.order import moments_of
-from weft.compiler.memory.walk import memory
 from weft.compiler.pipeline import Compiled
-from weft.compiler.plans.specialize import with_joined_sums
 from weft.errors import UserError
 from weft.hardware.costs import Costs
 from weft.hardware.given_costs import GivenCosts, read_given_costs
-from weft.hardware.measured import MeasuredCosts
 from weft.hardware.topology import Topology
 from weft.ir import LogicalGraph
 from weft.layout import Placement
@@ -23,10 +18,10 @@ from weft.planning.batch_size import batch_size
 from weft.planning.grid import placement_on
 from weft.planning.machine import HERE, machine_of
 from weft.planning.plans import plan_stored
+from weft.planning.priced import priced_step
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.simulator.results.simulation import Simulation
-from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
 from weft.simulator.steps.planned import PlannedStep, step_flops
 from weft.strategy.strategy import Strategy, data_parallel
 
@@ -177,7 +172,7 @@ def planned_step(
 def simulate_stored(
     captured: LogicalGraph, compiled: Compiled, costs: Costs, given: GivenCosts | None = None
 ) -> Simulation:
-    """Simulate the plans of a stored step.
+    """Simulate the plans of a stored step, as `weft.simulate` does.
 
     Args:
         captured: the step.
@@ -189,30 +184,4 @@ def simulate_stored(
         UserError: when a cost is given for what is not in the plans.
     """
     with uncollected():
-        return simulate_planned(planned_step(captured, compiled), costs, given)
-
-
-def simulate_planned(
-    step: PlannedStep, costs: Costs, given: GivenCosts | None = None
-) -> Simulation:
-    """Simulate a planned step; what ranks hold is that of the order of time which the simulation finds.
-
-    Raises:
-        UserError: when a cost is given for what is not in the plans.
-    """
-    step = as_run(step) if isinstance(costs, MeasuredCosts) else step
-    acts = costs_of(step, costs, given)
-    ran = steady_steps(step, acts, costs)
-    return simulation_of(held_in_time(step, ran), acts, costs, ran)
-
-
-def held_in_time(step: PlannedStep, ran: SteadySteps) -> PlannedStep:
-    """A planned step with the peaks of its ranks in the order of time of steps that were simulated."""
-    lines = ran.timelines()
-    peaks = {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in step.plans}
-    return replace(step, peaks=peaks)
-
-
-def as_run(step: PlannedStep) -> PlannedStep:
-    """A step with its calls as they run, for costs that were measured of these."""
-    return replace(step, plans=tuple(map(with_joined_sums, step.plans)))
+        return priced_step(planned_step(captured, compiled), costs, given).simulation

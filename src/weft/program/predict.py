@@ -10,8 +10,9 @@ from weft.compiler.pipeline import Compiled
 from weft.hardware.costs import Costs
 from weft.hardware.here import costs_here
 from weft.ir import LogicalGraph
+from weft.planning.priced import as_run, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.simulated import as_run, planned_step, simulate_planned
+from weft.planning.simulated import planned_step
 from weft.runtime.world.world import World
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.planned import PlannedStep
@@ -35,10 +36,10 @@ def predicted(captured: LogicalGraph, compiled: Compiled, costs: Costs) -> Simul
         costs: of the machine.
     """
     with uncollected():
-        return simulate_planned(_stands(captured, compiled), costs)
+        return priced_step(_stands(captured, compiled), costs).simulation
 
 
-def step_of(captured: LogicalGraph, compiled: Compiled) -> PlannedStep:
+def planned_as_run(captured: LogicalGraph, compiled: Compiled) -> PlannedStep:
     """A compiled step with the plans of the ranks that stand for all, and its calls as they run."""
     return as_run(_stands(captured, compiled))
 

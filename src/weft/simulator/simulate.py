@@ -22,7 +22,7 @@ from weft.simulator.steps.given import with_given
 from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.shared_links import SharedLinks
-from weft.simulator.timing.slowdown import Slowdown, run_beside
+from weft.simulator.timing.slowdown import run_beside
 from weft.simulator.timing.tasks import Tasks, tasks_of
 from weft.traces.names import Lines, actor_name, lines_of
 from weft.traces.parts import parts
@@ -156,7 +156,7 @@ class SteadySteps:
 def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity]) -> SteadySteps:
     """Steps until one takes as long as the one before."""
     seconds = {plan.rank: acts.seconds(plan.rank) for plan in step.plans}
-    slowdown = {rank: Slowdown(each.slowdown, each.stretch) for rank, each in capacities.items()}
+    slowdown = {rank: each.slowdown for rank, each in capacities.items()}
     shared = SharedLinks(step.plans, acts)
     # The host of a device that is launched is one step ahead of it.
     ahead = 2 if all(each.launched for each in capacities.values()) else 1

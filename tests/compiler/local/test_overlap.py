@@ -16,6 +16,7 @@ from weft.compiler.options import Options
 from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
 from weft.hardware import Device, usual_device
 from weft.hardware.durations import Durations
+from weft.hardware.planning_costs import bucket_bytes
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram
 from weft.layout import SBP, Broadcast, Split, placement
@@ -93,7 +94,7 @@ def slow(link: float) -> Device:
 
 def cut_for(graph: LogicalGraph, device: Device) -> BatchCut:
     durations = Durations(device, communicators(graph))
-    return best_cut(local(graph, 0), durations, device.bucket)
+    return best_cut(local(graph, 0), durations, bucket_bytes(device, (0, 1)))
 
 
 def test_slow_links_are_worth_it() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from weft.errors import UserError
 from weft.hardware import usual_device
 from weft.hardware.call_text import call_text, exchange_text
+from weft.hardware.costs import Slowdown
 from weft.hardware.measured import (
     MeasuredCosts,
     Measurements,
@@ -57,10 +58,10 @@ def test_a_measured_call_is_taken_as_it_is() -> None:
 
 def test_calls_say_how_steady_the_machine_is() -> None:
     steady = costs_of().capacity(0)
-    assert (steady.drift, steady.slowdown, steady.stretch) == (0.0, 1.0, 1.0)
-    other = replace(costs_of().measured, drift=0.07, slowdown=3.0, stretch=2.0)
+    assert (steady.drift, steady.slowdown) == (0.0, Slowdown())
+    other = replace(costs_of().measured, drift=0.07, slowdown=Slowdown(3.0, 2.0))
     found = MeasuredCosts(other, USUAL).capacity(0)
-    assert (found.drift, found.slowdown, found.stretch) == (0.07, 3.0, 2.0)
+    assert (found.drift, found.slowdown) == (0.07, Slowdown(3.0, 2.0))
     assert from_json(to_json(other), "file") == other
 
 

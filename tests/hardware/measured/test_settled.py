@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from weft.hardware.costs import Slowdown
 from weft.hardware.measured import Measurements, Roofline, Sample, SizedSample, settled
 from weft.units import Bytes, Seconds
 
@@ -26,6 +27,7 @@ def measured(figure: Callable[[str], float]) -> Measurements:
         act=Seconds(figure("act")),
         exchange=Seconds(figure("exchange")),
         step=Seconds(figure("step")),
+        slowdown=Slowdown(figure("calls"), figure("exchanges")),
         memory=Bytes(5),
         roofline=rates,
     )

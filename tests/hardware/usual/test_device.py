@@ -18,11 +18,6 @@ def test_communication_has_latency() -> None:
     assert DEVICE.communication(Bytes(10)) == 4.0
 
 
-def test_of_a_bucket_little_is_latency() -> None:
-    assert DEVICE.bucket == 200
-    assert DEVICE.latency == pytest.approx((DEVICE.communication(DEVICE.bucket) - 2) / 20)
-
-
 def test_a_call_is_timed_by_its_rule_or_by_its_tensors() -> None:
     a, b, c = (TensorSpec(shape, "float32") for shape in ((2, 3), (3, 4), (2, 4)))
     product = OpCall("aten.mm.default", (Operand(0), Operand(1)), (), (a, b), (c,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.hardware import linked, links_text, usual_device
+from weft.hardware.planning_costs import bucket_bytes
 from weft.units import Seconds
 
 CPU = usual_device("cpu")
@@ -27,4 +28,4 @@ def test_the_nearest_kind(bytes_per_second: float, latency: float, text: str) ->
 def test_slow_links_have_small_buckets() -> None:
     slow = linked(CPU, 1.2e8, Seconds(1e-4))
     assert (slow.flops, slow.traffic) == (CPU.flops, CPU.traffic)
-    assert slow.bucket < CPU.bucket / 4
+    assert bucket_bytes(slow, (0, 1)) < bucket_bytes(CPU, (0, 1)) / 4

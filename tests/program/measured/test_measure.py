@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -9,15 +11,15 @@ import weft
 from models import GPT, token_loss
 from weft.hardware import usual_device
 from weft.hardware.call_text import makers_of
-from weft.hardware.durations import Durations
+from weft.hardware.durations import Durations, joined_size
 from weft.hardware.measured import MeasuredCosts, from_json, to_json
-from weft.ir.plan import LocalCall, LocalUpdate
+from weft.ir.plan import Communicate, LocalCall, LocalUpdate
 from weft.program.measured import overheads
 from weft.program.measured.measure import Patience, measured
 from weft.program.measured.overheads import Overheads, filling_program, frame, middle
 from weft.runtime.measured import beside, exchanges, updates
 from weft.runtime.world.world import innermost_world
-from weft.units import Bytes
+from weft.units import Bytes, Seconds
 
 
 def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +50,14 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
     assert (found.machine["ranks"], found.machine["processes"]) == (2, 1)
     assert "all_reduce of 2" in told
     assert "transfer of 2" in found.exchanges
+    # Beyond the usual sizes, what the program sends at once.
+    actors = [actor for plan in compiled.plan.ranks for actor in plan.actors]
+    sent = [joined_size(each.collectives) for each in actors if isinstance(each, Communicate)]
+    assert max(points[-1].bytes for points in found.exchanges.values()) == max(sent)
     # A step of a program takes its frame; more than no time, less than a second.
     assert 0 < found.step < 1
     assert 0 <= found.act < 1
-    assert found.slowdown >= 1
+    assert min(found.slowdown) >= 1
     assert found.memory is not None
     assert found.memory > 2**20
     durations = Durations(MeasuredCosts(found, usual_device("cpu")), compiled.plan.communicators)
@@ -63,9 +69,23 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
         assert guessed == {""}
 
 
+class Act(NamedTuple):
+    actor: int
+
+
 def test_overheads_are_medians_and_not_below_zero() -> None:
     seen = [Overheads(1.0, -3.0, 2.0), Overheads(3.0, -1.0, 2.0), Overheads(2.0, -2.0, 9.0)]
     assert middle(seen) == Overheads(2.0, 0.0, 2.0)
+
+
+def test_what_a_step_takes_beyond_its_calls() -> None:
+    """Acts 0 and 0 again in a loop, then an exchange: from begin to end of these, and around them."""
+    calls = {0: Seconds(2.0), 1: Seconds(3.0)}
+    acts = [(0, 0, 2), (0, 3, 5), (1, 6, 10)]
+    spans = [(Act(actor), begin * 10**9, end * 10**9) for actor, begin, end in acts]
+    found = overheads._of_step(spans, calls, {0}, 11.5)  # type: ignore[arg-type]
+    # From act to act 3 s, of which calls take 2; the calls of all are 7 s, overheads of two acts 2, of 10 s.
+    assert found == Overheads(Seconds(0.5), Seconds(10 - 7 - 2 * 0.5), Seconds(1.5))
 
 
 def test_the_frame_of_a_step_that_fills_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from weft.runtime.world import distributed
 from weft.runtime.world.allocator import give_back, is_free_to_choose, keep_freed_memory
 from weft.runtime.world.world import local_world
 
@@ -56,3 +57,18 @@ def test_large_results_of_all_ranks_reuse_their_pages():
         world.run(allocate)
     # Fresh memory would take 2 x 10 x 2048 pages.
     assert faults() - before < 10 * 2048
+
+
+def test_memory_is_set_up_before_there_are_threads(monkeypatch):
+    """Heaps of threads that have ended go to later ones, whatever is set by then."""
+    done = []
+
+    def join(library, timeout):
+        done.append("join")
+        raise ConnectionError
+
+    monkeypatch.setattr(distributed, "keep_freed_memory", lambda: done.append("memory"))
+    monkeypatch.setattr(distributed, "join", join)
+    with pytest.raises(ConnectionError):
+        distributed.DistributedWorld("cpu")
+    assert done == ["memory", "join"]

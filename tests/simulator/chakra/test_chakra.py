@@ -14,6 +14,7 @@ from weft.hardware import usual_device
 from weft.ir.plan import Communicate
 from weft.simulator.chakra import write_chakra
 from weft.simulator.chakra.wire import ChakraNode, trace_bytes
+from weft.simulator.simulate import costs_of
 from weft.simulator.steps.acts import act_costs
 
 CPU = usual_device("cpu")
@@ -85,7 +86,7 @@ def read(path) -> list[dict]:
 def written(folder, **fields):
     step = planned_gpt(**fields)
     ids = {one.id: one.ranks for one in step.communicators}
-    write_chakra(step, CPU, folder)
+    write_chakra(step, costs_of(step, CPU), CPU, folder)
     return step, ids
 
 
@@ -159,11 +160,11 @@ def test_ranks_whose_communicators_nobody_knows_are_refused(tmp_path):
     # A fifth rank is said to be like the first, but no communicator has it.
     alone = replace(step, ranks=range(5), classes={**step.classes, 4: 0})
     with pytest.raises(UserError, match="plan all ranks to write their traces"):
-        write_chakra(alone, CPU, tmp_path)
+        write_chakra(alone, costs_of(alone, CPU), CPU, tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     step = planned_gpt()
     with pytest.raises(UserError, match="cannot write the traces"):
-        write_chakra(step, CPU, tmp_path / "file" / "folder")
+        write_chakra(step, costs_of(step, CPU), CPU, tmp_path / "file" / "folder")

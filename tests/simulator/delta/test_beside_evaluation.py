@@ -9,11 +9,12 @@ import pytest
 from benchmarks.random_tasks import changed as made_anew
 from benchmarks.random_tasks import random_change, random_tasks
 from weft.errors import InternalError
+from weft.hardware.costs import Slowdown
 from weft.simulator.delta.beside_evaluation import BesideEvaluation, changed, evaluation_of
 from weft.simulator.delta.change import Change
 from weft.simulator.delta.evaluation import NEVER, Evaluation
 from weft.simulator.timing.sharing import LinkSharing
-from weft.simulator.timing.slowdown import Slowdown, run_beside
+from weft.simulator.timing.slowdown import run_beside
 
 LINK = LinkSharing([{0: 1.0}, {0: 0.75}], [1.0, 0.75])
 SLOW = {0: Slowdown(1.5), 2: Slowdown(3.0, 2.0)}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.random_tasks import random_tasks
 from strategies import law
 from weft.errors import InternalError
+from weft.hardware.costs import Slowdown
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.sharing import LinkSharing
-from weft.simulator.timing.slowdown import Slowdown, run_beside
+from weft.simulator.timing.slowdown import run_beside
 from weft.simulator.timing.tasks import Lane, Tasks, in_ticks
 
 # Two that need a link whole, and one that needs half of it.

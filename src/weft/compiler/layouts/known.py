@@ -79,7 +79,7 @@ class Known:
 
     @cached_property
     def boxing(self) -> BoxingCosts:
-        """ReadCosts of boxing by tensor."""
+        """Costs of boxing, by tensor."""
         return BoxingCosts(self.grid, self.cost_model)
 
     def number(self, of: object) -> int:

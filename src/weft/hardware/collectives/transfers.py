@@ -55,7 +55,7 @@ def cost_of_pieces(network: Network, pieces: Pieces) -> PiecesCost | None:
 def _inside(
     network: Network, loads: LinkLoads, pieces: Pieces
 ) -> tuple[np.typing.NDArray[np.float64], set[LinkKind]]:
-    """LinkLoads the links within nodes; seconds of the longest way in each protocol, and the kinds of links."""
+    """Load the links within nodes; seconds of the longest way in each protocol, and the kinds of links."""
     waits = np.zeros(len(network.protocols))
     links: set[LinkKind] = set()
     for source, target, size in pieces:

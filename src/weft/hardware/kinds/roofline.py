@@ -84,9 +84,9 @@ def work_seconds(kind: DeviceKind, work: CallWork) -> Seconds:
     )
 
 
-def update_seconds(kind: DeviceKind, moved: Bytes, calls: int = 1) -> Seconds:
-    """Seconds of an optimizer's updates that read and write `moved` bytes in so many calls."""
-    return Seconds(calls * kind.start + _moving(kind, "update", moved))
+def update_seconds(kind: DeviceKind, moved: Bytes) -> Seconds:
+    """Seconds of an optimizer's update that reads and writes `moved` bytes."""
+    return Seconds(kind.start + _moving(kind, "update", moved))
 
 
 def work_of(call: OpCall) -> CallWork | None:

@@ -52,7 +52,6 @@ class MeasuredCosts:
         return Capacity(
             *(name, {}, found.memory),
             slowdown=found.slowdown,
-            stretch=found.stretch,
             drift=found.drift,
             step=found.step,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from weft.errors import UserError
-from weft.hardware.costs import Cost
+from weft.hardware.costs import NO_SLOWDOWN, Cost, Slowdown
 from weft.units import NO_TIME, Bytes, Seconds
 
 
@@ -65,8 +65,7 @@ class Measurements:
         act: overhead of the host for an act, beyond its calls.
         exchange: overhead of the host for an act of a communicator, beyond the exchange.
         step: overhead of the host for a step, beyond its acts.
-        slowdown: factor, at least 1, by which a call takes longer while an exchange runs beside it.
-        stretch: factor, at least 1, by which an exchange takes longer while calls run beside it.
+        slowdown: of calls and exchanges beside each other.
         drift: relative standard deviation that all calls have in common, from one round of them to the next.
         memory: of a rank's device, where it is known.
         roofline: of a rank's device, where general calls were measured.
@@ -79,14 +78,19 @@ class Measurements:
     act: Seconds = NO_TIME
     exchange: Seconds = NO_TIME
     step: Seconds = NO_TIME
-    slowdown: float = 1.0
-    stretch: float = 1.0
+    slowdown: Slowdown = NO_SLOWDOWN
     drift: float = 0.0
     memory: Bytes | None = None
     roofline: Roofline | None = None
 
     def joined(self, other: Measurements) -> Measurements:
-        """These and later ones of the same machine, which count where both have a figure."""
+        """These and later ones of the same machine, which count where both have a figure.
+
+        Slowdown and drift are always the later ones'.
+
+        Raises:
+            UserError: when the machines differ.
+        """
         if dict(self.machine) != dict(other.machine):
             raise UserError(
                 f"measured on {_words(self.machine)}, not on {_words(other.machine)}; run `weft measure` here"
@@ -96,14 +100,13 @@ class Measurements:
             {**self.calls, **other.calls},
             {**self.updates, **other.updates},
             {**self.exchanges, **other.exchanges},
-            other.act or self.act,
-            other.exchange or self.exchange,
-            other.step or self.step,
-            other.slowdown,
-            other.stretch,
-            other.drift,
-            other.memory or self.memory,
-            other.roofline or self.roofline,
+            act=other.act or self.act,
+            exchange=other.exchange or self.exchange,
+            step=other.step or self.step,
+            slowdown=other.slowdown,
+            drift=other.drift,
+            memory=other.memory or self.memory,
+            roofline=other.roofline or self.roofline,
         )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UserError
+from weft.hardware.costs import Slowdown
 from weft.hardware.measured.figures import Measurements, Roofline, Sample, SizedSample
 from weft.units import Bytes, Seconds
 
-FORMAT = 2
+FORMAT = 3
 
 
 def to_json(measured: Measurements) -> str:
@@ -22,7 +23,6 @@ def to_json(measured: Measurements) -> str:
         "exchange": measured.exchange,
         "step": measured.step,
         "slowdown": measured.slowdown,
-        "stretch": measured.stretch,
         "drift": measured.drift,
         "memory": measured.memory,
         "roofline": measured.roofline,
@@ -58,14 +58,13 @@ def from_json(text: str, where: str) -> Measurements:
             {str(name): Sample(*_figures(each, 3)) for name, each in content["calls"].items()},
             {str(name): _points(each) for name, each in content["updates"].items()},
             {str(name): _points(each) for name, each in content["exchanges"].items()},
-            _seconds(content["act"]),
-            _seconds(content["exchange"]),
-            _seconds(content["step"]),
-            max(1.0, _figures([content["slowdown"]], 1)[0]),
-            max(1.0, _figures([content["stretch"]], 1)[0]),
-            _figures([content["drift"]], 1)[0],
-            None if content["memory"] is None else Bytes(int(content["memory"])),
-            None if content["roofline"] is None else _roofline(content["roofline"]),
+            act=_seconds(content["act"]),
+            exchange=_seconds(content["exchange"]),
+            step=_seconds(content["step"]),
+            slowdown=Slowdown(*(max(1.0, each) for each in _figures(content["slowdown"], 2))),
+            drift=_figures([content["drift"]], 1)[0],
+            memory=None if content["memory"] is None else Bytes(int(content["memory"])),
+            roofline=None if content["roofline"] is None else _roofline(content["roofline"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from weft.hardware.costs import Slowdown
 from weft.hardware.measured.figures import Measurements, Roofline, Sample, SizedSample
 from weft.units import Seconds
 
@@ -17,7 +18,7 @@ NOISE = 1.3
 
 
 def settled(before: Measurements | None, found: Measurements) -> Measurements:
-    """The figures that plans take of what was measured.
+    """The figures that plans take of what was measured, without spreads and drift, which no plan reads.
 
     Args:
         before: that they took so far; None where there were none.
@@ -32,8 +33,7 @@ def settled(before: Measurements | None, found: Measurements) -> Measurements:
         act=Seconds(_figure(old.act, found.act)),
         exchange=Seconds(_figure(old.exchange, found.exchange)),
         step=Seconds(_figure(old.step, found.step)),
-        slowdown=_figure(old.slowdown if before else 0.0, found.slowdown),
-        stretch=_figure(old.stretch if before else 0.0, found.stretch),
+        slowdown=Slowdown(*map(_figure, before.slowdown if before else (0.0, 0.0), found.slowdown)),
         memory=found.memory,
         roofline=_roofline(old.roofline, found.roofline),
     )

@@ -9,7 +9,6 @@ from itertools import accumulate
 from typing import final
 
 from weft.cached import cached_property
-from weft.errors import UserError
 from weft.hardware.kinds.device_kind import DeviceKind
 from weft.hardware.kinds.device_kinds import device_kind
 from weft.hardware.topology.link_kind import LinkKind
@@ -90,18 +89,6 @@ class Topology:
         group, within, local = self._place(device)
         kind = self.groups[group].kind
         return self._first_nodes[group] + within * (1 + max(kind.nodes)) + kind.nodes[local]
-
-    def check_ranks(self, ranks: int) -> None:
-        """Accepts a number of ranks that there are devices for.
-
-        Raises:
-            UserError: when there are fewer devices.
-        """
-        if ranks > self.devices:
-            raise UserError(
-                f"the topology {self.name} has {self.devices} devices, and {ranks} ranks are asked for; "
-                "give a larger one, or fewer ranks"
-            )
 
     @cached_property
     def link_kinds(self) -> tuple[LinkKind, ...]:

@@ -59,11 +59,6 @@ class Device:
         """Seconds of a communication in which this device sends or receives `moved` bytes."""
         return Seconds(self.latency + moved / self.link)
 
-    @property
-    def bucket(self) -> Bytes:
-        """Bytes that are worth a communication of their own: latency is a twentieth of its seconds."""
-        return Bytes(round(20 * self.latency * self.link))
-
     def like(self, rank: int) -> int:
         """All ranks are alike."""
         return 0

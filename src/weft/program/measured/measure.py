@@ -14,6 +14,7 @@ import torch
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.compiler.plans.specialize import Target, join_sums, variant
+from weft.hardware.costs import Slowdown
 from weft.hardware.durations import joined_size
 from weft.hardware.here import DEVICE, PROCESSES, RANKS, THREADS, this_machine
 from weft.hardware.measured import Measurements, Sample, SizedSample, from_json, to_json
@@ -35,10 +36,11 @@ from weft.program.measured.overheads import (
     tiny_program,
 )
 from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.runtime.measured.beside import slowdown as slowdown_beside
-from weft.runtime.measured.calls import COLD, measured_calls
+from weft.runtime.measured.beside import slowdown
+from weft.runtime.measured.calls import measured_calls
 from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.operands import calls_in_order
+from weft.runtime.measured.stopwatch import COLD
 from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
 from weft.units import NO_BYTES, Bytes, Seconds
@@ -92,10 +94,8 @@ def measured(
     programs = tuple(compiled)
     held = _held(programs)
     found = _of_calls(world, programs, optimizers, patience, told)
-    exchanges, (slowdown, stretch) = _exchanges(world, told, held, _largest(world, programs))
-    found = replace(
-        found, exchanges=exchanges, slowdown=slowdown, stretch=stretch, memory=_memory(world)
-    )
+    sent = _of_exchanges(world, told, held, _largest(world, programs))
+    found = replace(found, exchanges=sent.exchanges, slowdown=sent.slowdown, memory=_memory(world))
     told("acts and steps")
     return with_overheads(world, found, patience, held)
 
@@ -195,32 +195,31 @@ def _own_largest(compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
     return found
 
 
-def _exchanges(
+def _of_exchanges(
     world: World,
     told: Callable[[str], object],
     held: Bytes,
     largest: Mapping[CollectiveKind, Bytes],
-) -> tuple[dict[str, tuple[SizedSample, ...]], tuple[float, float]]:
-    """Exchanges of all ranks, and of pairs of them at the same time; and how much they slow calls down."""
-    connected = [world.connect(groups) for groups in _groups(world.size)]
+) -> Measurements:
+    """Exchanges of all ranks, and of pairs of them at the same time; how long they and calls take beside each other."""
+    facts, connected = machine_of(world), [world.connect(groups) for groups in _groups(world.size)]
 
-    def one(rank: int) -> tuple[dict[str, tuple[SizedSample, ...]], tuple[float, float]]:
-        found: dict[str, tuple[SizedSample, ...]] = {}
-        slower = 1.0, 1.0
-        for channels in connected:
-            for channel in channels[rank].values():
-                if channel.size > 1:
-                    begun = told if rank == 0 else _nothing
-                    found |= measured_exchanges(channel, begun, held, largest)
-                if channel.size == world.size > 1:
-                    slower = slowdown_beside(channel)
-                channel.close()
-        return found, slower
+    def one(rank: int) -> str:
+        begun = told if rank == 0 else _nothing
+        found = Measurements(facts)
+        for channel in (each for channels in connected for each in channels[rank].values()):
+            if channel.size > 1:
+                seen = measured_exchanges(channel, begun, held, largest)
+                found = replace(found, exchanges={**found.exchanges, **seen})
+            if channel.size == world.size > 1:
+                found = replace(found, slowdown=slowdown(channel))
+            channel.close()
+        return to_json(found)
 
-    texts = dict(zip(world.ranks, map(json.dumps, world.run(one)), strict=True))
-    every = [json.loads(text) for text in world.gather(texts)]
-    first = {name: tuple(SizedSample(*p) for p in own) for name, own in every[0][0].items()}
-    return first, (median(one for _, (one, _) in every), median(one for _, (_, one) in every))
+    texts = dict(zip(world.ranks, world.run(one), strict=True))
+    every = [from_json(text, "another rank") for text in world.gather(texts)]
+    slower = zip(*(each.slowdown for each in every), strict=True)
+    return replace(every[0], slowdown=Slowdown(*map(median, slower)))
 
 
 def _groups(ranks: int) -> Iterator[list[Communicator]]:

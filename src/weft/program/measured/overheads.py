@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -17,7 +17,7 @@ from weft.hardware.measured import MeasuredCosts, Measurements
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.layout import Placement
 from weft.program.compile import compile
-from weft.program.predict import step_of
+from weft.program.predict import planned_as_run
 from weft.program.program import Program
 from weft.runtime.recording import Span
 from weft.runtime.world.world import World
@@ -129,7 +129,7 @@ def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overhe
         measured: its calls and exchanges.
     """
     variant = program._variants.current
-    step = step_of(variant.captured.graph, variant.compiled)
+    step = planned_as_run(variant.captured.graph, variant.compiled)
     costs = MeasuredCosts(measured, usual_device(program.placement.device_type))
     rank, executor = next(iter(program._executors.items()))
     stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
@@ -140,18 +140,32 @@ def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overhe
     for number in range(_FIRST + _STEPS):
         took = _step(program, batch)
         spans = _working(plan, recorder.record().spans)
-        own = [span for span in spans if span[0].actor in computes]
-        exchanges = [span for span in spans if span[0].actor not in computes]
-        act = median([*_apart(own, calls), 0.0])
-        inside = _inside(spans)
-        known = sum(calls[span[0].actor] for span in spans) + act * len(own)
-        exchange = (inside - known) / len(exchanges) if exchanges else 0.0
         if number >= _FIRST:
-            each.append(Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside)))
+            each.append(_of_step(spans, calls, computes, took))
     return middle(each)
 
 
-def _apart(spans: Sequence[Span], calls: dict[int, Seconds]) -> Iterator[float]:
+def _of_step(
+    spans: Sequence[Span], calls: Mapping[int, Seconds], computes: Container[int], took: float
+) -> Overheads:
+    """The overheads of one step.
+
+    Args:
+        spans: of its acts that take time, in order.
+        calls: what acts take by their calls and exchanges, by actor.
+        computes: the actors that are no communication.
+        took: seconds of the step, as its caller sees them.
+    """
+    own = [span for span in spans if span[0].actor in computes]
+    exchanges = len(spans) - len(own)
+    act = median([*_apart(own, calls), 0.0])
+    inside = _inside(spans)
+    known = sum(calls[span[0].actor] for span in spans) + act * len(own)
+    exchange = (inside - known) / exchanges if exchanges else 0.0
+    return Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside))
+
+
+def _apart(spans: Sequence[Span], calls: Mapping[int, Seconds]) -> Iterator[float]:
     """Seconds from one act to the next in the same loop, beyond its calls: nothing was waited for between these."""
     for span, after in pairwise(spans):
         if after[0].actor == span[0].actor:

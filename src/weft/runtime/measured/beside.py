@@ -13,6 +13,7 @@ from time import perf_counter
 
 import torch
 
+from weft.hardware.costs import Slowdown
 from weft.runtime.channels.channel import Channel
 
 # Sides of the matrices, float32 elements that are reduced, how often, and in how many tries.
@@ -21,8 +22,8 @@ _SIDE, _ELEMENTS, _TIMES, _TRIES = 256, 2**18, 30, 7
 _LEAST = 0.05
 
 
-def slowdown(channel: Channel) -> tuple[float, float]:
-    """The factors, at least 1, by which calls of this rank take longer beside exchanges, and exchanges beside calls.
+def slowdown(channel: Channel) -> Slowdown:
+    """By how much calls of this rank and exchanges take longer beside each other.
 
     All ranks of the channel call it together.
     """
@@ -43,7 +44,7 @@ def slowdown(channel: Channel) -> tuple[float, float]:
     finally:
         channel.spins = spun
     calls, others = zip(*each, strict=True)
-    return factor(median(calls)), factor(median(others))
+    return Slowdown(times_as_long(median(calls)), times_as_long(median(others)))
 
 
 def _parts(
@@ -60,7 +61,7 @@ def _parts(
     return beside / rate, alone / took
 
 
-def factor(part: float) -> float:
+def times_as_long(part: float) -> float:
     """The factor by which something takes longer that gets a part of what it gets alone."""
     return 1.0 / min(max(part, _LEAST), 1.0)
 

@@ -22,12 +22,10 @@ from weft.hardware.measured import Sample
 from weft.ir.plan import LocalCall
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.measured.operands import CallOfProgram, bases_of, first_micro, operands_on
-from weft.runtime.measured.stopwatch import FEWEST, Took, took_in_turns
+from weft.runtime.measured.stopwatch import COLD, FEWEST, Took, finish, took_in_turns
 from weft.runtime.random import uniform
 from weft.units import Bytes, Seconds
 
-# Bytes of which no cache holds much; a step that holds more is as cold.
-COLD = Bytes(2**26)
 _MOST_SETS = 256
 # Bytes of the operands of calls that run in turns.
 _ROOM = Bytes(2**28)
@@ -104,7 +102,7 @@ def _of_group(
         place = {one: number for number, one in enumerate(works, 1)}
         (idle, *seen), whole = took_in_turns(
             [_in_turns(_idle, [()], looped=False), *works.values()],
-            _with_idle([place[one] for one in _round(group, patience) if one in place]),
+            _with_idle([place[one] for one in _round(group, device, patience) if one in place]),
             patience,
             finish(device),
         )
@@ -117,10 +115,12 @@ def _of_group(
     return found, whole
 
 
-def _round(group: Sequence[CallOfProgram], patience: float) -> list[CallOfProgram]:
+def _round(
+    group: Sequence[CallOfProgram], device: torch.device, patience: float
+) -> list[CallOfProgram]:
     """The calls of a round: as often as programs have them, or the first of each, where a round would take too long."""
     times = Counter(group)
-    usual = usual_device("cpu")
+    usual = usual_device(device.type)
     seconds = {one: max(usual.of_call(0, one.call).seconds, _SHORTEST) for one in times}
     most = max(times.values(), default=1)
     while most > 1 and (
@@ -143,15 +143,6 @@ def _with_idle(places: Sequence[int]) -> list[int]:
     for number, place in enumerate(places, 1):
         found += [place] if number % _IDLE_EACH else [place, 0]
     return found
-
-
-def finish(device: torch.device) -> Callable[[], object]:
-    """Waits for a device; the host has done what it does."""
-    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
-
-
-def _nothing() -> None:
-    """A host is done when a call returns."""
 
 
 def _idle(draw: Any, *inputs: Tensor) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, final
 
-from weft.units import Seconds
+import torch
+
+from weft.units import Bytes, Seconds
 
 # Rounds that are measured.
 FEWEST, _MOST = 5, 41
+# Bytes of which no cache holds much; a step that holds more is as cold.
+COLD = Bytes(2**26)
 # Nothing takes less than no time: wider, a normal distribution would say so.
 _WIDEST = 0.5
 
@@ -61,6 +66,15 @@ def took_in_turns(
             whole += took
         wholes.append(whole)
     return [summary(own) for own in rounds], summary(wholes)
+
+
+def finish(device: torch.device) -> Callable[[], object]:
+    """Waits for a device; the host has done what it does."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
+
+
+def _nothing() -> None:
+    """A host is done when a call returns."""
 
 
 def summary(rounds: list[float]) -> Took:

@@ -15,8 +15,7 @@ import torch
 from weft.hardware.measured import SizedSample
 from weft.ir.plan import LocalUpdate
 from weft.runtime.executor.optimizer import OptimizerUpdates
-from weft.runtime.measured.calls import COLD, finish
-from weft.runtime.measured.stopwatch import Took, took_in_turns
+from weft.runtime.measured.stopwatch import COLD, Took, finish, took_in_turns
 from weft.runtime.memory.state import Variables
 from weft.units import NO_BYTES, Bytes, Seconds
 

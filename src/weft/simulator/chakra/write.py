@@ -8,10 +8,9 @@ from pathlib import Path
 
 from weft.errors import UserError
 from weft.hardware.costs import Costs
-from weft.hardware.given_costs import GivenCosts
 from weft.simulator.chakra.nodes import ChakraNodes, check_pieces, group_name
 from weft.simulator.chakra.wire import trace_bytes
-from weft.simulator.simulate import costs_of
+from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.tasks import tasks_of
 
@@ -20,7 +19,7 @@ MOST_RANKS = 4096
 
 
 def write_chakra(
-    step: PlannedStep, costs: Costs, folder: str | Path, given: GivenCosts | None = None
+    step: PlannedStep, acts: ActCosts, costs: Costs, folder: str | Path
 ) -> Sequence[Path]:
     """Write Chakra execution traces of one step, as ASTRA-sim reads them.
 
@@ -30,22 +29,34 @@ def write_chakra(
 
     Args:
         step: what runs.
+        acts: what its acts cost.
         costs: of the machine.
         folder: made where it is missing.
-        given: costs that count instead, where there are some.
 
     Returns:
         The files.
 
     Raises:
-        UserError: when there are too many ranks, a rank's exchanges are not known, a cost is given
-            for what is not in the plans, or the files cannot be written.
+        UserError: when there are too many ranks, a rank's exchanges are not known, or the files cannot be written.
     """
     if len(step.ranks) > MOST_RANKS:
         raise UserError(
             f"traces are files for each rank: expected at most {MOST_RANKS} ranks, found {len(step.ranks)}"
         )
-    acts = costs_of(step, costs, given)
+    contents = _contents(step, acts, costs)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (Path(folder) / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the traces to {folder}: {error.strerror}; give a folder that can be written"
+        ) from error
+    return [Path(folder) / name for name in contents]
+
+
+def _contents(step: PlannedStep, acts: ActCosts, costs: Costs) -> dict[str, bytes]:
+    """The files by name."""
     seconds = {plan.rank: acts.seconds(plan.rank) for plan in step.plans}
     making = ChakraNodes(step, tasks_of(step.plans, seconds), costs)
     plans = {plan.rank: plan for plan in step.plans}
@@ -56,13 +67,6 @@ def write_chakra(
         for rank in members
     }
     check_pieces(nodes)
-    contents = {f"rank.{rank}.et": trace_bytes(own) for rank, own in sorted(nodes.items())}
+    found = {f"rank.{rank}.et": trace_bytes(own) for rank, own in sorted(nodes.items())}
     groups = {str(group_name(one.id)): list(one.ranks) for one in step.communicators}
-    contents["comm_groups.json"] = json.dumps(groups).encode()
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (Path(folder) / name).write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write the traces to {folder}: {error.strerror}") from error
-    return [Path(folder) / name for name in contents]
+    return {**found, "comm_groups.json": json.dumps(groups).encode()}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple, final
+from typing import final
 
 from weft.errors import InternalError
+from weft.hardware.costs import Slowdown
 from weft.ir.plan import COMPUTE
 from weft.simulator.timing.clock import Times, run
 from weft.simulator.timing.sharing import LinkSharing
@@ -22,14 +23,6 @@ from weft.units import Seconds
 NOTHING_SHARED = LinkSharing(())
 # The end of what does not run.
 _NEVER = Seconds(-1.0)
-
-
-@final
-class Slowdown(NamedTuple):
-    """Factors by which calls of a rank take longer beside one of its communications, and these beside calls."""
-
-    calls: float = 1.0
-    exchanges: float = 1.0
 
 
 def is_beside(slowdown: Mapping[int, Slowdown], sharing: LinkSharing = NOTHING_SHARED) -> bool:
