@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import final
 
 from weft.cli.run import run_script
-from weft.hardware.here import PROCESSES, RANKS, THREADS, cores, kept_here, measured_folder
+from weft.hardware.here import cores, kept_here, measured_folder
 from weft.hardware.measured import Measurements
+from weft.hardware.measured.figures import PROCESSES, RANKS, THREADS
 from weft.units import seconds_text
 
 SCRIPT = Path(__file__).with_name("measured_ranks.py")

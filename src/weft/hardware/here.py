@@ -24,10 +24,8 @@ from weft.hardware.measured import (
     settled,
     to_json,
 )
+from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
 from weft.hardware.usual.device_type import usual_device
-
-# The facts by which files are chosen, beside those of the machine.
-DEVICE, RANKS, PROCESSES, THREADS = "device", "ranks", "processes", "threads"
 
 
 @cache

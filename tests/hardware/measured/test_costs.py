@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import hypot
 
 import pytest
 from hypothesis import given
@@ -57,11 +58,15 @@ def test_a_measured_call_is_taken_as_it_is() -> None:
 
 
 def test_calls_say_how_steady_the_machine_is() -> None:
-    steady = costs_of().capacity(0)
-    assert (steady.drift, steady.slowdown) == (0.0, Slowdown())
-    other = replace(costs_of().measured, drift=0.07, slowdown=Slowdown(3.0, 2.0))
+    alone = replace(costs_of().measured, machine={"ranks": 1})
+    steady = MeasuredCosts(alone, USUAL).capacity(0)
+    # Even where nothing varies while it is measured, it is another one when steps run; ranks wait for each other.
+    assert (steady.drift, steady.slowdown) == (0.035, Slowdown())
+    other = replace(alone, drift=0.07, slowdown=Slowdown(3.0, 2.0))
     found = MeasuredCosts(other, USUAL).capacity(0)
-    assert (found.drift, found.slowdown) == (0.07, Slowdown(3.0, 2.0))
+    assert (found.drift, found.slowdown) == (pytest.approx(hypot(0.07, 0.035)), Slowdown(3.0, 2.0))
+    several = replace(other, machine={"ranks": 2})
+    assert MeasuredCosts(several, USUAL).capacity(0).drift == pytest.approx(hypot(0.07, 0.09))
     assert from_json(to_json(other), "file") == other
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import hypot, log
 from typing import final
 
 from weft.cached import cached_property
 from weft.hardware.call_text import call_text, exchange_text
 from weft.hardware.costs import Capacity, Cost, Groups, Sent
-from weft.hardware.measured.figures import Measurements, Sample, SizedSample, on_line
+from weft.hardware.measured.figures import RANKS, Measurements, Sample, SizedSample, on_line
 from weft.hardware.usual.device import Device
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall
@@ -23,6 +23,9 @@ from weft.units import Bytes, Seconds
 
 # Calls of one op whose estimates are further apart than this factor say nothing of one another.
 _FAR = 8.0
+# Relative standard deviations of what no measurement shows: how the speed of a machine moves from measuring to running,
+# and, with several ranks, how they wait for whoever is late. From half of the steps of docs/accuracy.md.
+_UNKNOWN_OF_ONE, _UNKNOWN_OF_SEVERAL = 0.035, 0.09
 _UNKNOWN = "this machine was not measured (weft measure): usual figures of its device type"
 
 
@@ -52,9 +55,14 @@ class MeasuredCosts:
         return Capacity(
             *(name, {}, found.memory),
             slowdown=found.slowdown,
-            drift=found.drift,
+            drift=hypot(found.drift, _UNKNOWN_OF_ONE if self._alone else _UNKNOWN_OF_SEVERAL),
             step=found.step,
         )
+
+    @property
+    def _alone(self) -> bool:
+        """True where one rank was at work."""
+        return self.measured.machine.get(RANKS, 1) == 1
 
     @cached_property
     def device(self) -> Device:

@@ -10,6 +10,9 @@ from weft.errors import UserError
 from weft.hardware.costs import NO_SLOWDOWN, Cost, Slowdown
 from weft.units import NO_TIME, Bytes, Seconds
 
+# The facts by which files are chosen, beside those of the machine.
+DEVICE, RANKS, PROCESSES, THREADS = "device", "ranks", "processes", "threads"
+
 
 @final
 class Sample(NamedTuple):

@@ -16,8 +16,9 @@ from weft.compiler.pipeline import Compiled
 from weft.compiler.plans.specialize import Target, join_sums, variant
 from weft.hardware.costs import Slowdown
 from weft.hardware.durations import joined_size
-from weft.hardware.here import DEVICE, PROCESSES, RANKS, THREADS, this_machine
+from weft.hardware.here import this_machine
 from weft.hardware.measured import Measurements, Sample, SizedSample, from_json, to_json
+from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
 from weft.ir.plan import (
     Collective,
     CollectiveKind,
