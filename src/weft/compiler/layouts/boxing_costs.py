@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import TypeAlias, final
 
@@ -14,13 +15,18 @@ import numpy.typing as npt
 from weft.boxing import COLLECTIVES
 from weft.boxing.path import moves, whole_states
 from weft.boxing.transfer import crossing
+from weft.cached import cached_property
 from weft.hardware import CostModel
-from weft.layout import REDUCTIONS, SBP, Broadcast, Layout, Partial, Placement, Split
+from weft.layout import REDUCTIONS, SBP, Broadcast, Layout, Partial, Placement, Reduction, Split
 from weft.ops import TensorSpec
 from weft.units import ITEM_SIZE, Bytes
 
 Table: TypeAlias = npt.NDArray[np.float64]
 SBPs: TypeAlias = tuple[SBP, ...]
+Reductions: TypeAlias = tuple[Reduction, ...]
+
+# Reductions that have numbers of their own; all others share the last.
+_TOLD_APART = 3
 
 
 @final
@@ -29,12 +35,23 @@ class BoxingCosts:
     """Costs of the cheapest chains of steps on a grid, remembered by size of tensor.
 
     Partial of one reduction costs as Partial of another does, so that all but three of them share
-    one number: a change between those of one number, which no rule asks for, seems free.
+    one number: a change between those of one number, which no rule asks for, seems free. Reductions
+    that neither end has are no way to go. Axes of one rank cost nothing: tables are of the others.
     """
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    _all_pairs: dict[tuple[int, tuple[int, ...]], Table] = field(default_factory=dict)
+    _all_pairs: dict[tuple[int, tuple[int, ...], Reductions], Table] = field(default_factory=dict)
+
+    @cached_property
+    def _several(self) -> tuple[int, ...]:
+        """The axes of several ranks."""
+        return tuple(axis for axis, parts in enumerate(self.grid) if parts > 1)
+
+    @cached_property
+    def _small(self) -> tuple[int, ...]:
+        """The grid of these."""
+        return tuple(self.grid[axis] for axis in self._several)
 
     def table(
         self, spec: TensorSpec, axis: int, others: tuple[SBPs, SBPs], ends: tuple[SBPs, SBPs]
@@ -43,46 +60,51 @@ class BoxingCosts:
 
         `others` are the SBPs of the other axes before and after, in the order of the axes.
         """
-        numbers = sbp_numbers(len(spec.shape))
-        before, after = ([numbers[sbp] for sbp in sbps] for sbps in others)
-        index: tuple[int | slice, ...] = (
-            *before[:axis],
-            slice(None),
-            *before[axis:],
-            *after[:axis],
-            slice(None),
-            *after[axis:],
-        )
+        present = _reductions((*others[0], *others[1], *ends[0], *ends[1]))
+        numbers = sbp_numbers(len(spec.shape), present)
+        before, after = (self._index(axis, sbps, numbers) for sbps in others)
         rows, columns = ([numbers[sbp] for sbp in sbps] for sbps in ends)
-        table: Table = self._pairs(spec)[index][np.ix_(rows, columns)]
+        found = self._pairs(spec, present)[before + after]
+        table: Table = (
+            found[np.ix_(rows, columns)]
+            if axis in self._several
+            else np.full((len(rows), len(columns)), found)
+        )
         return table
 
-    def _pairs(self, spec: TensorSpec) -> Table:
+    def _index(
+        self, axis: int, others: SBPs, numbers: Mapping[SBP, int]
+    ) -> tuple[int | slice, ...]:
+        """The place in a table, on one side: all of `axis`, what stands on the others."""
+        at = [numbers[sbp] for sbp in others]
+        every: list[int | slice] = [*at[:axis], slice(None), *at[axis:]]
+        return tuple(every[one] for one in self._several)
+
+    def _pairs(self, spec: TensorSpec, present: Reductions) -> Table:
         """Costs between all layouts: one dimension for each axis before, then one for each axis after."""
         size = ITEM_SIZE.get(spec.dtype, 8)
-        key = (size, spec.shape)
+        key = (size, spec.shape, present)
         if key not in self._all_pairs:
-            self._all_pairs[key] = self._shortest(spec.shape, size)
+            self._all_pairs[key] = self._shortest(spec.shape, size, present)
         return self._all_pairs[key]
 
-    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> Table:
-        """All shortest paths over layouts (Floyd and Warshall)."""
-        options = _distinct(len(shape))
-        states = list(product(options, repeat=len(self.grid)))
+    def _shortest(self, shape: tuple[int, ...], itemsize: int, present: Reductions) -> Table:
+        """All shortest paths over layouts."""
+        options, grid = _distinct(len(shape), present), self._small
+        states = list(product(options, repeat=len(grid)))
         number = {state: i for i, state in enumerate(states)}
         costs = np.full((len(states), len(states)), np.inf)
         np.fill_diagonal(costs, 0.0)
         for state, row in number.items():
-            for kind, _, after, moved in moves(state, self.grid, shape, itemsize, options):
+            for kind, _, after, moved in moves(state, grid, shape, itemsize, options):
                 costs[row, number[after]] = self.cost_model.boxing(
                     Bytes(moved), int(kind in COLLECTIVES)
                 )
-        if len(self.grid) > 1:
+        if len(grid) > 1:
             self._add_transfers(costs, number, shape, itemsize)
-        for via in range(len(states)):
-            np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
+        costs = _all_shortest(costs)
         costs += self.cost_model.bytes_per_held * self._grown(states, math.prod(shape) * itemsize)
-        return costs.reshape((len(options),) * (2 * len(self.grid)))
+        return costs.reshape((len(options),) * (2 * len(grid)))
 
     def _grown(self, states: Sequence[SBPs], size: int) -> Table:
         """Bytes that all ranks together hold more after boxing than before."""
@@ -92,21 +114,37 @@ class BoxingCosts:
 
     def _copies(self, state: SBPs) -> int:
         """On how many ranks each element lies."""
-        pairs = zip(state, self.grid, strict=True)
+        pairs = zip(state, self._small, strict=True)
         return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
 
     def _add_transfers(
         self, costs: Table, number: dict[SBPs, int], shape: tuple[int, ...], itemsize: int
     ) -> None:
         """Lower `costs` to those of transfers, which change several axes at once."""
-        where = Placement("cpu", self.grid, tuple(range(math.prod(self.grid))))
-        whole = whole_states(tuple(sbp_numbers(len(shape))), len(self.grid))
+        where = Placement("cpu", self._small, tuple(range(math.prod(self._small))))
+        whole = whole_states(tuple(sbp_numbers(len(shape))), len(self._small))
         columns = [number[state] for state in whole]
         for state in whole:
             moved = crossing(Layout(where, state), where, whole, shape)
             prices = [self.cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
             row = costs[number[state]]
             row[columns] = np.minimum(row[columns], prices)
+
+
+def _all_shortest(costs: Table) -> Table:
+    """The costs of all shortest paths, from those of single steps (Bellman and Ford, all ends at once).
+
+    From a state few steps lead on, and few steps lead anywhere: less work than by way of every state.
+    """
+    steps = [np.flatnonzero(np.isfinite(row)) for row in costs]
+    prices = [row[after, None] for row, after in zip(costs, steps, strict=True)]
+    found = costs
+    while True:
+        before = found.copy()
+        for state, (after, price) in enumerate(zip(steps, prices, strict=True)):
+            np.min(price + found[after], axis=0, out=found[state])
+        if np.array_equal(before, found):
+            return found
 
 
 def reductions(made: SBPs, wanted: SBPs) -> Table:
@@ -127,18 +165,24 @@ def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...])
     return Bytes((grid[axis] - 1) * size * math.prod(copies))
 
 
-_NUMBERS: dict[int, dict[SBP, int]] = {}
+@cache
+def sbp_numbers(dims: int, present: Reductions = REDUCTIONS) -> Mapping[SBP, int]:
+    """The SBPs of a tensor of `dims` dimensions, numbered as the tables have them; Partials of some reductions."""
+    found = {sbp: number for number, sbp in enumerate(_distinct(dims, present))}
+    last = REDUCTIONS[_TOLD_APART - 1]
+    others = REDUCTIONS[_TOLD_APART:] if last in present else ()
+    return found | dict.fromkeys(map(Partial, others), found[Partial(last)] if others else 0)
 
 
-def sbp_numbers(dims: int) -> dict[SBP, int]:
-    """All SBPs of a tensor of `dims` dimensions, numbered as the tables have them."""
-    if dims not in _NUMBERS:
-        found = {sbp: number for number, sbp in enumerate(_distinct(dims))}
-        rest = dict.fromkeys(map(Partial, REDUCTIONS[3:]), found[Partial(REDUCTIONS[2])])
-        _NUMBERS[dims] = found | rest
-    return _NUMBERS[dims]
-
-
-def _distinct(dims: int) -> SBPs:
+def _distinct(dims: int, present: Reductions) -> SBPs:
     """One SBP for each number."""
-    return (Broadcast(), *map(Partial, REDUCTIONS[:3]), *map(Split, range(dims)))
+    partials = (Partial(each) for each in REDUCTIONS[:_TOLD_APART] if each in present)
+    return (Broadcast(), *partials, *map(Split, range(dims)))
+
+
+def _reductions(sbps: SBPs) -> Reductions:
+    """Those of Partials, and sums, which a chain may pass; others than the first ones as the last of these."""
+    found = {sbp.reduction for sbp in sbps if isinstance(sbp, Partial)} | {REDUCTIONS[0]}
+    if not found.isdisjoint(REDUCTIONS[_TOLD_APART:]):
+        found.add(REDUCTIONS[_TOLD_APART - 1])
+    return tuple(each for each in REDUCTIONS[:_TOLD_APART] if each in found)
