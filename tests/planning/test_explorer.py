@@ -88,6 +88,18 @@ def test_bounds_are_never_above_the_answer() -> None:
         assert 0 < busiest <= seconds
 
 
+def test_other_stages_run_on_other_ranks() -> None:
+    """A grid holds for the stages that it was given with."""
+    found = Explorer(stored(), data_parallel(), "h100x4", grid=(2,))
+    assert found.simulation.devices == 2
+    staged = replace(data_parallel(), stages=2, micro_batches=2)
+    found.apply(OtherStrategy(staged))
+    assert_like_full(found)
+    assert found.simulation.devices == 4
+    found.undo()
+    assert found.simulation.devices == 2
+
+
 def test_a_signature_is_that_of_its_op_and_no_other() -> None:
     found = explorer(data_parallel())
     whole = found.simulation.sent_bytes

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import final
 
 from weft.actors.simulate import simulate as run_actors
-from weft.cached import cached_property
 from weft.compiler.kept import KeptResults
 from weft.errors import InternalError, StrategyError
 from weft.hardware.topology import Topology
 from weft.ir.plan import RankPlan
+from weft.layout import Placement
 from weft.planning.grid import placement_on
 from weft.planning.machine import machine_of
 from weft.planning.moves import Candidate, Move
@@ -43,7 +43,8 @@ class Explorer:
         step: the captured step.
         start: the strategy, or the candidate, to begin with.
         topology: a name of the catalogue, the path of a `.yaml` file, or a topology.
-        grid: the number of ranks along each axis of the strategy; by default as `placement_on` takes it.
+        grid: the number of ranks along each axis of the strategy, as long as it has the stages that it begins with; by
+            default, and with other stages, as `placement_on` takes it.
         kept: results that are kept of each pass; 0 plans and simulates everything anew.
 
     Raises:
@@ -62,9 +63,7 @@ class Explorer:
         machine = machine_of(topology)
         self._step, self._machine, self._costs = step, machine, machine.costs
         self._candidate = Candidate(start) if isinstance(start, Strategy) else start
-        strategy = self._candidate.strategy
-        self._placement = placement_on(machine.device_type, machine.devices, strategy, tuple(grid))
-        self._kinds = machine.kinds(self._placement.ranks)
+        self._grid, self._stages = tuple(grid), self._candidate.strategy.stages
         self._kept = KeptResults(kept)
         self._before: deque[tuple[Candidate, PricedStep]] = deque(maxlen=UNDONE)
         self._now = self._planned(self._candidate)
@@ -102,12 +101,11 @@ class Explorer:
             UserError: when the step cannot be planned so.
         """
         candidate = move.on(self._candidate)
-        return self._planned(candidate).bound() if planned else self._least
+        return self._planned(candidate).bound() if planned else self._least(candidate.strategy)
 
-    @cached_property
-    def _least(self) -> Seconds:
+    def _least(self, strategy: Strategy) -> Seconds:
         """The operations of the step over those that all devices can do in a second, in any dtype."""
-        peaks = [self._costs.capacity(rank).peaks for rank in self._placement.ranks]
+        peaks = [self._costs.capacity(rank).peaks for rank in self._placement(strategy).ranks]
         if not all(peaks):
             return Seconds(0.0)
         work, _ = step_flops(self._step.graph)
@@ -146,12 +144,18 @@ class Explorer:
         with uncollected():
             return self._kept.of("candidate", given, lambda: self._make(candidate))
 
+    def _placement(self, strategy: Strategy) -> Placement:
+        """The ranks of a strategy: the grid that was given holds for the stages that it was given with."""
+        grid = self._grid if strategy.stages == self._stages else ()
+        return placement_on(self._machine.device_type, self._machine.devices, strategy, grid)
+
     def _make(self, candidate: Candidate) -> PricedStep:
+        placement = self._placement(candidate.strategy)
         compiled = plan_stored(
             self._step,
             candidate.strategy,
-            self._placement,
-            kinds=self._kinds,
+            placement,
+            kinds=self._machine.kinds(placement.ranks),
             costs=self._machine.planned,
             kept=self._kept,
         )
