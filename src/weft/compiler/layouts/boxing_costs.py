@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from typing import TypeAlias, final
 
@@ -21,6 +22,8 @@ from weft.units import ITEM_SIZE, Bytes
 
 Table: TypeAlias = npt.NDArray[np.float64]
 SBPs: TypeAlias = tuple[SBP, ...]
+# Tables over so few layouts, at most 128 KiB each, are remembered between deductions.
+_FEW_LAYOUTS = 128
 
 
 @final
@@ -62,51 +65,67 @@ class BoxingCosts:
         size = ITEM_SIZE.get(spec.dtype, 8)
         key = (size, spec.shape)
         if key not in self._all_pairs:
-            self._all_pairs[key] = self._shortest(spec.shape, size)
+            small = len(_distinct(len(spec.shape))) ** len(self.grid) <= _FEW_LAYOUTS
+            found = _remembered if small else _shortest
+            self._all_pairs[key] = found(self.grid, self.cost_model, spec.shape, size)
         return self._all_pairs[key]
 
-    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> Table:
-        """All shortest paths over layouts (Floyd and Warshall)."""
-        options = _distinct(len(shape))
-        states = list(product(options, repeat=len(self.grid)))
-        number = {state: i for i, state in enumerate(states)}
-        costs = np.full((len(states), len(states)), np.inf)
-        np.fill_diagonal(costs, 0.0)
-        for state, row in number.items():
-            for kind, _, after, moved in moves(state, self.grid, shape, itemsize, options):
-                costs[row, number[after]] = self.cost_model.boxing(
-                    Bytes(moved), int(kind in COLLECTIVES)
-                )
-        if len(self.grid) > 1:
-            self._add_transfers(costs, number, shape, itemsize)
-        for via in range(len(states)):
-            np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
-        costs += self.cost_model.bytes_per_held * self._grown(states, math.prod(shape) * itemsize)
-        return costs.reshape((len(options),) * (2 * len(self.grid)))
 
-    def _grown(self, states: Sequence[SBPs], size: int) -> Table:
-        """Bytes that all ranks together hold more after boxing than before."""
-        held = np.array([size * self._copies(state) for state in states], np.float64)
-        grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
-        return grown
+def _shortest(
+    grid: tuple[int, ...], cost_model: CostModel, shape: tuple[int, ...], itemsize: int
+) -> Table:
+    """All shortest paths over layouts (Floyd and Warshall)."""
+    options = _distinct(len(shape))
+    states = list(product(options, repeat=len(grid)))
+    number = {state: i for i, state in enumerate(states)}
+    costs = np.full((len(states), len(states)), np.inf)
+    np.fill_diagonal(costs, 0.0)
+    for state, row in number.items():
+        for kind, _, after, moved in moves(state, grid, shape, itemsize, options):
+            costs[row, number[after]] = cost_model.boxing(Bytes(moved), int(kind in COLLECTIVES))
+    if len(grid) > 1:
+        _add_transfers(costs, number, grid, cost_model, shape, itemsize)
+    for via in range(len(states)):
+        np.minimum(costs, costs[:, via, None] + costs[None, via, :], out=costs)
+    costs += cost_model.bytes_per_held * _grown(states, grid, math.prod(shape) * itemsize)
+    costs.setflags(write=False)
+    return costs.reshape((len(options),) * (2 * len(grid)))
 
-    def _copies(self, state: SBPs) -> int:
-        """On how many ranks each element lies."""
-        pairs = zip(state, self.grid, strict=True)
-        return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
 
-    def _add_transfers(
-        self, costs: Table, number: dict[SBPs, int], shape: tuple[int, ...], itemsize: int
-    ) -> None:
-        """Lower `costs` to those of transfers, which change several axes at once."""
-        where = Placement("cpu", self.grid, tuple(range(math.prod(self.grid))))
-        whole = whole_states(tuple(sbp_numbers(len(shape))), len(self.grid))
-        columns = [number[state] for state in whole]
-        for state in whole:
-            moved = crossing(Layout(where, state), where, whole, shape)
-            prices = [self.cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
-            row = costs[number[state]]
-            row[columns] = np.minimum(row[columns], prices)
+# A process plans one step several times: for other shapes, for evaluation, without its update.
+_remembered = lru_cache(maxsize=512)(_shortest)
+
+
+def _grown(states: Sequence[SBPs], grid: tuple[int, ...], size: int) -> Table:
+    """Bytes that all ranks together hold more after boxing than before."""
+    held = np.array([size * _copies(state, grid) for state in states], np.float64)
+    grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
+    return grown
+
+
+def _copies(state: SBPs, grid: tuple[int, ...]) -> int:
+    """On how many ranks each element lies."""
+    pairs = zip(state, grid, strict=True)
+    return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
+
+
+def _add_transfers(
+    costs: Table,
+    number: dict[SBPs, int],
+    grid: tuple[int, ...],
+    cost_model: CostModel,
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> None:
+    """Lower `costs` to those of transfers, which change several axes at once."""
+    where = Placement("cpu", grid, tuple(range(math.prod(grid))))
+    whole = whole_states(tuple(sbp_numbers(len(shape))), len(grid))
+    columns = [number[state] for state in whole]
+    for state in whole:
+        moved = crossing(Layout(where, state), where, whole, shape)
+        prices = [cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
+        row = costs[number[state]]
+        row[columns] = np.minimum(row[columns], prices)
 
 
 def reductions(made: SBPs, wanted: SBPs) -> Table:
