@@ -11,6 +11,8 @@ ACCURACY := runs/accuracy
 
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
+# Tests start many processes: none shall compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick gates check bench real-sizes accuracy golden clean
 
@@ -18,10 +20,10 @@ demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
 
 test: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 quick: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 -m "not slow" @tests/quick.txt
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow" @tests/quick.txt
 
 gates: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m tools.gates

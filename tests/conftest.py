@@ -33,16 +33,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
 
 
+class Frozen:
+    """What the test modules and their libraries have made stays: collections need not go over it in every test.
+
+    A capture that has looked for who holds a tensor has thawed it all. Asking Python whether it has takes as long as a
+    collection, so `gc.unfreeze` is noted.
+    """
+
+    def __init__(self) -> None:
+        self.thaws = 0
+        self._thawed = True
+        self._unfreeze = gc.unfreeze
+
+    def thaw(self) -> None:
+        self._thawed = True
+        self._unfreeze()
+
+    def again(self) -> None:
+        """Freeze what was thawed; of the garbage between it the young goes at once, the rest now and then."""
+        if self._thawed:
+            gc.collect(1 if self.thaws % ALL_EACH else 2)
+            gc.freeze()
+            self._thawed = False
+            self.thaws += 1
+
+
+# After how many thaws all garbage is looked for, which takes half a second.
+ALL_EACH = 20
+frozen = Frozen()
+
+
+def pytest_configure() -> None:
+    gc.unfreeze = frozen.thaw
+
+
 def pytest_collection_finish() -> None:
-    """What the test modules and their libraries have made stays: collections need not go over it in every test."""
-    gc.collect()
-    gc.freeze()
+    frozen.again()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """A capture that has looked for who holds a tensor has thawed it all."""
-    if not gc.get_freeze_count():
-        pytest_collection_finish()
+    frozen.again()
 
 
 @pytest.fixture

@@ -1,21 +1,26 @@
 """Ranks as real processes, forked from one that has imported weft: a job takes a second, not five for every rank.
 
-`run_ranks` is for tests; started as a program, this module is the process that forks.
+`run_ranks` is for tests; started as a program, this module is the process that forks, for one job after another.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import json
 import os
 import runpy
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest  # noqa: F401  (what is imported here, ranks need not import)
 import torch
@@ -25,6 +30,8 @@ from weft.runtime.world.meeting import MEETING, meet_in_file
 
 # Seconds that importing everything may take on a busy machine.
 START = 100
+# The line that says that a job is done.
+DONE = "done\n"
 
 
 def run_ranks(
@@ -49,12 +56,50 @@ def run_ranks(
         for each rank what it wrote to stdout and stderr, and its exit code.
     """
     with tempfile.TemporaryDirectory(prefix="weft-") as own:
-        command = [sys.executable, __file__, own, str(size), str(seconds), str(script), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-        limit = START + seconds
-        subprocess.run(command, cwd=folder, env=environment, check=True, timeout=limit)
+        job = own, str(folder or Path.cwd()), environment, size, seconds, str(script), arguments
+        _forking().do(job, START + seconds)
         codes = json.loads(Path(own, "codes").read_text())
         return [(Path(own, str(rank)).read_text(), code) for rank, code in enumerate(codes)]
+
+
+@final
+class _Forking:
+    """The process that forks, as seen by who has jobs for it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        atexit.register(self.end)
+
+    def do(self, job: Any, limit: float) -> None:
+        """Have a job done, within so many seconds."""
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        asked.write(json.dumps(job) + "\n")
+        asked.flush()
+        ready, _, _ = select.select([told], [], [], limit)
+        if not ready or told.readline() != DONE:
+            self.end()
+            raise RuntimeError(f"ranks did not end within {limit} s, or who forks them has failed")
+
+    def end(self) -> None:
+        """End it with all that it has forked."""
+        _forking.cache_clear()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@cache
+def _forking() -> _Forking:
+    return _Forking()
 
 
 def passed(script: Path, size: int, *arguments: str, **options: Any) -> list[str]:
@@ -82,6 +127,24 @@ def _loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+def _serve() -> None:
+    """Do the jobs that come; in each process that is forked for one, return after it, and end as any process does."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            own, folder, environment, *job = json.loads(line)
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+            _run(Path(own), *job)
+            return
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            return
+        sys.stdout.write(DONE)
+        sys.stdout.flush()
+
+
 def _run(folder: Path, size: int, seconds: int, script: str, arguments: list[str]) -> None:
     children = []
     for rank in range(size):
@@ -91,7 +154,7 @@ def _run(folder: Path, size: int, seconds: int, script: str, arguments: list[str
             sys.argv = [script, *arguments]
             sys.path[0] = str(Path(script).parent)
             runpy.run_path(script, run_name="__main__")
-            return  # and end as any process does
+            return
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "codes").write_text(json.dumps(codes))
@@ -112,4 +175,4 @@ def _be(rank: int, folder: Path, size: int, seconds: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     _warm()
-    _run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
+    _serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import weft
 from weft.capture.numbers.later import is_later
 from weft.errors import CaptureError
+from weft.files import in_library
 
 Keep = Callable[[Any], None]
 
@@ -200,6 +202,53 @@ def test_a_step_that_fails_leaves_nothing() -> None:
     assert not hasattr(slots, "value")
     assert type(cached(4)) is torch.Tensor
     assert not left()
+
+
+@pytest.fixture
+def unsearched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes through all that is alive, which takes long."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("looked for who holds what")
+
+    monkeypatch.setattr(gc, "get_referrers", fail)
+
+
+@pytest.mark.usefixtures("unsearched")
+def test_nothing_is_looked_for_where_only_the_capture_held_it() -> None:
+    held, log = {"n": 1.0}, list[int]()
+
+    def counted(model: nn.Module, given: Any) -> torch.Tensor:
+        log.append(0)
+        return base(model, given) * len(log)
+
+    def branched(model: nn.Module, given: Any) -> torch.Tensor:
+        return base(model, given) if held["n"] == 1 else base(model, given).exp()
+
+    with weft.local_world(2):
+        with pytest.raises(CaptureError, match="from 0 to 1"):
+            made(counted)
+        program, _ = made(branched)
+        before = program.step(batch(2)).item()
+        held["n"] = 2.0  # traced like the other, which does not fit
+        assert program.step(batch(2)).item() != before
+    assert not left()
+
+
+def test_of_the_frames_of_an_error_those_of_the_user_keep_their_variables() -> None:
+    def loss_fn(model: nn.Module, given: Any) -> torch.Tensor:
+        number = len(given["x"])
+        raise ValueError(f"no step of {number}")
+
+    with weft.local_world(2), pytest.raises(CaptureError, match="no step") as caught:
+        made(loss_fn)
+    error = caught.value.__cause__
+    assert error is not None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert frames[-1].f_locals["number"] == 4
+    of_torch = [each for each in frames if in_library(each.f_code.co_filename)]
+    assert of_torch
+    assert not any(each.f_locals for each in of_torch)
 
 
 def last_in_a_class() -> Any:

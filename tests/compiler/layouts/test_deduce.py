@@ -434,6 +434,28 @@ def test_boxing_that_makes_a_tensor_whole_is_dearer() -> None:
     ]
 
 
+def test_tables_of_boxing_are_remembered_by_grid_and_cost_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def table(grid: tuple[int, ...], collective: float) -> list[list[float]]:
+        costs = BoxingCosts(grid, CostModel(bytes_per_collective=collective))
+        ends = (B, P, S0), (B, P, S0)
+        found: list[list[float]] = costs.table(
+            TensorSpec((9, 5), "float32"), 0, ((), ()), ends
+        ).tolist()
+        return found
+
+    def fail(*_: object) -> None:
+        raise AssertionError("made anew")
+
+    found = table((4,), 1.0)
+    monkeypatch.setattr("weft.compiler.layouts.boxing_costs.moves", fail)
+    assert table((4,), 1.0) == found
+    for grid, collective in (((3,), 1.0), ((4,), 2.0)):
+        with pytest.raises(AssertionError, match="made anew"):
+            table(grid, collective)
+
+
 # ---------------------------------------------------------------- several deductions that know each other's
 
 

@@ -8,11 +8,13 @@ here by what is alive after the capture, taken out again, and refused unless it 
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, partial
 from typing import Any, final
@@ -24,6 +26,7 @@ from weft.capture.fx.private import FakeMode, forget_values, is_fake, living_fak
 from weft.capture.numbers.later import LaterNumber, living_numbers
 from weft.capture.python.caches import depending
 from weft.errors import CaptureError
+from weft.files import in_library
 
 # How many containers deep a tensor is looked for, and how many of them are followed.
 _DEPTH, _MANY = 12, 2000
@@ -66,8 +69,9 @@ class Leftovers:
         return node is not None and node not in self.dependent()
 
     def drop(self) -> None:
-        """Take out what a run that counts for nothing has left."""
+        """Let go what a run that counts for nothing has given, and take out what it has left."""
         self._module = self._dependent = None
+        self._inputs = []
         self._take_out()
 
     def read(self, module: torch.fx.GraphModule, places: Mapping[int, str]) -> bool:
@@ -118,7 +122,8 @@ class Leftovers:
 
     def _take_out(self) -> list[KeptPlace]:
         if self._mode() is not None:
-            gc.collect(0)  # torch's calls leave cycles, and capture runs without collections
+            # torch's calls leave cycles, and capture runs without collections: all of them are young
+            gc.collect(1)
         mode = self._mode()
         alive = living_fakes(mode) if mode is not None else []
         if not alive:
@@ -132,12 +137,33 @@ class Leftovers:
 @contextmanager
 def nothing_left() -> Iterator[Leftovers]:
     """Nothing is left: where the block raises, nothing of the capture stays in the user's objects."""
-    left = Leftovers()
+    left, before = Leftovers(), sys.exc_info()[1]
     try:
         yield left
-    except BaseException:
-        left._take_out()
+    except BaseException as error:
+        _clear_frames(error, before)
+        left.drop()
         raise
+
+
+def _clear_frames(error: BaseException, before: BaseException | None) -> None:
+    """Take their variables from the frames of torch and weft that an error, or what has led to it, went through.
+
+    They hold most of what the capture has made, which would be looked for in all that is alive. The frames of the
+    user's code stay as they are, for debuggers, as do those of an error that was there `before` the capture.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen = {id(None), id(before)}
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        waiting += [each.__cause__, each.__context__]
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            if in_library(frame.f_code.co_filename):
+                with suppress(RuntimeError):  # it runs still
+                    frame.clear()
 
 
 @final

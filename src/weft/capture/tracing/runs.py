@@ -54,7 +54,9 @@ def traced(run: Run, begin: Begin) -> Found | None:
             if changes or kept or step.made:
                 module = _traced_again(run, begin, step, module, changes, kept)
     if module is None:
-        step.left.drop()
+        left = step.left
+        del step, inputs  # or what they hold would be looked for in all that is alive
+        left.drop()
         return None
     return module, step, inputs
 

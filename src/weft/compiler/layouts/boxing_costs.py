@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import TypeAlias, final
 
@@ -27,6 +27,8 @@ Reductions: TypeAlias = tuple[Reduction, ...]
 
 # Reductions that have numbers of their own; all others share the last.
 _TOLD_APART = 3
+# Tables over so few layouts, at most 128 KiB each, are remembered between deductions.
+_FEW_LAYOUTS = 128
 
 
 @final
@@ -85,50 +87,70 @@ class BoxingCosts:
         size = ITEM_SIZE.get(spec.dtype, 8)
         key = (size, spec.shape, present)
         if key not in self._all_pairs:
-            self._all_pairs[key] = self._shortest(spec.shape, size, present)
+            layouts = len(_distinct(len(spec.shape), present)) ** len(self._small)
+            found = _remembered if layouts <= _FEW_LAYOUTS else _shortest
+            self._all_pairs[key] = found(self._small, self.cost_model, spec.shape, size, present)
         return self._all_pairs[key]
 
-    def _shortest(self, shape: tuple[int, ...], itemsize: int, present: Reductions) -> Table:
-        """All shortest paths over layouts."""
-        options, grid = _distinct(len(shape), present), self._small
-        states = list(product(options, repeat=len(grid)))
-        number = {state: i for i, state in enumerate(states)}
-        costs = np.full((len(states), len(states)), np.inf)
-        np.fill_diagonal(costs, 0.0)
-        for state, row in number.items():
-            for kind, _, after, moved in moves(state, grid, shape, itemsize, options):
-                costs[row, number[after]] = self.cost_model.boxing(
-                    Bytes(moved), int(kind in COLLECTIVES)
-                )
-        if len(grid) > 1:
-            self._add_transfers(costs, number, shape, itemsize)
-        costs = _all_shortest(costs)
-        costs += self.cost_model.bytes_per_held * self._grown(states, math.prod(shape) * itemsize)
-        return costs.reshape((len(options),) * (2 * len(grid)))
 
-    def _grown(self, states: Sequence[SBPs], size: int) -> Table:
-        """Bytes that all ranks together hold more after boxing than before."""
-        held = np.array([size * self._copies(state) for state in states], np.float64)
-        grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
-        return grown
+def _shortest(
+    grid: tuple[int, ...],
+    cost_model: CostModel,
+    shape: tuple[int, ...],
+    itemsize: int,
+    present: Reductions,
+) -> Table:
+    """All shortest paths over layouts."""
+    options = _distinct(len(shape), present)
+    states = list(product(options, repeat=len(grid)))
+    number = {state: i for i, state in enumerate(states)}
+    costs = np.full((len(states), len(states)), np.inf)
+    np.fill_diagonal(costs, 0.0)
+    for state, row in number.items():
+        for kind, _, after, moved in moves(state, grid, shape, itemsize, options):
+            costs[row, number[after]] = cost_model.boxing(Bytes(moved), int(kind in COLLECTIVES))
+    if len(grid) > 1:
+        _add_transfers(costs, number, grid, cost_model, shape, itemsize)
+    costs = _all_shortest(costs)
+    costs += cost_model.bytes_per_held * _grown(states, grid, math.prod(shape) * itemsize)
+    costs.setflags(write=False)
+    return costs.reshape((len(options),) * (2 * len(grid)))
 
-    def _copies(self, state: SBPs) -> int:
-        """On how many ranks each element lies."""
-        pairs = zip(state, self._small, strict=True)
-        return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
 
-    def _add_transfers(
-        self, costs: Table, number: dict[SBPs, int], shape: tuple[int, ...], itemsize: int
-    ) -> None:
-        """Lower `costs` to those of transfers, which change several axes at once."""
-        where = Placement("cpu", self._small, tuple(range(math.prod(self._small))))
-        whole = whole_states(tuple(sbp_numbers(len(shape))), len(self._small))
-        columns = [number[state] for state in whole]
-        for state in whole:
-            moved = crossing(Layout(where, state), where, whole, shape)
-            prices = [self.cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
-            row = costs[number[state]]
-            row[columns] = np.minimum(row[columns], prices)
+# A process plans one step several times: for other shapes, for evaluation, without its update.
+_remembered = lru_cache(maxsize=512)(_shortest)
+
+
+def _grown(states: Sequence[SBPs], grid: tuple[int, ...], size: int) -> Table:
+    """Bytes that all ranks together hold more after boxing than before."""
+    held = np.array([size * _copies(state, grid) for state in states], np.float64)
+    grown: Table = np.maximum(held[None, :] - held[:, None], 0.0)
+    return grown
+
+
+def _copies(state: SBPs, grid: tuple[int, ...]) -> int:
+    """On how many ranks each element lies."""
+    pairs = zip(state, grid, strict=True)
+    return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))
+
+
+def _add_transfers(
+    costs: Table,
+    number: dict[SBPs, int],
+    grid: tuple[int, ...],
+    cost_model: CostModel,
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> None:
+    """Lower `costs` to those of transfers, which change several axes at once."""
+    where = Placement("cpu", grid, tuple(range(math.prod(grid))))
+    whole = whole_states(tuple(sbp_numbers(len(shape))), len(grid))
+    columns = [number[state] for state in whole]
+    for state in whole:
+        moved = crossing(Layout(where, state), where, whole, shape)
+        prices = [cost_model.boxing(Bytes(each * itemsize), 1) for each in moved]
+        row = costs[number[state]]
+        row[columns] = np.minimum(row[columns], prices)
 
 
 def _all_shortest(costs: Table) -> Table:
