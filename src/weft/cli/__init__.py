@@ -8,6 +8,7 @@ from weft.lazy import looked_up
 
 if TYPE_CHECKING:
     from weft.cli.capture import capture_job as capture_job
+    from weft.cli.diff import diff_strategies as diff_strategies
     from weft.cli.measure import measure_here as measure_here
     from weft.cli.ops import list_ops as list_ops
     from weft.cli.ops import show_op as show_op
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "PlanOptions": "weft.cli.planned",
     "capture_job": "weft.cli.capture",
+    "diff_strategies": "weft.cli.diff",
     "list_ops": "weft.cli.ops",
     "measure_here": "weft.cli.measure",
     "plan_graph": "weft.cli.plan",

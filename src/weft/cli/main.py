@@ -235,6 +235,21 @@ def simulate(
         typer.echo(cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra), as_json))
 
 
+@app.command(rich_help_panel=PLAN)
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="The file of a strategy.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="The file of another one.")],
+    graph: Annotated[
+        Path, typer.Option(metavar="FILE", help="The graph file that weft capture wrote.")
+    ],
+    topology: Topology,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show in what two strategies differ, and what each difference costs or saves by itself."""
+    with _told():
+        typer.echo(cli.diff_strategies(first, second, graph, topology, as_json))
+
+
 @app.command(rich_help_panel=LOOK)
 def ops(
     op: Annotated[str, typer.Argument(help="An op such as aten.mm.default; all by default.")] = "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import final
 
 from weft.actors.simulate import simulate as run_actors
@@ -55,7 +56,7 @@ class Explorer:
         self,
         step: StoredStep,
         start: Strategy | Candidate,
-        topology: str | Topology,
+        topology: str | Path | Topology,
         *,
         grid: Sequence[int] = (),
         kept: int = KEPT,
