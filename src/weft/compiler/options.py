@@ -66,7 +66,9 @@ class Options:
 
 def options_of(strategy: Strategy) -> Options:
     """The options that the passes need from a strategy; the rest as it is for all."""
-    names = (each.name for each in fields(strategy) if each.name not in (*LAYOUTS, "signatures"))
+    names = (
+        each.name for each in fields(strategy) if each.name not in (*LAYOUTS, "signatures", "grid")
+    )
     laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
     told = {name: getattr(strategy, name) for name in names}
     return Options(

@@ -37,8 +37,8 @@ def placement_on(
     """All ranks of a plan on so many devices; rank r runs on device r.
 
     With stages that name their ranks, the placement of all of them. Else ranks 0, 1, … in the order of rows of `grid`,
-    the last axis innermost; a number of stages cuts its first axis. Without a grid, one axis of all devices,
-    and a first one of the stages where they are a number.
+    the last axis innermost; a number of stages cuts its first axis. Without a grid that of the strategy; without
+    that, one axis of all devices, and a first one of the stages where they are a number.
 
     Args:
         device_type: of the devices.
@@ -52,7 +52,7 @@ def placement_on(
     """
     if not isinstance(strategy.stages, int) and strategy.stages:
         return _of_stages(device_type, devices, strategy, grid)
-    shape = grid or _usual_grid(devices, strategy)
+    shape = grid or tuple(strategy.grid) or _usual_grid(devices, strategy)
     ranks = math.prod(shape)
     if ranks > devices:
         raise UserError(

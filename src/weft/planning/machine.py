@@ -41,17 +41,19 @@ class Machine:
         return self.costs.kinds(ranks) if isinstance(self.costs, TopologyCosts) else {}
 
 
-def machine_of(what: str | Path | Topology, ranks: int | None = None) -> Machine:
+def machine_of(what: str | Path | Topology | Machine, ranks: int | None = None) -> Machine:
     """A machine by its name, from a file, or as it is.
 
     Args:
         what: a name of the catalogue ("h100x512"), a `.yaml` file, or a topology; "here" for the machine at hand,
-            "herex4" with 4 ranks at work.
+            "herex4" with 4 ranks at work. A machine stands for itself.
         ranks: that "here" has at work where `what` does not say; by default one for each core.
 
     Raises:
         UserError: there is none of that name, the file is none, or this machine was not measured.
     """
+    if isinstance(what, Machine):
+        return what
     named = _HERE.fullmatch(what) if isinstance(what, str) else None
     if named is not None:
         return _here(int(named["ranks"]) if named["ranks"] else ranks or cores())

@@ -81,7 +81,7 @@ def simulate(
     machine = machine_of(_topology(topology), ranks)
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
     given = _costs(costs)
-    found = _stored(step, planned)
+    found = as_stored(step, planned)
     with uncollected():
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
@@ -127,14 +127,24 @@ def _grid(given: object) -> tuple[int, ...]:
     )
 
 
-def _stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
+def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
+    """A step as graph files hold it: read, captured, or as it is.
+
+    Args:
+        step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`, which is captured for the CPU.
+        strategy: that it is captured for.
+
+    Raises:
+        UserError: it is none of these, or cannot be read.
+        CaptureError: the step cannot be one graph.
+    """
     if isinstance(step, str | Path):
         return StoredStep.load(step)
     if isinstance(step, StoredStep):
         return step
     if not hasattr(step, "stored"):
         raise UserError(
-            "weft.simulate takes the path of a graph file, a weft.Job, a weft.Step or a weft.Program, found "
+            "a step is the path of a graph file, a weft.Job, a weft.Step or a weft.Program, found "
             f"{step!r}"
         )
     return step.stored(strategy=strategy)

@@ -123,6 +123,14 @@ def _signatures(name: str, value: Any) -> dict[str, str | tuple[str, ...]]:
     return found
 
 
+def _grid(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
+        raise StrategyError(
+            f"{name}= takes the number of ranks along each axis of the placement, such as (16, 8), found {value!r}"
+        )
+    return tuple(value)
+
+
 def _is_signature(text: object) -> bool:
     if not isinstance(text, str) or text.count("->") != 1:
         return False
@@ -148,4 +156,5 @@ _CHECKS: Mapping[str, Check] = {
     "memory_limit": _limit,
     "expert_capacity": _norm,
     "signatures": _signatures,
+    "grid": _grid,
 }

@@ -17,7 +17,8 @@ from weft.strategy.parts import Schedule, Stage, Zero
 from weft.strategy.precision import Half, Precision
 from weft.strategy.text import SBPs, parsed, plain
 
-FORMAT = 1
+# Of files: 2 has `grid`. Files of the first are read as well; what has no grid is written as such.
+FORMATS = (1, 2)
 
 
 @final
@@ -55,6 +56,8 @@ class Strategy:
         signatures: signatures of single ops where they differ from what deduction gives, by the name of
             the op's first result in the graph, such as {"mm_3": "S(0), B -> S(0)"}: operands, then
             results; one for all axes or one for each.
+        grid: the number of ranks along each axis of the placement that the strategy is for, such as
+            (16, 8); () where it does not say.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class Strategy:
     activations: Mapping[str, SBPs] = field(default_factory=dict)
     expert_capacity: float | None = None
     signatures: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    grid: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         names = [each.name for each in fields(self)]
@@ -78,7 +82,7 @@ class Strategy:
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""
-        content = {"weft_strategy": FORMAT}
+        content: dict[str, Any] = {"weft_strategy": 2 if self.grid else 1}
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("batch", "parameters") or value not in (each.default, {}):
@@ -98,9 +102,10 @@ class Strategy:
             raise StrategyError(
                 f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
             ) from error
-        if not isinstance(content, dict) or content.pop("weft_strategy", None) != FORMAT:
+        if not isinstance(content, dict) or content.pop("weft_strategy", None) not in FORMATS:
             raise StrategyError(
-                f"{path} is no strategy: it must begin with weft_strategy: {FORMAT}, as Strategy.save writes it"
+                f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
+                "Strategy.save writes it"
             )
         known = [each.name for each in fields(Strategy)]
         unknown = set(content) - set(known)

@@ -1,0 +1,52 @@
+"""What a search may spend: seconds, or a number of strategies to plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from time import monotonic
+from typing import final
+
+from weft.errors import UserError
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """The end of a search.
+
+    Attributes:
+        ends: by the monotonic clock, in seconds.
+        moves: strategies that are planned at most.
+    """
+
+    ends: float
+    moves: float
+
+    @staticmethod
+    def of(seconds: object, moves: object) -> Budget:
+        """From now on; `moves` counts in place of `seconds` where it is given.
+
+        Raises:
+            UserError: one is no number above 0.
+        """
+        if moves is not None:
+            if isinstance(moves, bool) or not isinstance(moves, int) or moves < 1:
+                raise UserError(
+                    f"weft.search: moves takes the number of strategies to plan, from 1, found {moves!r}"
+                )
+            return Budget(inf, moves)
+        if (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or not isfinite(seconds)
+            or seconds <= 0
+        ):
+            raise UserError(
+                f"weft.search: seconds takes a number above 0, such as 60, found {seconds!r}"
+            )
+        return Budget(monotonic() + seconds, inf)
+
+    def allows(self, planned: int, next_seconds: float = 0.0) -> bool:
+        """True where one more strategy may be planned that takes about so many seconds."""
+        return planned < self.moves and monotonic() + next_seconds < self.ends

@@ -1,0 +1,176 @@
+"""The facts of a step that floors and estimates are made of: its calls, parameters, blocks and linear layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import final
+
+from weft.cached import cached_property
+from weft.compiler.pipeline import Compiled
+from weft.ir.logical import Call, Input
+from weft.ir.queries.op_calls import op_call
+from weft.layout import Placement
+from weft.ops import OpCall
+from weft.planning.batch_size import batch_size
+from weft.planning.machine import Machine
+from weft.planning.plans import plan_stored
+from weft.planning.progress import uncollected
+from weft.planning.stored_step import StoredStep
+from weft.search.fewer_blocks import with_fewer_blocks
+from weft.search.linears import Linears, linears_of
+from weft.search.repeated import Blocks, repeated_blocks
+from weft.simulator.steps.planned import step_flops
+from weft.strategy.strategy import Strategy
+from weft.units import ITEM_SIZE, Bytes
+
+# Numbers of blocks of the two small steps that the whole one is a line through.
+FEW, MORE = 3, 4
+
+
+@final
+@dataclass(frozen=True)
+class StepFacts:
+    """A step, and what is read off it and off its plan on one device.
+
+    Attributes:
+        step: as it was captured.
+        machine: that it is searched for.
+        base: what all strategies have in common.
+    """
+
+    step: StoredStep
+    machine: Machine
+    base: Strategy
+
+    @cached_property
+    def blocks(self) -> Blocks | None:
+        return repeated_blocks(self.step.modules)
+
+    @cached_property
+    def linears(self) -> Linears:
+        return linears_of(self.step)
+
+    @cached_property
+    def small(self) -> tuple[StoredStep, StoredStep] | None:
+        """The step with few of its blocks, and with one more; None where it cannot be cut, or is small itself."""
+        return self.smaller(FEW, MORE)
+
+    def smaller(self, few: int, more: int) -> tuple[StoredStep, StoredStep] | None:
+        """The step with two smaller numbers of blocks."""
+        if self.blocks is None or self.blocks.count < 2 * more:
+            return None
+        one, two = with_fewer_blocks(self.step, few), with_fewer_blocks(self.step, more)
+        return (one, two) if one is not None and two is not None else None
+
+    @cached_property
+    def along(self) -> float:
+        """How many times as far as from the one small step to the other it is to the whole."""
+        return 1.0 if self.blocks is None else (self.blocks.count - FEW) / (MORE - FEW)
+
+    @cached_property
+    def _alone(self) -> tuple[Compiled, ...]:
+        """Plans of the step, or of the small ones, on one device."""
+        machine = self.machine
+        where = Placement(machine.device_type, (1,), (0,))
+        alone = Strategy(precision=self.base.precision, clip_norm=self.base.clip_norm)
+        with uncollected():
+            return tuple(
+                plan_stored(step, alone, where, costs=machine.planned)
+                for step in self.small or (self.step,)
+            )
+
+    @cached_property
+    def calls(self) -> tuple[Mapping[tuple[OpCall, bool], int], ...]:
+        """The calls of those plans, and how often each stands; with true those that recompute makes again."""
+        return tuple(self._calls(each) for each in self._alone)
+
+    def _calls(self, compiled: Compiled) -> Mapping[tuple[OpCall, bool], int]:
+        graph, found = compiled.graph, Counter[tuple[OpCall, bool]]()
+        for node in graph.of_kind(Call):
+            if node.hint is None:
+                found[op_call(graph, node), self._again(node)] += 1
+        return found
+
+    def _again(self, node: Call) -> bool:
+        """True for the forward calls of a block, but for products by rows, which need not be made again."""
+        module = node.location.module if node.location is not None else ""
+        inside = self.blocks is not None and self.blocks.of(module) is not None
+        return (
+            inside and node.phase.kind == "forward" and module.rpartition(".")[2] not in self._ends
+        )
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(pattern.rpartition(".")[2] for pattern in self.linears.rows)
+
+    @cached_property
+    def flops(self) -> int:
+        """Operations of the whole step."""
+        return step_flops(self.step.graph)[0]
+
+    @cached_property
+    def kept(self) -> float:
+        """Bytes that one device holds beyond parameters and states, when it holds most."""
+        peaks = [max(peak.memory.peak for peak in each.peaks) for each in self._alone]
+        whole = peaks[0] if len(peaks) == 1 else peaks[0] + self.along * (peaks[1] - peaks[0])
+        return max(whole - self.parameters - self.states, 0)
+
+    @cached_property
+    def samples(self) -> int:
+        return batch_size(self.step.graph).samples
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the activations between blocks: tokens, else samples."""
+        size = batch_size(self.step.graph)
+        return size.tokens or size.samples
+
+    @property
+    def positions(self) -> bool:
+        """True where activations have positions."""
+        return batch_size(self.step.graph).tokens > 0
+
+    @cached_property
+    def item(self) -> int:
+        """Bytes of an element of the activations between blocks, at least."""
+        return (
+            4
+            if self.step.precision.compute is None and self.step.precision.parameters is None
+            else 2
+        )
+
+    @cached_property
+    def parameters(self) -> int:
+        """Bytes of all parameters and buffers."""
+        return sum(_bytes(node) for node in self._inputs("parameter", "buffer"))
+
+    @cached_property
+    def states(self) -> int:
+        """Bytes of the optimizers' states."""
+        return sum(_bytes(node) for node in self._inputs("state"))
+
+    @cached_property
+    def weights(self) -> int:
+        """Elements of the weights of the layers that stand in blocks: their gradients are dense."""
+        return sum(
+            prod(node.value.shape)
+            for node in self._inputs("parameter")
+            if len(node.value.shape) == 2
+            and self.blocks is not None
+            and self.blocks.of(node.key) is not None
+        )
+
+    @cached_property
+    def updated(self) -> Bytes:
+        """Bytes that all updates read and write, at least: each state and parameter once."""
+        return Bytes(self.states + (self.parameters if self.states else 0))
+
+    def _inputs(self, *roles: str) -> list[Input]:
+        return [node for node in self.step.graph.of_kind(Input) if node.role in roles]
+
+
+def _bytes(node: Input) -> int:
+    return prod(node.value.shape) * ITEM_SIZE[node.value.dtype]

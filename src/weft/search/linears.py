@@ -1,0 +1,88 @@
+"""Which linear layers of a model a Megatron grid cuts by columns and which by rows, read off the captured step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+from weft.ir.logical import Call, Input
+from weft.planning.stored_step import StoredStep
+from weft.search.repeated import Blocks, repeated_blocks
+
+# Products that linear layers become, and calls that only turn or cast a weight.
+_PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default"))
+_TURNS = frozenset(
+    ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten._to_copy.default")
+)
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@final
+@dataclass(frozen=True)
+class Linears:
+    """Patterns of linear modules, cut in turn: what a layer cut by columns gives, one cut by rows adds up.
+
+    Attributes:
+        columns: whose outputs are split (Megatron-LM, arXiv 1909.08053, section 3).
+        rows: whose inputs are split.
+        width: of what those cut by rows return; 0 without any.
+        sums: how many layers are cut by rows.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    width: int
+    sums: int
+
+
+def linears_of(step: StoredStep) -> Linears:
+    """The layers that are cut: those of the repeated blocks, or all of a model without blocks.
+
+    A layer whose input is whole is cut by columns, one whose input is split by rows; between them whatever reads
+    something split is split.
+    """
+    graph, blocks = step.graph, repeated_blocks(step.modules)
+    keys = {node.value.name: node.key for node in graph.of_kind(Input) if node.role == "parameter"}
+    split: set[str] = set()
+    kinds: dict[str, str] = {}
+    width = 0
+    for call in graph.of_kind(Call):
+        if call.phase.kind != "forward":
+            break
+        if call.op in _TURNS and call.uses and call.uses[0] in keys:
+            keys.update((value.name, keys[call.uses[0]]) for value in call.makes)
+            continue
+        module = _linear(call, keys, blocks)
+        read = any(name in split for name in call.uses if name not in keys)
+        if module is None:
+            split.update(value.name for value in call.makes if read)
+            continue
+        kinds[module] = "rows" if read else "columns"
+        if read:
+            width = call.makes[0].shape[-1]
+        else:
+            split.update(value.name for value in call.makes)
+    columns = [module for module, kind in kinds.items() if kind == "columns"]
+    rows = [module for module, kind in kinds.items() if kind == "rows"]
+    return Linears(_patterns(columns, rows), _patterns(rows, columns), width, len(rows))
+
+
+def _linear(call: Call, keys: dict[str, str], blocks: Blocks | None) -> str | None:
+    """The module of a linear layer whose product a call is."""
+    if call.op not in _PRODUCTS:
+        return None
+    weights = [keys[name] for name in call.uses if keys.get(name, "").endswith(".weight")]
+    if len(weights) != 1 or (blocks is not None and blocks.of(weights[0]) is None):
+        return None
+    return weights[0].removesuffix(".weight")
+
+
+def _patterns(modules: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Patterns that stand for these modules and none of the others: a star for the number of a block."""
+    taken = {_NUMBER.sub("*", module) for module in others}
+    starred = ((module, _NUMBER.sub("*", module)) for module in modules)
+    return tuple(
+        dict.fromkeys(module if pattern in taken else pattern for module, pattern in starred)
+    )

@@ -1,0 +1,116 @@
+"""What a search found: the best strategy, a bound for all others, and why not each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+from weft.simulator.results.simulation import Simulation
+from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
+
+Outcome: TypeAlias = Literal["best", "slower", "does not fit", "refused"]
+# Rows of the table of what was tried, as text.
+_ROWS = 24
+
+
+@final
+@dataclass(frozen=True)
+class Tried:
+    """A strategy that was planned and simulated.
+
+    Attributes:
+        name: of the strategy, in words.
+        strategy: as it was planned.
+        outcome: what came of it.
+        seconds: of a step; None where it was refused.
+        memory: bytes on the rank with the least room, with what its device reserves; None where it was refused.
+        why: the term that loses, or why it was refused.
+        by_hand: true where people write such strategies without a search.
+    """
+
+    name: str
+    strategy: Strategy
+    outcome: Outcome
+    seconds: Seconds | None
+    memory: Bytes | None
+    why: str = ""
+    by_hand: bool = False
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f"{1e3 * self.seconds:.3f} ms"
+        held = "" if self.memory is None else f"{self.memory / 1e9:.2f} GB"
+        hand = "*" if self.by_hand else " "
+        return (
+            f"{hand} {self.name:<44} {took:>14} {held:>11}  {self.outcome:<12}  {self.why}".rstrip()
+        )
+
+
+@final
+@dataclass(frozen=True)
+class SearchResult:
+    """What was found.
+
+    Attributes:
+        best: the strategy; `grid` says on how many ranks along each axis.
+        simulation: of it, as `weft.simulate` gives it.
+        bound: seconds that each strategy of the space takes at least.
+        tried: the strategies that were planned, the quickest that fit first.
+        skipped: numbers of strategies that were not planned, by reason.
+        not_searched: dimensions that the space has not, in words.
+    """
+
+    best: Strategy
+    simulation: Simulation
+    bound: Seconds
+    tried: tuple[Tried, ...]
+    skipped: Mapping[str, int]
+    not_searched: Sequence[str] = ()
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of a step with the best strategy."""
+        return self.simulation.step_seconds
+
+    @property
+    def gap(self) -> float:
+        """How far a strategy of the space can be below the best at most, as a part of the best."""
+        return 1 - self.bound / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        """The table of what was tried, and what was not."""
+        best = next(each for each in self.tried if each.outcome == "best")
+        lines = [
+            f"best: {best.name}: {1e3 * self.seconds:.3f} ms a step",
+            f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below it",
+            "",
+            *map(str, self.tried[:_ROWS]),
+        ]
+        if len(self.tried) > _ROWS:
+            lines.append(f"  and {len(self.tried) - _ROWS} more")
+        lines.append("  (*: strategies that people write by hand)")
+        lines += [f"not planned: {count}, {why}" for why, count in self.skipped.items() if count]
+        lines += [f"not searched: {each}" for each in self.not_searched]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was found, without the strategies' entries, as dicts, lists, numbers and texts."""
+        return {
+            "simulation": self.simulation.to_json(),
+            "bound": self.bound,
+            "gap": self.gap,
+            "tried": [
+                {
+                    "name": each.name,
+                    "outcome": each.outcome,
+                    "seconds": each.seconds,
+                    "memory": each.memory,
+                    "why": each.why,
+                    "by_hand": each.by_hand,
+                }
+                for each in self.tried
+            ],
+            "skipped": dict(self.skipped),
+            "not_searched": list(self.not_searched),
+        }
