@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from weft.cli.plan import plan_graph as plan_graph
     from weft.cli.planned import PlanOptions as PlanOptions
     from weft.cli.run import run_script as run_script
+    from weft.cli.search import SearchOptions as SearchOptions
+    from weft.cli.search import search_graph as search_graph
     from weft.cli.simulate import SimulationFiles as SimulationFiles
     from weft.cli.simulate import simulate_graph as simulate_graph
 
@@ -27,6 +29,8 @@ _HOMES = {
     "plan_graph": "weft.cli.plan",
     "run_script": "weft.cli.run",
     "show_op": "weft.cli.ops",
+    "SearchOptions": "weft.cli.search",
+    "search_graph": "weft.cli.search",
     "SimulationFiles": "weft.cli.simulate",
     "simulate_graph": "weft.cli.simulate",
 }

@@ -236,6 +236,51 @@ def simulate(
 
 
 @app.command(rich_help_panel=PLAN)
+def search(
+    graph: GraphFile,
+    topology: Topology,
+    seconds: Annotated[float, typer.Option(help="That the search may take.")] = 60.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The file of the best strategy to write.", show_default=False
+        ),
+    ] = None,
+    fixed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A strategy whose entries hold for all.", show_default=False
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A strategy that is tried first.", show_default=False),
+    ] = None,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Of a device that a rank may take; what it has without.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    moves: Annotated[
+        int | None,
+        typer.Option(
+            help="Strategies that are planned at most, in place of seconds: the same result on any machine.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Search the fastest strategy of a graph file; Ctrl-C ends it with the best so far."""
+    with _told():
+        asked = cli.SearchOptions(graph, topology, seconds, fixed, start, memory_limit, seed, moves)
+        typer.echo(cli.search_graph(asked, output, as_json))
+
+
+@app.command(rich_help_panel=PLAN)
 def diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="The file of a strategy.")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="The file of another one.")],

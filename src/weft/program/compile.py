@@ -23,6 +23,7 @@ from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
 from weft.program.planner import Planner
+from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
@@ -37,6 +38,7 @@ from weft.runtime.compiled.choice import Kernels, usable_kernels
 from weft.runtime.world.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
+from weft.search.auto import Auto
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of
@@ -50,7 +52,7 @@ def compile(
     example_batch: Any = None,
     *,
     placement: Placement,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Auto | Literal["auto"] | None = None,
     seed: int | None = None,
     kernels: Kernels = "aten",
     batch: Literal["whole", "local"] = "whole",
@@ -84,7 +86,9 @@ def compile(
             used.
         placement: the ranks to run on, those of all stages; inside `weft.local_world` or under
             torchrun.
-        strategy: what the user fixes; everything else is deduced. By default data parallel.
+        strategy: what the user fixes; everything else is deduced. By default data parallel. "auto", or a `weft.Auto`
+            with its options, searches the fastest one on these ranks, in any grid of them, as `weft.search` does;
+            `Program.strategy` says what was found.
         seed: of the random ops; by default torch's initial seed on the first rank.
         kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile;
             "inductor" compiled by torch's Inductor, each distinct layer once; "auto" measures both
@@ -115,14 +119,15 @@ def compile(
     """
     world = _world_of(placement)
     world.calls.enter("compile")
-
+    fixed, auto = asked_of(strategy, batch)
     made: list[_Wanted] = []
 
     def read() -> str:
         trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
-        asked = _asked(world, placement, strategy, trains, kernels, batch, metrics, shapes)
+        asked = _asked(world, placement, fixed, trains, kernels, batch, metrics, shapes)
         made.append(asked)
-        others = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
+        named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
+        others = {**named, "strategy": auto}
         return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
 
     check_same_asked(told(world, "what is asked for", read))
@@ -134,6 +139,10 @@ def compile(
     )
     if world.size > len(world.ranks):
         check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
+    if auto is not None:
+        found, ranks = chosen(world, step, placement, auto)
+        options = replace(options_of(found), metrics=tuple(metrics))
+        wanted = replace(wanted, strategy=found, placement=ranks, options=options)
     program = _started(wanted, step, seed)
     if verify:
         _verify(program, given)

@@ -1,4 +1,4 @@
-"""What a search may spend: seconds, or a number of strategies to plan."""
+"""The budget of a search: seconds, or a number of strategies to plan."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Enumeration:
 
     @property
     def planned(self) -> int:
-        """How many strategies were planned."""
+        """The number of strategies that were planned."""
         return len(self._tried)
 
     @property
@@ -120,7 +120,7 @@ class Enumeration:
         return f"{blocks.prefix}.*" if blocks is not None else "*"
 
     def result(self, not_searched: Sequence[str]) -> SearchResult:
-        """What was found.
+        """The result of the search.
 
         Raises:
             UserError: no strategy that was planned fits.

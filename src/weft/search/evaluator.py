@@ -8,7 +8,6 @@ from typing import TypeAlias, final
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
 from weft.errors import InternalError, UserError
-from weft.hardware import CostModel
 from weft.layout import Placement
 from weft.planning.grid import placement_on
 from weft.planning.machine import Machine
@@ -44,19 +43,6 @@ class Measures:
         """Seconds in which compute queues work."""
         return Seconds(self.seconds - self.exposed - self.idle)
 
-    def along(self, other: Measures, times: float) -> Measures:
-        """The measures as far from these as the others are, so many times, on a straight line."""
-
-        def on(one: float, two: float) -> float:
-            return one + times * (two - one)
-
-        return Measures(
-            Seconds(on(self.seconds, other.seconds)),
-            Bytes(round(on(self.memory, other.memory))),
-            Seconds(max(on(self.exposed, other.exposed), 0.0)),
-            Seconds(max(on(self.idle, other.idle), 0.0)),
-        )
-
 
 @final
 @dataclass(frozen=True)
@@ -68,6 +54,9 @@ class Refused:
 
 Answer: TypeAlias = Measures | Refused
 
+# Results that are kept of each pass.
+KEPT = 4
+
 
 @final
 @dataclass(frozen=True)
@@ -78,15 +67,13 @@ class Evaluator:
         step: as it was captured.
         machine: with at least as many devices as a strategy has ranks.
         ranks: all of the machine's that may be used, in order; rank r runs on device r.
-        keeps: results that are kept of each pass.
     """
 
     step: StoredStep
     machine: Machine
     ranks: tuple[int, ...]
-    keeps: int = 4
     _known: dict[str, Answer] = field(default_factory=dict, repr=False)
-    _kept: dict[int, KeptResults] = field(default_factory=dict, repr=False)
+    _kept: KeptResults = field(default_factory=lambda: KeptResults(KEPT), repr=False)
 
     def placement(self, strategy: Strategy) -> Placement:
         """The ranks of a strategy, as its grid says.
@@ -100,14 +87,13 @@ class Evaluator:
             return found
         return Placement(found.device_type, found.shape, self.ranks[: len(found.ranks)])
 
-    def compiled(self, strategy: Strategy, cost_model: CostModel | None = None) -> Compiled:
+    def compiled(self, strategy: Strategy) -> Compiled:
         """The plans of a strategy, of one rank of each class.
 
         Raises:
             UserError: the step cannot be planned so.
         """
         placement, machine = self.placement(strategy), self.machine
-        kept = self._kept.setdefault(0, KeptResults(self.keeps))
         with uncollected():
             return plan_stored(
                 self.step,
@@ -115,37 +101,32 @@ class Evaluator:
                 placement,
                 kinds=machine.kinds(placement.ranks),
                 costs=machine.planned,
-                cost_model=cost_model,
-                kept=kept,
+                kept=self._kept,
             )
 
-    def simulation(self, strategy: Strategy, cost_model: CostModel | None = None) -> Simulation:
+    def simulation(self, strategy: Strategy) -> Simulation:
         """The simulation of a strategy, as `weft.simulate` gives it.
 
         Raises:
             UserError: the step cannot be planned so.
         """
-        compiled = self.compiled(strategy, cost_model)
+        compiled = self.compiled(strategy)
         with uncollected():
             return priced_step(
                 planned_step(self.step.graph, compiled), self.machine.costs
             ).simulation
 
-    def of(self, strategy: Strategy, cost_model: CostModel | None = None) -> Answer:
+    def of(self, strategy: Strategy) -> Answer:
         """The measures of a strategy, or why it cannot be planned."""
         # As text: patterns count in their order, which equal mappings need not have.
-        key = f"{strategy} {cost_model}"
+        key = str(strategy)
         if key not in self._known:
-            self._known[key] = self._anew(strategy, cost_model)
+            self._known[key] = self._anew(strategy)
         return self._known[key]
 
-    def knows(self, strategy: Strategy) -> bool:
-        """True where the answer takes no time."""
-        return f"{strategy} None" in self._known
-
-    def _anew(self, strategy: Strategy, cost_model: CostModel | None) -> Answer:
+    def _anew(self, strategy: Strategy) -> Answer:
         try:
-            return measures_of(self.simulation(strategy, cost_model))
+            return measures_of(self.simulation(strategy))
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:
@@ -154,7 +135,7 @@ class Evaluator:
 
 
 def measures_of(simulation: Simulation) -> Measures:
-    """What is compared of a simulation."""
+    """The figures of a simulation that are compared."""
     memory = simulation.memory.total if simulation.memory is not None else Bytes(0)
     unused = simulation.bubble * simulation.step_seconds
     idle = Seconds(max(unused - simulation.exposed, 0.0))

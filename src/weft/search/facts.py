@@ -67,7 +67,7 @@ class StepFacts:
 
     @cached_property
     def along(self) -> float:
-        """How many times as far as from the one small step to the other it is to the whole."""
+        """Times as far as from the one small step to the other that it is to the whole."""
         return 1.0 if self.blocks is None else (self.blocks.count - FEW) / (MORE - FEW)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the user fixed: which points of the space keep it."""
+"""The entries that the user fixed, and the points of the space that keep them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ longest counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -16,15 +16,12 @@ from weft.cached import cached_property
 from weft.hardware.costs import Costs
 from weft.hardware.topology_costs import TopologyCosts
 from weft.hardware.usual.device import Device
-from weft.ir.nodes import OVER_STEP
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.search.facts import StepFacts
 from weft.search.space import Point
-from weft.units import ITEM_SIZE, Bytes, Flops, Seconds
-
-__all__ = ["OVER_STEP", "Floors"]
+from weft.units import Bytes, Seconds
 
 # A product as large as these is as quick as any, but for its last wave.
 _LARGE, _WAVE = 16384, 1.01
@@ -34,7 +31,7 @@ _NARROW = 2
 
 @final
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """Seconds of a step's calls on one device of a kind, whole.
 
     Attributes:
@@ -49,14 +46,14 @@ class Work:
     again: float
     update: float
 
-    def along(self, other: Work, times: float) -> Work:
+    def along(self, other: StepWork, times: float) -> StepWork:
         """On a straight line through the work of two steps."""
         pairs = zip(
             (self.calls, self.products, self.again, self.update),
             (other.calls, other.products, other.again, other.update),
             strict=True,
         )
-        return Work(*(one + times * (two - one) for one, two in pairs))
+        return StepWork(*(one + times * (two - one) for one, two in pairs))
 
 
 @final
@@ -83,18 +80,18 @@ class Floors:
         return isinstance(self.costs, TopologyCosts | Device)
 
     @cached_property
-    def work(self) -> Mapping[int, Work]:
+    def work(self) -> Mapping[int, StepWork]:
         """The work of the step on a device of each kind, by its first rank."""
         kinds = dict.fromkeys(self.costs.like(rank) for rank in self.ranks)
         return {first: self._work(first) for first in kinds}
 
-    def _work(self, first: int) -> Work:
+    def _work(self, first: int) -> StepWork:
         found = [self._work_of(first, calls) for calls in self.facts.calls]
         one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
         update = self.costs.of_update(first, "AdamW", self.facts.updated).seconds
-        return Work(one.calls, one.products, one.again, max(update - self._start(first), 0.0))
+        return StepWork(one.calls, one.products, one.again, max(update - self._start(first), 0.0))
 
-    def _work_of(self, first: int, calls: Mapping[tuple[OpCall, bool], int]) -> Work:
+    def _work_of(self, first: int, calls: Mapping[tuple[OpCall, bool], int]) -> StepWork:
         start = self._start(first)
         total = products = again = 0.0
         for (call, repeats), count in calls.items():
@@ -106,7 +103,7 @@ class Floors:
                 products += count
                 again += count * seconds if repeats else 0.0
             total += count * seconds
-        return Work(total, products, again, 0.0)
+        return StepWork(total, products, again, 0.0)
 
     def _start(self, first: int) -> float:
         tiny = tensor_spec((1,), "float32")
@@ -123,9 +120,9 @@ class Floors:
 
         return self._kept(("rate", first, dtype), rate)
 
-    def _kept(self, key: object, make: object) -> float:
+    def _kept(self, key: object, make: Callable[[], float]) -> float:
         if key not in self._seconds:
-            self._seconds[key] = make()  # type: ignore[operator]
+            self._seconds[key] = make()
         return self._seconds[key]
 
     def least(self, point: Point) -> Seconds:
@@ -178,7 +175,7 @@ class Floors:
             update += 1 / max(work.update, 1e-30)
             start = max(start, self._start(rank) * work.products / s)
         calls = 1 / (again if point.recompute else speed)
-        busy = calls + m * min(start, start) + 1 / update
+        busy = calls + m * start + 1 / update
         free = point.schedule == "zero_bubble" or (s > 1 and not point.schedule)
         chain = 0.0 if free or s == 1 else calls * s / m / (1 - (1 - 1 / m) ** s)
         return chain, busy
@@ -250,5 +247,3 @@ class Floors:
 _MATRIX = frozenset(
     ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
 )
-
-_ = Flops, ITEM_SIZE

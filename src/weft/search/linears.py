@@ -1,4 +1,4 @@
-"""Which linear layers of a model a Megatron grid cuts by columns and which by rows, read off the captured step."""
+"""Linear layers that a Megatron grid cuts by columns, and those by rows, read off the captured step."""
 
 from __future__ import annotations
 

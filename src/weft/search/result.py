@@ -1,4 +1,4 @@
-"""What a search found: the best strategy, a bound for all others, and why not each of them."""
+"""The result of a search: the best strategy, a bound for all others, and why not each of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tried:
 @final
 @dataclass(frozen=True)
 class SearchResult:
-    """What was found.
+    """The best strategy that was found, and all that was tried.
 
     Attributes:
         best: the strategy; `grid` says on how many ranks along each axis.
@@ -75,7 +75,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far a strategy of the space can be below the best at most, as a part of the best."""
+        """The part of the best by which a strategy of the space can be quicker at most."""
         return 1 - self.bound / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class SearchResult:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """What was found, without the strategies' entries, as dicts, lists, numbers and texts."""
+        """All but the strategies' entries, as dicts, lists, numbers and texts; seconds and bytes."""
         return {
             "simulation": self.simulation.to_json(),
             "bound": self.bound,

@@ -46,6 +46,7 @@ def search(
     memory_limit: int | None = None,
     seed: int = 0,
     moves: int | None = None,
+    every_rank: bool = False,
     told: Told = lambda _: None,
 ) -> SearchResult:
     """Search the fastest strategy of a step on a machine.
@@ -61,6 +62,7 @@ def search(
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
+        every_rank: true where all devices must take part; by default fewer may, where that is quicker.
         told: is told what is known, after each strategy.
 
     Raises:
@@ -84,7 +86,7 @@ def search(
             found.plan(name, strategy)
             told(found)
     if not hand_only(base):
-        for point in found.ordered(_space(facts, base, ranks)):
+        for point in found.ordered(_space(facts, base, ranks, every_rank)):
             if not found.try_point(point):
                 break
             told(found)
@@ -92,10 +94,10 @@ def search(
     return found.result(NOT_SEARCHED)
 
 
-def _space(facts: StepFacts, base: Strategy, ranks: Sequence[int]) -> list[Point]:
+def _space(facts: StepFacts, base: Strategy, ranks: Sequence[int], every_rank: bool) -> list[Point]:
     """The points that keep what is fixed."""
     sizes = Sizes(
-        ranks_used(len(ranks)),
+        (len(ranks),) if every_rank else ranks_used(len(ranks)),
         facts.samples,
         facts.blocks.count if facts.blocks is not None else 1,
         bool(facts.linears.rows),

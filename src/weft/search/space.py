@@ -191,7 +191,7 @@ def _ways(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[tuple[L
     """Ways to lay a model out on a grid, and whether the tensor axis is the outer one."""
     if tensor == 1:
         yield "data", False
-    if stages == 1 and data * tensor > 1:
+    if stages == 1 and data * tensor > 1 and (tensor == 1 or data > 1):  # one axis has no two names
         yield "free", False
     if tensor == 1 or not sizes.cuts:
         return

@@ -82,12 +82,16 @@ class Strategy:
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set."""
+        Path(path).write_text(self.to_text())
+
+    def to_text(self) -> str:
+        """The text of a file of the strategy."""
         content: dict[str, Any] = {"weft_strategy": 2 if self.grid else 1}
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("batch", "parameters") or value not in (each.default, {}):
                 content[each.name] = plain(each.name, value)
-        Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
+        return yaml.safe_dump(content, sort_keys=False)
 
     @staticmethod
     def load(path: str | Path) -> Strategy:
@@ -97,8 +101,27 @@ class Strategy:
             StrategyError: naming the file and the entry that cannot be read.
         """
         try:
-            content = yaml.safe_load(Path(path).read_text())
-        except (OSError, yaml.YAMLError) as error:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise StrategyError(
+                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
+            ) from error
+        return Strategy.from_text(text, path)
+
+    @staticmethod
+    def from_text(text: str, path: str | Path) -> Strategy:
+        """The strategy of a file's text.
+
+        Args:
+            text: as `to_text` gives it.
+            path: what errors call it.
+
+        Raises:
+            StrategyError: naming the file and the entry that cannot be read.
+        """
+        try:
+            content = yaml.safe_load(text)
+        except yaml.YAMLError as error:
             raise StrategyError(
                 f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
             ) from error

@@ -1,0 +1,28 @@
+"""`weft.Auto`: a strategy that is searched when a program is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from weft.strategy.strategy import Strategy
+
+
+@final
+@dataclass(frozen=True)
+class Auto:
+    """A search for the fastest strategy on the ranks of a program, by the first of them, for all.
+
+    Attributes:
+        seconds: that it may take.
+        memory_limit: bytes that a rank may take; by default what its device has.
+        fixed: entries that hold for every strategy.
+        seed: of what is drawn.
+        moves: how many strategies are planned at most, in place of seconds: the same strategy on any machine.
+    """
+
+    seconds: float = 60.0
+    memory_limit: int | None = None
+    fixed: Strategy | None = None
+    seed: int = 0
+    moves: int | None = None

@@ -1,0 +1,57 @@
+"""Steps that are searched."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import weft
+from models import GPT, token_batch, token_loss
+from weft.planning.machine import machine_of
+from weft.planning.stored_step import StoredStep
+from weft.search.budget import Budget
+from weft.search.enumeration import Enumeration
+from weft.search.evaluator import Evaluator
+from weft.search.facts import StepFacts
+from weft.search.floors import Floors
+from weft.strategy.strategy import Strategy
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(model(batch["x"]), batch["y"])
+
+
+def job(width: int = 256, samples: int = 8) -> weft.Job:
+    """Two layers whose gradients are worth a look on slow links."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    batch = {"x": torch.zeros(samples, width), "y": torch.zeros(samples, dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch)
+
+
+@cache
+def layers() -> StoredStep:
+    """The step of two layers."""
+    return job().stored()
+
+
+@cache
+def decoder() -> StoredStep:
+    """A decoder of three blocks."""
+    torch.manual_seed(0)
+    model = GPT(layers=3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
+
+
+def enumeration(step: StoredStep, topology: str, limit: int | None = None) -> Enumeration:
+    """The beginning of a search of any length."""
+    machine, base = machine_of(topology), Strategy()
+    ranks = tuple(range(machine.devices))
+    facts = StepFacts(step, machine, base)
+    floors = Floors(facts, machine.costs, ranks, limit)
+    return Enumeration(Evaluator(step, machine, ranks), floors, facts, Budget.of(1.0, 10**6))

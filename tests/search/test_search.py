@@ -1,0 +1,182 @@
+"""The search finds what trying everything finds, keeps what is fixed and the limit, and bounds the rest."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from search.jobs import decoder, enumeration, job, layers
+from weft.errors import StrategyError, UserError
+from weft.search.evaluator import Measures
+from weft.search.search import _space
+from weft.search.space import Point
+from weft.strategy.strategy import Strategy
+
+
+def every(topology: str, base: Strategy = Strategy()) -> dict[Point, Measures]:  # noqa: B008 (frozen)
+    """All points of the space of the two layers, planned and simulated, with no floors."""
+    found = enumeration(layers(), topology)
+    measures = {}
+    for point in _space(found.facts, base, found.evaluator.ranks, every_rank=False):
+        strategy = point.strategy(found.facts.linears, base, "*")
+        answer = found.evaluator.of(strategy)
+        if isinstance(answer, Measures):
+            measures[point] = answer
+    return measures
+
+
+@pytest.mark.parametrize("topology", ["h100x2", "flexflow-k80x4"])
+def test_it_finds_what_trying_everything_finds(topology: str) -> None:
+    """Floors leave nothing out that would be the best; and none is above what a plan takes."""
+    all_of_them = every(topology)
+    best = min(each.seconds for each in all_of_them.values())
+    found = weft.search(layers(), topology, moves=500)
+    assert found.seconds <= best
+    assert found.bound <= best
+    assert 0 <= found.gap < 1
+    floors = enumeration(layers(), topology).floors
+    for point, measures in all_of_them.items():
+        assert floors.least(point) <= measures.seconds, str(point)
+        assert floors.memory(point) <= measures.memory, str(point)
+
+
+def test_no_strategy_by_hand_is_quicker() -> None:
+    """Of a decoder with few samples, cut in stages too."""
+    found = weft.search(decoder(), "h100x2", moves=20)
+    for strategy in (
+        weft.data_parallel(),
+        Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast}, zero=weft.Zero(3)),
+        Strategy(batch={"*": weft.split(0)}, stages=2, micro_batches=4, schedule="1f1b"),
+    ):
+        assert found.seconds <= weft.simulate(decoder(), strategy, "h100x2").step_seconds
+    table = str(found)
+    assert table.startswith("best: ")
+    assert all(each.why for each in found.tried if each.outcome == "slower")
+    assert found.to_json()["tried"][0]["outcome"] == "best"
+
+
+@pytest.mark.parametrize("topology", ["h100x4", "flexflow-p100x4"])
+def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
+    """Of points of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
+    found = enumeration(decoder(), topology)
+    space = _space(found.facts, Strategy(), found.evaluator.ranks, every_rank=False)
+    for point in random.Random(0).sample(space, 16):
+        strategy = point.strategy(found.facts.linears, Strategy(), "blocks.*")
+        answer = found.evaluator.of(strategy)
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least(point) <= answer.seconds, str(point)
+        assert found.floors.memory(point) <= answer.memory, str(point)
+
+
+def test_equal_arguments_give_equal_results() -> None:
+    one, two = (weft.search(layers(), "v100x4", moves=12, seed=5) for _ in range(2))
+    assert one == two
+    assert sum(each.seconds is not None for each in one.tried) <= 12
+
+
+def test_what_is_found_is_what_is_planned(tmp_path: Path) -> None:
+    """The file says everything: it gives the same simulation."""
+    found = weft.search(layers(), "flexflow-k80x4", moves=30)
+    found.best.save(tmp_path / "best.yaml")
+    again = Strategy.load(tmp_path / "best.yaml")
+    assert again == found.best
+    assert weft.simulate(layers(), again, "flexflow-k80x4") == found.simulation
+
+
+def test_the_limit_holds() -> None:
+    """Data parallel takes more than the limit; something that takes less is found, or the least is said."""
+    plain = weft.simulate(layers(), weft.data_parallel(), "h100x2").memory
+    least = min(each.memory for each in every("h100x2").values())
+    assert plain is not None
+    limit = (plain.total + least) // 2
+    found = weft.search(layers(), "h100x2", memory_limit=limit, moves=400)
+    assert found.simulation.memory is not None
+    assert found.simulation.memory.total <= limit
+    with pytest.raises(UserError, match=r"no strategy fits .* GB of memory; the least that was"):
+        weft.search(layers(), "h100x2", memory_limit=least - 1, moves=400)
+    with pytest.raises(UserError, match="parameters and states alone take more"):
+        weft.search(layers(), "h100x2", memory_limit=1, moves=4)
+
+
+def test_what_is_fixed_holds() -> None:
+    fixed = Strategy(micro_batches=2, zero=weft.Zero(1), clip_norm=1.0)
+    best = weft.search(layers(), "h100x4", fixed=fixed, moves=40).best
+    assert (best.micro_batches, best.zero, best.clip_norm) == (2, weft.Zero(1), 1.0)
+    with pytest.raises(StrategyError, match="ZeRO along axis 3"):
+        weft.search(layers(), "h100x4", fixed=Strategy(zero=weft.Zero(1, 3)), moves=1)
+    with pytest.raises(UserError, match="nothing"):
+        weft.search(
+            layers(), "h100x4", fixed=Strategy(parameters={"nothing": weft.broadcast}), moves=4
+        )
+
+
+def test_a_start_is_tried_first() -> None:
+    start = Strategy(batch={"*": weft.split(0)}, micro_batches=4)
+    found = weft.search(layers(), "h100x4", start=start, moves=1)
+    assert [each.name for each in found.tried] == ["start"]
+    assert found.best == start
+    assert found.skipped["not reached in time"] > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"seconds": 0}, "seconds takes a number above 0"),
+        ({"seconds": float("nan")}, "seconds takes a number above 0"),
+        ({"moves": 0}, "moves takes the number of strategies"),
+        ({"memory_limit": -1}, "memory_limit takes bytes"),
+        ({"topology": "h100y4"}, "h100y4"),
+        ({"step": 3}, "a step is the path of a graph file"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], said: str) -> None:
+    arguments = {"step": layers(), "topology": "h100x2", "seconds": 1.0, **wrong}
+    with pytest.raises(UserError, match=said):
+        weft.search(**arguments)
+
+
+def test_a_program_with_a_searched_strategy_trains_as_plain_pytorch() -> None:
+    """On threads: the losses of three steps, on every rank's part of what was found."""
+    ours, plain = job(32, 16), job(32, 16)
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(16, 32), "y": torch.randint(10, (16,))}
+    expected, optimizer = [], plain.optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    for _ in range(3):
+        value = plain.loss_fn(plain.model, batch)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(value.item())
+    with weft.local_world(2):
+        program = weft.compile(
+            *(ours.model, ours.loss_fn, ours.optimizer, batch),
+            placement=weft.placement("cpu", [0, 1]),
+            strategy=weft.Auto(moves=12, fixed=Strategy(clip_norm=1e9)),
+        )
+        assert program.strategy.clip_norm == 1e9
+        assert program.placement.shape == tuple(program.strategy.grid)
+        assert [program.step(batch).item() for _ in range(3)] == pytest.approx(expected, rel=1e-5)
+        program.close()
+
+
+def test_what_auto_does_not_do_is_refused() -> None:
+    ours = job(8, 4)
+    with weft.local_world(2):
+        for strategy, batch, said in (
+            ("quick", "whole", '"auto" or a weft.Auto'),
+            ("auto", "local", "not supported yet"),
+            (weft.Auto(seconds=1e9), "whole", "the other ranks wait"),
+        ):
+            with pytest.raises(UserError, match=said):
+                weft.compile(
+                    *(ours.model, ours.loss_fn, ours.optimizer, ours.example_batch),
+                    placement=weft.placement("cpu", [0, 1]),
+                    strategy=strategy,  # type: ignore[arg-type]
+                    batch=batch,  # type: ignore[arg-type]
+                )
