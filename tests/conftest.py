@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import final
 
 import pytest
 
@@ -33,47 +34,58 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
 
 
+@final
 class Frozen:
     """What the test modules and their libraries have made stays: collections need not go over it in every test.
 
-    A capture that has looked for who holds a tensor has thawed it all. Asking Python whether it has takes as long as a
-    collection, so `gc.unfreeze` is noted.
+    Nor are captures to look there for what they have left, which takes a second by the end; tests that want it take the
+    fixture `thawed`.
     """
 
     def __init__(self) -> None:
-        self.thaws = 0
-        self._thawed = True
-        self._unfreeze = gc.unfreeze
+        self.may_thaw = False
+        self._thaw, self._thawed = gc.unfreeze, True
+        self._tests = 0
 
-    def thaw(self) -> None:
-        self._thawed = True
-        self._unfreeze()
+    def unfreeze(self) -> None:
+        """In place of `gc.unfreeze`."""
+        if self.may_thaw:
+            self._thaw()
+            self._thawed = True
 
-    def again(self) -> None:
-        """Freeze what was thawed; of the garbage between it the young goes at once, the rest now and then."""
-        if self._thawed:
-            gc.collect(1 if self.thaws % ALL_EACH else 2)
+    def after_test(self) -> None:
+        """Freeze what was thawed, and now and then what tests have left; young garbage goes before."""
+        self._tests += 1
+        if self._thawed or not self._tests % EACH:
+            gc.collect(1 if self._thawed else 2)
             gc.freeze()
             self._thawed = False
-            self.thaws += 1
 
 
-# After how many thaws all garbage is looked for, which takes half a second.
-ALL_EACH = 20
+# After how many tests the rest is frozen.
+EACH = 200
 frozen = Frozen()
 
 
 def pytest_configure() -> None:
-    gc.unfreeze = frozen.thaw
+    gc.unfreeze = frozen.unfreeze
 
 
 def pytest_collection_finish() -> None:
-    frozen.again()
+    frozen.after_test()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    frozen.again()
+    frozen.after_test()
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Captures look for what they have left in all that is alive, modules of tests included."""
+    frozen.may_thaw = True
+    yield
+    frozen.may_thaw = False
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from weft.capture.numbers.later import is_later
 from weft.errors import CaptureError
 from weft.files import in_library
 
+pytestmark = pytest.mark.usefixtures("thawed")
 Keep = Callable[[Any], None]
 
 
