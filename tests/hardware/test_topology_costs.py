@@ -68,6 +68,17 @@ def test_ranks_of_a_kind_are_alike() -> None:
     assert H100.device_type == device_kind(H100.kind(0).name).device_type == "cuda"
 
 
+def test_a_dtype_without_a_peak_is_an_estimate() -> None:
+    """It computes as float32 does; what no matrix unit computes is as quick in any dtype."""
+    v100 = TopologyCosts(topology("v100x8"))
+    assert v100.of_call(0, PRODUCT).estimate == (
+        "v100-sxm2-16gb has no peak for bfloat16: that of float32"
+    )
+    assert not H100.of_call(0, PRODUCT).estimate
+    added = call("aten.add.Tensor", (4, 6), (4, 6), result=(4, 6))
+    assert not v100.of_call(0, added).estimate
+
+
 def test_an_op_without_rule_is_an_estimate() -> None:
     found = H100.of_call(0, call("mylib.op.default", (512, 256), result=(512, 256)))
     assert found.seconds > 0

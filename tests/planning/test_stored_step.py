@@ -17,6 +17,7 @@ from weft.errors import UserError
 from weft.planning import stored_step
 from weft.planning.stored_step import StoredStep
 from weft.strategy.precision import Precision
+from weft.strategy.strategy import data_parallel
 
 WITHOUT = [{**HEADER, name: None} for name in HEADER]
 
@@ -163,3 +164,18 @@ def test_any_text_is_read_or_told(tmp_path: Path, data: st.DataObject) -> None:
     path = write(tmp_path / "a.graph", HEADER, text.encode("utf-8", "replace").decode())
     with suppress(UserError):  # everything else fails the test
         StoredStep.load(path)
+
+
+def test_tensors_that_nobody_has_are_refused(tmp_path: Path) -> None:
+    large = LINEAR.replace("[16, 8]", "[99999999999999999999, 8]")
+    path = write(tmp_path / "a.graph", HEADER, large)
+    with pytest.raises(UserError, match=r"x has the shape \(9+, 8\); capture the step again"):
+        StoredStep.load(path)
+
+
+def test_who_says_no_precision_takes_that_of_the_file() -> None:
+    half = Precision("bf16", masters=True)
+    assert full().in_precision(data_parallel()) == replace(data_parallel(), precision=half)
+    other = replace(data_parallel(), precision="fp16")
+    assert full().in_precision(other) == other
+    assert linear().in_precision(data_parallel()) == data_parallel()

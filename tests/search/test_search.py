@@ -131,7 +131,7 @@ def test_a_start_is_tried_first() -> None:
         ({"moves": 0}, "moves takes the number of strategies"),
         ({"memory_limit": -1}, "memory_limit takes bytes"),
         ({"topology": "h100y4"}, "h100y4"),
-        ({"step": 3}, "a step is the path of a graph file"),
+        ({"step": 3}, "step takes the path of a graph file"),
     ],
 )
 def test_wrong_arguments(wrong: dict[str, Any], said: str) -> None:

@@ -113,6 +113,19 @@ def test_steps_of_launched_devices_overlap():
     assert ahead.first_seconds == after.first_seconds
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_shares_of_a_rank_are_those_of_one_step(launched):
+    """Where the host runs a step ahead, too: each instant counts once."""
+    found = simulate(planned_gpt(), Machine(launched=launched))
+    assert found.steady
+    for each in found.ranks:
+        shares = each.parts
+        whole = shares.compute + shares.exposed + shares.idle
+        assert whole == pytest.approx(shares.step, rel=1e-9)
+        assert shares.step == pytest.approx(found.step_seconds, rel=1e-5)
+        assert each.bubble == pytest.approx(1 - each.busy["compute"] / shares.step)
+
+
 def test_a_step_with_nothing_beside_its_end_does_not_count():
     assert simulate(planned_gpt(), Machine(slowdown=Slowdown(2.0), launched=True)).steady
 
@@ -181,6 +194,10 @@ def test_given_times_of_modules_and_ops_count():
         ({"stages": {"7": {"forward": 1.0}}}, "'7' is nowhere in the plan; there are 0, 1"),
         ({"ops": {"aten.none": 1.0}}, "'aten.none' is nowhere"),
         ({"modules": {"layers.*": {"forward": 1.0}}}, "there are blocks"),
+        (
+            {"modules": {"*": {"forward": 1.0}, "blocks.0": {"forward": 2.0}}},
+            "'blocks.0' is hidden by a pattern before it; put it first",
+        ),
     ],
 )
 def test_costs_of_what_is_not_there_are_refused(content, said):

@@ -11,7 +11,7 @@ import typer
 
 from weft import __version__, cli
 from weft.errors import UserError
-from weft.strategy import Strategy, data_parallel
+from weft.strategy import Strategy
 from weft.strategy.precision import precision_of
 
 TRAIN, PLAN, LOOK = "Train", "Plan without devices", "Look up"
@@ -178,7 +178,9 @@ def capture(
         raise typer.BadParameter("--strategy says the precision; leave --precision out")
     with _told():
         planned = (
-            _loaded(strategy) if strategy else Strategy(precision=precision_of(precision or None))
+            Strategy.load(strategy)
+            if strategy
+            else Strategy(precision=precision_of(precision or None))
         )
         typer.echo(cli.capture_job(job, output, planned, device))
 
@@ -313,5 +315,5 @@ def ops(
             typer.echo(line)
 
 
-def _loaded(strategy: Path | None) -> Strategy:
-    return data_parallel() if strategy is None else Strategy.load(strategy)
+def _loaded(strategy: Path | None) -> Strategy | None:
+    return None if strategy is None else Strategy.load(strategy)

@@ -12,7 +12,7 @@ from weft.planning.machine import Machine, machine_of
 from weft.planning.plans import plan_stored
 from weft.planning.progress import progress, uncollected
 from weft.planning.stored_step import StoredStep
-from weft.strategy.strategy import Strategy
+from weft.strategy.strategy import Strategy, data_parallel
 
 
 @final
@@ -22,13 +22,13 @@ class PlanOptions:
 
     Attributes:
         graph: the graph file.
-        strategy: of the plan.
+        strategy: of the plan; None for data parallel in the precision of the file.
         topology: the machine (`machine_of`).
         grid: "16x8", or "" for none.
     """
 
     graph: Path
-    strategy: Strategy
+    strategy: Strategy | None
     topology: str
     grid: str
 
@@ -40,13 +40,15 @@ class PlanOptions:
         """
         machine = machine_of(self.topology)
         grid = parse_grid(self.grid) if self.grid else ()
-        placement = placement_on(machine.device_type, machine.devices, self.strategy, grid)
+        strategy = self.strategy or data_parallel()
+        placement = placement_on(machine.device_type, machine.devices, strategy, grid)
         with uncollected(), progress(first=True) as begin:
             begin("reading the graph file")
             step = StoredStep.load(self.graph)
+            strategy = step.in_precision(strategy) if self.strategy is None else strategy
             kinds = machine.kinds(placement.ranks)
             compiled = plan_stored(
-                step, self.strategy, placement, begin=begin, kinds=kinds, costs=machine.planned
+                step, strategy, placement, begin=begin, kinds=kinds, costs=machine.planned
             )
         shape = "x".join(map(str, placement.shape))
         title = f"{step.graph.name} on {shape} of {self.topology}"

@@ -16,6 +16,8 @@ from weft.errors import UserError
 
 # Far above any description of hardware; what is larger is some other file.
 LARGEST = 1 << 20
+# GB a second that any link or memory is above; times that follow from less are no numbers.
+SLOWEST = 1e-9
 # A text of a file may be long, and by its aliases larger than the file.
 _SHORT = Repr()
 
@@ -55,8 +57,16 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path} has more than {LARGEST} bytes; expected a description of hardware")
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError(
+            f"{path} is no YAML that can be read: it is nested too deeply; expected a description of hardware"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no YAML: {error}") from error
+    except ValueError:  # Python reads no whole number of some thousand digits
+        raise UserError(
+            f"{path} is no YAML: a date or number of it is none; expected a description of hardware"
+        ) from None
 
 
 def mapping(content: Any, where: str, known: Collection[str] | None = None) -> Mapping[str, Any]:
@@ -130,9 +140,10 @@ def sequence(content: Any, where: str, most: int = 1 << 16) -> list[Any]:
 
 def meant(name: Any, known: Collection[str]) -> str:
     """The end of an error on an unknown name: the nearest one that there is, or some of them."""
-    near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
+    small = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), small, n=1) if isinstance(name, str) else []
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {small[near[0]]!r}?"
     some = sorted(known)
     return f"; there are {', '.join(some[:20])}{', …' if len(some) > 20 else ''}"
 

@@ -17,7 +17,7 @@ from weft.hardware.collectives import (
 from weft.hardware.costs import Capacity, Cost, Groups, Sent, Slowdown
 from weft.hardware.kinds.device_kind import DeviceKind
 from weft.hardware.kinds.device_kinds import device_kind
-from weft.hardware.kinds.roofline import call_seconds, update_seconds
+from weft.hardware.kinds.roofline import call_seconds, update_seconds, without_peak
 from weft.hardware.topology.machine import Topology
 from weft.hardware.usual.device_type import is_launched
 from weft.ir.plan_nodes import CollectiveKind
@@ -90,8 +90,12 @@ class TopologyCosts:
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
         """One call; of an op without rule an estimate: it reads and writes its tensors once."""
         known = has_rule(call.op) or runs_whole(call.op) or call.op in WEFT_OPS
-        missing = "" if known else f"{call.op} has no rule: it reads and writes its tensors once"
-        return Cost(call_seconds(self.kind(rank), call), estimate=missing)
+        if not known:
+            missing = f"{call.op} has no rule: it reads and writes its tensors once"
+            return Cost(call_seconds(self.kind(rank), call), estimate=missing)
+        return Cost(
+            call_seconds(self.kind(rank), call), estimate=without_peak(self.kind(rank), call)
+        )
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
         """An update of one variable, in one call."""

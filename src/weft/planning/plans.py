@@ -72,9 +72,10 @@ def check_captured_for(step: StoredStep, strategy: Strategy) -> None:
     precision = (precision_of(strategy.precision) or Precision()).captured
     again = "capture it with that strategy: weft capture … --strategy FILE"
     if precision != step.precision:
+        captured = step.precision.content() or "none"
         raise StrategyError(
-            f"the strategy has the precision {precision.content()}, the step was captured for "
-            f"{step.precision.content()}; {again}"
+            f"the strategy has the precision {precision.content() or 'none'}, the step was captured for {captured}; "
+            f"give the strategy that precision (an entry of its file), or {again}"
         )
     names = [node.key for node in step.graph.of_kind(Input) if node.role == "parameter"]
     differ = (split_parameters(strategy, names) ^ step.apart) & step.recurrent

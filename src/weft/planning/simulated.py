@@ -58,7 +58,7 @@ def simulate(
 
     Args:
         step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`, which is captured for the CPU.
-        strategy: by default a program's own, else data parallel.
+        strategy: by default a program's own, else data parallel in the precision of a graph file.
         topology: a name of the catalogue with a number of devices ("h100x512"), the path of a `.yaml` file, or a
             topology; rank r runs on device r. "here" for this machine as `weft measure` found it, with as many ranks as
             a program has, else as many as cores; "herex4" with 4.
@@ -82,6 +82,8 @@ def simulate(
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
     given = _costs(costs)
     found = as_stored(step, planned)
+    if strategy is None and not isinstance(step, Placed):
+        planned = found.in_precision(planned)
     with uncollected():
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
@@ -144,7 +146,7 @@ def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) ->
         return step
     if not hasattr(step, "stored"):
         raise UserError(
-            "a step is the path of a graph file, a weft.Job, a weft.Step or a weft.Program, found "
+            "step takes the path of a graph file, a weft.Job, a weft.Step or a weft.Program, found "
             f"{step!r}"
         )
     return step.stored(strategy=strategy)

@@ -12,7 +12,8 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -22,12 +23,15 @@ from weft.ir.logical import Call
 from weft.layout.placement import DEVICE_NAMES
 from weft.planning.declared import check_rules, declare, rules_for
 from weft.strategy.precision import Precision
+from weft.strategy.strategy import Strategy
 from weft.version import __version__
 
 FORMAT = 1
 # Of the text of a file; a step of a thousand layers takes some tens of megabytes.
 MAX_BYTES = 1 << 29
 _MAGIC = f"weft graph {FORMAT} sha256:"
+# Elements of a tensor, far above any.
+_LARGEST = 2**50
 _GZIP = b"\x1f\x8b"
 
 
@@ -95,6 +99,11 @@ class StoredStep:
             "optimizers": list(self.optimizers),
             "rules": dict(self.rules),
         }
+
+    def in_precision(self, strategy: Strategy) -> Strategy:
+        """A strategy in the precision that the step was captured for, for who says none."""
+        captured = self.precision != Precision() and strategy.precision is None
+        return replace(strategy, precision=self.precision) if captured else strategy
 
     @staticmethod
     def load(path: str | Path) -> StoredStep:
@@ -181,7 +190,11 @@ def _check_version(where: str, found: str) -> None:
 
 def _graph(where: str, text: str) -> LogicalGraph:
     try:
-        return verify(parse_graph(text))
+        graph = verify(parse_graph(text))
+        large = next((v for v in graph.values.values() if prod(v.shape) > _LARGEST), None)
+        if large is not None:
+            raise ValueError(f"{large.name} has the shape {large.shape}")
+        return graph
     except (WeftError, InternalError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{where}: its graph, from line 3 on, cannot be read: {error}; capture the step again"

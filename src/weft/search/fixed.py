@@ -21,7 +21,7 @@ def fits(point: Point, base: Strategy) -> bool:
     if base.zero is not None and base.zero.axis > 1:
         raise StrategyError(
             f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {base.zero.axis} "
-            "is none of these; fix it along axis 0"
+            "is none of these; give it axis 0"
         )
     stages = base.stages if isinstance(base.stages, int) else 1
     return (

@@ -57,7 +57,8 @@ def search(
         step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`.
         topology: the machine, as `weft.simulate` takes it.
         seconds: that the search may take.
-        fixed: entries that are set hold for every strategy; the others are searched.
+        fixed: entries that are set hold for every strategy; the others are searched. Of a graph file its precision
+            holds, too.
         start: a strategy that is tried first.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
@@ -70,9 +71,9 @@ def search(
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
-    base = fixed or Strategy()
     machine = machine_of(topology)
     stored = as_stored(step, fixed or data_parallel())
+    base = stored.in_precision(fixed or Strategy())
     ranks = tuple(range(machine.devices))
     facts = StepFacts(stored, machine, base)
     found = Enumeration(
@@ -81,7 +82,7 @@ def search(
         facts,
         budget,
     )
-    for name, strategy in (("start", start), ("fixed", fixed if hand_only(base) else None)):
+    for name, strategy in (("start", start), ("fixed", base if hand_only(base) else None)):
         if strategy is not None:
             found.plan(name, strategy)
             told(found)

@@ -10,11 +10,11 @@ from typing import final
 from weft.actors.simulate import Timed
 from weft.hardware.costs import Capacity, Costs
 from weft.hardware.given_costs import GivenCosts
-from weft.ir.plan import COMPUTE, Communicate
+from weft.ir.plan import COMPUTE, HOST, Communicate
 from weft.simulator.results.facts import MemoryUse, PathAct, RankTimes
 from weft.simulator.results.largest import largest_costs
 from weft.simulator.results.path import critical_path
-from weft.simulator.results.rows import rank_rows
+from weft.simulator.results.rows import nanoseconds, rank_rows
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.results.spread import interval
 from weft.simulator.steps.acts import ActCosts, act_costs
@@ -25,7 +25,7 @@ from weft.simulator.timing.shared_links import SharedLinks
 from weft.simulator.timing.slowdown import run_beside
 from weft.simulator.timing.tasks import Tasks, tasks_of
 from weft.traces.names import Lines, actor_name, lines_of
-from weft.traces.parts import parts
+from weft.traces.parts import parts_of
 from weft.traces.rows import RankTrace
 from weft.units import NO_TIME, Bytes, Seconds
 
@@ -73,8 +73,7 @@ def simulation_of(
     capacities = {plan.rank: costs.capacity(plan.rank) for plan in step.plans}
     ran = known or _steady(step, acts, capacities)
     lines = lines_of(step.graph)
-    traces = ran.traces(step, lines)
-    ranks = tuple(_rank_times(trace, ran.period, len(step.members[trace.rank])) for trace in traces)
+    ranks = _rank_times(step, ran)
     busiest = max(ranks, key=lambda each: (each.parts.compute, -each.rank)).rank
     plan = next(plan for plan in step.plans if plan.rank == busiest)
     return Simulation(
@@ -94,7 +93,7 @@ def simulation_of(
         costs=largest_costs(plan, acts, lines),
         path=tuple(_path(step, lines, ran)),
         estimates=acts.estimates,
-        traces=traces,
+        traces=ran.traces(step, lines),
     )
 
 
@@ -116,6 +115,11 @@ class SteadySteps:
     @property
     def last(self) -> int:
         return len(self.ends) - 1
+
+    @property
+    def window(self) -> tuple[Seconds, Seconds]:
+        """From the end of the step before to the end of the last."""
+        return self.ends[-2] if self.last else Seconds(0.0), self.ends[-1]
 
     @property
     def period(self) -> Seconds:
@@ -178,13 +182,37 @@ def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity
         steps = min(2 * steps, MOST)
 
 
-def _rank_times(trace: RankTrace, period: Seconds, count: int) -> RankTimes:
-    busy: dict[str, float] = {queue: 0.0 for queue, _ in trace.queues}
-    for each in trace.slices:
-        busy[each.queue] += (each.end - each.begin) / 1e9
-    bubble = 1 - busy[COMPUTE] / period if period else 0.0
+def _rank_times(step: PlannedStep, ran: SteadySteps) -> tuple[RankTimes, ...]:
+    """The times of the planned ranks from the end of the step before to that of the last: of all that runs then."""
+    begin, end = nanoseconds(ran.window[0]), nanoseconds(ran.window[1])
+    plans = {plan.rank: plan for plan in step.plans if plan.rank in step.members}
+    acts: dict[int, dict[str, list[tuple[int, int]]]] = {
+        rank: {queue: [] for queue in (COMPUTE, HOST, *plan.on_queue)}
+        for rank, plan in plans.items()
+    }
+    times = ran.times
+    for task, members in enumerate(ran.tasks.members):
+        first, last = nanoseconds(times.starts[task]), nanoseconds(times.ends[task])
+        if last > begin and first < end:
+            part = max(first, begin), min(last, end)
+            for rank, actor, _, _ in members:
+                if rank in plans:
+                    acts[rank][plans[rank].actors[actor].queue].append(part)
+    return tuple(
+        _times_of(rank, own, (begin, end), len(step.members[rank])) for rank, own in acts.items()
+    )
+
+
+def _times_of(
+    rank: int, acts: Mapping[str, Sequence[tuple[int, int]]], window: tuple[int, int], count: int
+) -> RankTimes:
+    """The times of a rank, from the intervals in which its queues act, in nanoseconds."""
+    busy = {name: sum(end - begin for begin, end in own) / 1e9 for name, own in acts.items()}
+    others = (one for name, own in acts.items() if name not in (COMPUTE, HOST) for one in own)
+    shares = parts_of(rank, [window], acts[COMPUTE], others)
+    bubble = 1 - busy[COMPUTE] / shares.step if shares.step else 0.0
     times = {queue: Seconds(seconds) for queue, seconds in busy.items()}
-    return RankTimes(trace.rank, count, parts(trace), max(bubble, 0.0), times)
+    return RankTimes(rank, count, shares, max(bubble, 0.0), times)
 
 
 def _peak(step: PlannedStep, capacities: Mapping[int, Capacity]) -> float | None:

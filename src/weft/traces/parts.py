@@ -45,17 +45,40 @@ class TimeParts:
 
 def parts(trace: RankTrace) -> TimeParts:
     """The shares of a rank's time; slices that wait for other ranks must be marked (`late`)."""
-    steps = [(begin, end) for _, begin, end in trace.steps]
+    return parts_of(
+        trace.rank,
+        [(begin, end) for _, begin, end in trace.steps],
+        _times(s for s in trace.slices if s.kind == "compute" and s.queue == COMPUTE),
+        _times(s for s in trace.slices if s.kind == "communication"),
+        _times(s for s in trace.slices if s.kind == "wait" and s.peers),
+    )
+
+
+def parts_of(
+    rank: int,
+    steps: Intervals,
+    computing: Iterable[tuple[int, int]],
+    communicating: Iterable[tuple[int, int]],
+    waiting: Iterable[tuple[int, int]] = (),
+) -> TimeParts:
+    """The shares of a rank's time, from intervals of nanoseconds.
+
+    Args:
+        rank: which.
+        steps: in order; they do not overlap.
+        computing: when the compute queue acts.
+        communicating: when communicators act.
+        waiting: when they wait for other ranks to begin.
+    """
 
     def seconds(intervals: Intervals) -> Seconds:
         return Seconds(_length(intervals) / len(steps) / 1e9)
 
-    compute = _union(_times(s for s in trace.slices if s.kind == "compute" and s.queue == COMPUTE))
-    communicate = _union(_times(s for s in trace.slices if s.kind == "communication"))
-    late = _union(_times(s for s in trace.slices if s.kind == "wait" and s.peers))
+    compute, communicate = _union(computing), _union(communicating)
+    late = _union(waiting)
     exposed = _without(communicate, compute)
     return TimeParts(
-        trace.rank,
+        rank,
         seconds(steps),
         seconds(compute),
         seconds(communicate),

@@ -57,7 +57,7 @@ def test_dtypes_without_a_peak_compute_as_float32() -> None:
     ("key", "value", "message"),
     [
         ("speed", 3, "no field is named 'speed'"),
-        ("traffic_gb_per_second", 0, "traffic_gb_per_second is a number above 0; found 0"),
+        ("traffic_gb_per_second", 0, "traffic_gb_per_second is a number above 1e-09; found 0"),
         ("traffic_gb_per_second", float("nan"), "traffic_gb_per_second is a number"),
         ("memory_gib", True, "memory_gib is a number above 0; found True"),
         ("memory_gib", 1e40, "memory_gib is a number above 0 and at most 1e\\+30; found 1e\\+40"),

@@ -54,6 +54,8 @@ def test_names():
     assert (len(whole), whole.node(511), whole.kind(0).name) == (512, 63, "h100-sxm-80gb")
     assert topology(whole) is whole
     assert len(topology("p3.16xlargex16")) == 16
+    with pytest.raises(UserError, match="no topology is named 'H100'; did you mean 'h100'?"):
+        topology("H100x8")
     with pytest.raises(UserError, match="no topology is named 'h10'; did you mean 'h100'?"):
         topology("h10x8")
     for name in ("h100x0", "h100x999999999"):

@@ -92,6 +92,10 @@ class DeviceKind:
     tiles: tuple[Tile, ...] = ()
     slowdown: float = 1.0
 
+    def has_peak(self, dtype: str) -> bool:
+        """False where a dtype computes as float32 does, for want of a figure."""
+        return ("float8" if dtype.startswith("float8") else dtype) in self.peaks
+
     def peak(self, dtype: str) -> float:
         """FLOP/s in a dtype; those without a peak of their own compute as float32 does, complex ones too."""
         found = self.peaks.get("float8" if dtype.startswith("float8") else dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UserError
-from weft.hardware.fields import amount, mapping, number, read_yaml, sequence, word
+from weft.hardware.fields import SLOWEST, amount, mapping, number, read_yaml, sequence, word
 from weft.hardware.kinds.device_kind import OP_CLASSES, DeviceKind, Efficiency, Tile
 from weft.units import Bytes, Seconds
 
@@ -68,7 +68,7 @@ def parse_device_kind(content: Any, where: str) -> DeviceKind:
         name=word(fields, "name", where),
         device_type=word(fields, "device_type", where, ("cpu", "cuda")),
         peaks=flops,
-        traffic=1e9 * number(fields, "traffic_gb_per_second", where),
+        traffic=1e9 * number(fields, "traffic_gb_per_second", where, above=SLOWEST),
         memory=Bytes(round(2**30 * number(fields, "memory_gib", where))),
         start=Seconds(1e-6 * amount(fields, "start_microseconds", where)),
         act=Seconds(1e-6 * amount(fields, "act_microseconds", where)),

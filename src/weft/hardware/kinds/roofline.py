@@ -77,6 +77,21 @@ def call_seconds(kind: DeviceKind, call: OpCall) -> Seconds:
     return Seconds(0.0) if work is None else work_seconds(kind, work)
 
 
+def without_peak(kind: DeviceKind, call: OpCall) -> str:
+    """The guess where a kind has no peak for the dtype that a call's matrix units compute in; empty without one."""
+    dtype = _dtype(call)
+    if kind.has_peak(dtype) or op_class(call, _product_or_none(call)) not in ON_MATRIX_UNITS:
+        return ""
+    return f"{kind.name} has no peak for {dtype}: that of float32"
+
+
+def _product_or_none(call: OpCall) -> Product | None:
+    try:
+        return product_of(_as_aten(call))
+    except RuleError:
+        return None
+
+
 def work_seconds(kind: DeviceKind, work: CallWork) -> Seconds:
     """Seconds of a call with this work on a device of a kind."""
     return Seconds(

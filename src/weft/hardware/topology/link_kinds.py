@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UserError
-from weft.hardware.fields import amount, mapping, number, read_yaml, whole
+from weft.hardware.fields import SLOWEST, amount, mapping, number, read_yaml, whole
 from weft.hardware.topology.link_kind import ANY, LinkKind, LinkProtocol
 from weft.units import Seconds
 
@@ -56,11 +56,11 @@ def parse_link_kind(name: str, content: Any, where: str, calibrated: bool = True
     own = "own_gb_per_second"
     return LinkKind(
         name=name,
-        rate=1e9 * number(fields, "gb_per_second", where, most=1e12),
+        rate=1e9 * number(fields, "gb_per_second", where, above=SLOWEST, most=1e12),
         latency=microseconds(fields, "latency_microseconds", where),
         protocols={each: _protocol(fields, f"{at}: {each}") for each, fields in protocols.items()},
         in_flight=whole(fields, "in_flight", where, 1),
-        own=1e9 * number(fields, own, where, most=1e12) if own in fields else None,
+        own=1e9 * number(fields, own, where, above=SLOWEST, most=1e12) if own in fields else None,
         in_switch=_in_switch(fields, where),
     )
 

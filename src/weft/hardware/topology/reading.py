@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from weft.errors import UserError
-from weft.hardware.fields import mapping, number, sequence, shown, whole, word
+from weft.hardware.fields import SLOWEST, mapping, number, sequence, shown, whole, word
 from weft.hardware.topology.checks import check_reach
 from weft.hardware.topology.link_kind import LinkKind
 from weft.hardware.topology.link_kinds import link_kinds, microseconds, parse_link_kind
@@ -40,8 +40,9 @@ def parse_topology(
             another.
     """
     fields = mapping(content, where, _KEYS)
-    if fields.get("weft_topology") != VERSION:
-        other = shown(fields.get("weft_topology"))
+    version = fields.get("weft_topology")
+    if version != VERSION or isinstance(version, bool):
+        other = shown(version)
         raise UserError(
             f"{where}: expected weft_topology: {VERSION}, the version of the format; found {other}"
         )
@@ -127,6 +128,6 @@ def _level(content: Any, where: str, units: int) -> NetworkLevel:
         word(fields, "name", where),
         whole(fields, "nodes", where, units),
         microseconds(fields, "latency_microseconds", where),
-        1e9 * number(fields, uplink, where, most=1e12) if uplink in fields else None,
+        1e9 * number(fields, uplink, where, above=SLOWEST, most=1e12) if uplink in fields else None,
         number(fields, "oversubscription", where, 1.0, most=1e6),
     )

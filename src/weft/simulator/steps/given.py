@@ -65,6 +65,10 @@ class _Used:
         ):
             for name in names:
                 if (kind, name) not in self.found and name != "*":
+                    if name in self.there.get(kind, {}):
+                        raise UserError(
+                            f"{self.given.source}: {kind}: {name!r} is hidden by a pattern before it; put it first"
+                        )
                     there = ", ".join(sorted({*self.there.get(kind, {})} - {""})[:8]) or "none"
                     raise UserError(
                         f"{self.given.source}: {kind}: {name!r} is nowhere in the plan; there are {there}"
