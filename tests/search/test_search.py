@@ -165,6 +165,21 @@ def test_a_program_with_a_searched_strategy_trains_as_plain_pytorch() -> None:
         program.close()
 
 
+def test_a_strategy_of_another_grid_is_refused() -> None:
+    ours = job(8, 4)
+    with (
+        weft.local_world(2),
+        pytest.raises(
+            StrategyError, match=r"grid of 4 ranks, the placement is 2; give weft\.placement"
+        ),
+    ):
+        weft.compile(
+            *(ours.model, ours.loss_fn, ours.optimizer, ours.example_batch),
+            placement=weft.placement("cpu", [0, 1]),
+            strategy=Strategy(grid=(4,)),
+        )
+
+
 def test_what_auto_does_not_do_is_refused() -> None:
     ours = job(8, 4)
     with weft.local_world(2):

@@ -185,6 +185,7 @@ def _asked(
     """The wishes in the arguments of `compile` ask for; `trains` where there is an optimizer."""
     chosen = data_parallel() if strategy is None else strategy
     _check_arguments(chosen, batch, metrics, shapes)
+    _check_grid(chosen, placement)
     options = replace(options_of(chosen), metrics=tuple(metrics))
     ranks = local_ranks(world, placement)
     check_modes("weft.compile", placement.device_type, options.precision, trains)
@@ -240,6 +241,17 @@ def _strategy_text(strategy: Strategy, placement: Placement) -> dict[str, str]:
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in values.items()}
+
+
+def _check_grid(strategy: Strategy, placement: Placement) -> None:
+    """A strategy that says its grid runs on a placement of that grid."""
+    grid = tuple(strategy.grid)
+    if grid and grid != placement.shape:
+        raise StrategyError(
+            f"the strategy is for a grid of {'x'.join(map(str, grid))} ranks, the placement is "
+            f"{'x'.join(map(str, placement.shape))}; give weft.placement its ranks in rows of that grid, or leave the "
+            "strategy's grid out"
+        )
 
 
 def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
