@@ -8,13 +8,14 @@ LIMIT ?= 2700
 # The folder of published measurements, gzipped CSV files, and what `make accuracy` finds.
 PUBLISHED ?= published
 ACCURACY := runs/accuracy
+SEARCH := runs/search
 
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick gates check bench real-sizes accuracy golden clean
+.PHONY: demo test quick gates check bench real-sizes accuracy search-bench golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -44,6 +45,10 @@ accuracy: $(READY)
 	$(BIN)/python -m benchmarks.delta_check --moves 100000
 	$(BIN)/python -m benchmarks.delta_check --speed
 	$(BIN)/python -m benchmarks.plan_scale
+
+search-bench: $(READY)
+	mkdir -p $(SEARCH)
+	$(BIN)/python -m benchmarks.search_bench --json $(SEARCH)/found.json
 
 golden: $(READY)
 	$(BIN)/python -m pytest --update-golden

@@ -13,11 +13,11 @@ import weft
 from models import GPT, token_batch, token_loss
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
+from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
 from weft.search.evaluator import Evaluator
-from weft.search.facts import StepFacts
-from weft.search.floors import Floors
+from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 
 
@@ -48,10 +48,14 @@ def decoder() -> StoredStep:
     return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
 
 
-def enumeration(step: StoredStep, topology: str, limit: int | None = None) -> Enumeration:
-    """The beginning of a search of any length."""
-    machine, base = machine_of(topology), Strategy()
-    ranks = tuple(range(machine.devices))
+def enumeration(
+    step: StoredStep,
+    topology: str,
+    limit: int | None = None,
+    base: Strategy = Strategy(),  # noqa: B008 (frozen)
+) -> Enumeration:
+    """The beginning of a search of any length, where `base` is fixed."""
+    machine = machine_of(topology)
     facts = StepFacts(step, machine, base)
-    floors = Floors(facts, machine.costs, ranks, limit)
-    return Enumeration(Evaluator(step, machine, ranks), floors, facts, Budget.of(1.0, 10**6))
+    evaluator = Evaluator(step, machine, facts.ranks)
+    return Enumeration(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))

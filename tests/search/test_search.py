@@ -8,22 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
-from search.jobs import decoder, enumeration, job, layers
+from search.jobs import decoder, enumeration, job, layers, loss
 from weft.errors import StrategyError, UserError
-from weft.search.evaluator import Measures
-from weft.search.search import _space
+from weft.search.evaluator import Evaluator, Measures, Refused
+from weft.search.fixed import space_of
 from weft.search.space import Point
 from weft.strategy.strategy import Strategy
 
 
-def every(topology: str, base: Strategy = Strategy()) -> dict[Point, Measures]:  # noqa: B008 (frozen)
+def every(topology: str) -> dict[Point, Measures]:
     """All points of the space of the two layers, planned and simulated, with no floors."""
     found = enumeration(layers(), topology)
     measures = {}
-    for point in _space(found.facts, base, found.evaluator.ranks, every_rank=False):
-        strategy = point.strategy(found.facts.linears, base, "*")
+    for point in space_of(found.facts, every_rank=False):
+        strategy = point.strategy(found.facts.linears, Strategy(), "*")
         answer = found.evaluator.of(strategy)
         if isinstance(answer, Measures):
             measures[point] = answer
@@ -35,7 +36,7 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
     """Floors leave nothing out that would be the best; and none is above what a plan takes."""
     all_of_them = every(topology)
     best = min(each.seconds for each in all_of_them.values())
-    found = weft.search(layers(), topology, moves=500)
+    found = weft.search(layers(), topology, moves=100)
     assert found.seconds <= best
     assert found.bound <= best
     assert 0 <= found.gap < 1
@@ -64,7 +65,7 @@ def test_no_strategy_by_hand_is_quicker() -> None:
 def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
     """Of points of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
     found = enumeration(decoder(), topology)
-    space = _space(found.facts, Strategy(), found.evaluator.ranks, every_rank=False)
+    space = space_of(found.facts, every_rank=False)
     for point in random.Random(0).sample(space, 16):
         strategy = point.strategy(found.facts.linears, Strategy(), "blocks.*")
         answer = found.evaluator.of(strategy)
@@ -195,3 +196,46 @@ def test_what_auto_does_not_do_is_refused() -> None:
                     strategy=strategy,  # type: ignore[arg-type]
                     batch=batch,  # type: ignore[arg-type]
                 )
+
+
+def test_a_batch_norm_is_never_cut_into_micro_batches_unasked() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    batch = {"x": torch.zeros(8, 6), "y": torch.zeros(8, dtype=torch.int64)}
+    step = weft.Job(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).stored()
+    found = weft.search(step, "h100x2", moves=1000)
+    assert {each.strategy.micro_batches for each in found.tried} == {1}
+    assert any("BatchNorm" in each for each in found.not_searched)
+    asked = weft.search(step, "h100x2", moves=1000, fixed=Strategy(micro_batches=2))
+    assert {each.strategy.micro_batches for each in asked.tried} == {2}
+
+
+def test_wide_layers_without_numbered_blocks_are_cut() -> None:
+    """Few samples, large weights: gradients cost more than sums; a Megatron grid comes before all data parallelism."""
+    step = job(width=1024, samples=8).stored()
+    found = weft.search(step, "flexflow-k80x4", moves=6)
+    hand = Strategy(
+        batch={"*": weft.broadcast},
+        parameters={"0.*": weft.split(0), "2.weight": weft.split(1), "2.bias": weft.broadcast},
+    )
+    assert found.seconds <= weft.simulate(step, hand, "flexflow-k80x4").step_seconds
+
+
+def test_small_steps_of_many_kinds_of_ranks_are_not_planned() -> None:
+    """Rows of ten classes are uneven on four ranks: more than one rank is not like the others."""
+    found = enumeration(layers(), "h100x4")
+    strategy = Strategy(batch={"*": weft.broadcast}, parameters={"2.*": weft.split(0)})
+    few = Evaluator(found.evaluator.step, found.evaluator.machine, found.evaluator.ranks, 1)
+    refused = few.of(strategy)
+    assert isinstance(refused, Refused)
+    assert "ranks are not alike, more than the 1" in refused.why
+    assert isinstance(found.evaluator.of(strategy), Measures)
+
+
+def test_nothing_has_what_is_fixed() -> None:
+    """Seven samples cannot be shared by four ranks, which ZeRO needs."""
+    fixed = Strategy(zero=weft.Zero(1))
+    with pytest.raises(UserError, match=r"no strategy on 4 ranks has all .* the 7 samples"):
+        weft.search(job(samples=7).stored(), "h100x4", moves=2, fixed=fixed, every_rank=True)
+    with pytest.raises(UserError, match=r"no strategy on 4 or 2 or 1 ranks"):
+        weft.search(job(samples=7).stored(), "h100x4", moves=2, fixed=fixed)

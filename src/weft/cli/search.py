@@ -16,8 +16,8 @@ from rich.table import Table
 
 from weft.errors import UserError
 from weft.search.enumeration import Enumeration
-from weft.search.result import SearchResult
-from weft.search.search import NOT_SEARCHED, search
+from weft.search.outcome.result import SearchResult
+from weft.search.search import search
 from weft.strategy.strategy import Strategy
 
 
@@ -84,7 +84,7 @@ def _found(asked: SearchOptions) -> SearchResult:
         except KeyboardInterrupt:
             if not state or state[0].best is None:
                 raise
-    return state[0].result(NOT_SEARCHED)
+    return state[0].result()
 
 
 @contextmanager

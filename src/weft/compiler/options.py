@@ -44,6 +44,8 @@ class Options:
             ("grad_norm").
         expert_capacity: rows that a rank may send to the experts of another, in even shares; None
             for all that there can be.
+        most_classes: of ranks that are not alike, where all of them are planned; what has more is refused. None
+            refuses nothing.
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
@@ -62,6 +64,7 @@ class Options:
     modules: tuple[str, ...] = ()
     costs: Costs | None = None
     expert_capacity: float | None = None
+    most_classes: int | None = None
 
 
 def options_of(strategy: Strategy) -> Options:

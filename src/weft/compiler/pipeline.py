@@ -54,6 +54,7 @@ from weft.compiler.training.recompute import recompute
 from weft.compiler.training.shards import choose_shards
 from weft.compiler.training.unscale import unscale
 from weft.compiler.training.zero import shard_variables
+from weft.errors import UserError
 from weft.hardware.durations import Durations
 from weft.ir import LogicalGraph, Plan
 from weft.ir.plan import Communicator, LocalProgram, RankPlan
@@ -259,6 +260,12 @@ def lower(
     folded = together or ranks is None
     classes = rank_classes(graph, groups, every, by_memory, kinds) if folded else {}
     planned = sorted({*classes.values(), *(ranks or ())})
+    most = context.options.most_classes
+    if most is not None and len(planned) > most:
+        raise UserError(
+            f"{len(planned)} ranks are not alike, more than the {most} that were to be planned: "
+            "give layouts to tensors that are split along two axes, or other numbers of ranks along these"
+        )
     local = localize_all(graph, planned, groups, stages.homes, context.kept)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
     related = families(graph, groups)

@@ -31,6 +31,7 @@ def plan_stored(
     costs: Costs | None = None,
     cost_model: CostModel | None = None,
     kept: KeptResults = KeptResults(),  # noqa: B008 (keeps nothing)
+    most_classes: int | None = None,
 ) -> Compiled:
     """The plans of a stored step; equal to the bit to those that `weft.compile` makes of the step itself.
 
@@ -45,16 +46,18 @@ def plan_stored(
         cost_model: what deduction minimises; None for bytes, by which a strategy keeps its meaning at all sizes,
             `weft.hardware.seconds_model` for seconds on a machine.
         kept: results of passes from plans that were made before; all are the same without.
+        most_classes: of ranks that are not alike; None for any number.
 
     Raises:
         StrategyError: the step was captured for another precision, or with other parameters of recurrent layers in
             pieces; or the strategy does not fit the step.
         LayoutError: a layout does not fit a tensor.
         RuleError: no signature of an op fits the layouts.
-        UserError: the plan takes more memory than the strategy's limit.
+        UserError: the plan takes more memory than the strategy's limit; or more ranks are not alike.
     """
     check_captured_for(step, strategy)
-    options = replace(options_of(strategy), modules=step.modules, costs=costs)
+    options = options_of(strategy)
+    options = replace(options, modules=step.modules, costs=costs, most_classes=most_classes)
     if cost_model is not None:
         options = replace(options, cost_model=cost_model)
     hints = strategy_hints(strategy, step.graph, stage_placements(options.stages, placement))

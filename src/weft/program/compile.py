@@ -33,9 +33,10 @@ from weft.program.program import Program
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
+from weft.program.trials import Trials
 from weft.program.verification import check_values
 from weft.runtime.compiled.choice import Kernels, usable_kernels
-from weft.runtime.world.allocator import give_back
+from weft.runtime.memory.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
 from weft.search.auto import Auto
@@ -140,7 +141,9 @@ def compile(
     if world.size > len(world.ranks):
         check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
     if auto is not None:
-        found, ranks = chosen(world, step, placement, auto)
+        candidates = chosen(world, step, placement, auto)
+        trials = Trials(world, step, wanted.kernels)
+        found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
         options = replace(options_of(found), metrics=tuple(metrics))
         wanted = replace(wanted, strategy=found, placement=ranks, options=options)
     program = _started(wanted, step, seed)

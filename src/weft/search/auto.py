@@ -19,6 +19,8 @@ class Auto:
         fixed: entries that hold for every strategy.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds: the same strategy on any machine.
+        measure: how many of those that should be fastest run some steps, on the ranks of the program; the one that
+            is fastest then is taken. 0 and 1 run none. Each takes its parts of parameters and states beside the model.
     """
 
     seconds: float = 60.0
@@ -26,3 +28,4 @@ class Auto:
     fixed: Strategy | None = None
     seed: int = 0
     moves: int | None = None
+    measure: int = 0

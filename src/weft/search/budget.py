@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, isinf
 from time import monotonic
 from typing import final
 
@@ -17,11 +17,13 @@ class Budget:
 
     Attributes:
         ends: by the monotonic clock, in seconds.
+        begins: by that clock.
         moves: strategies that are planned at most.
     """
 
     ends: float
     moves: float
+    begins: float = 0.0
 
     @staticmethod
     def of(seconds: object, moves: object) -> Budget:
@@ -45,8 +47,13 @@ class Budget:
             raise UserError(
                 f"weft.search: seconds takes a number above 0, such as 60, found {seconds!r}"
             )
-        return Budget(monotonic() + seconds, inf)
+        now = monotonic()
+        return Budget(now + seconds, inf, now)
 
     def allows(self, planned: int, next_seconds: float = 0.0) -> bool:
         """True where one more strategy may be planned that takes about so many seconds."""
         return planned < self.moves and monotonic() + next_seconds < self.ends
+
+    def part(self) -> float:
+        """The part of the seconds that has gone; 0 of a number of strategies."""
+        return 0.0 if isinf(self.ends) else (monotonic() - self.begins) / (self.ends - self.begins)

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
+from math import log
 from time import monotonic
 from typing import final
 
 from weft.errors import UserError
+from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.evaluator import Evaluator, Measures, Refused
-from weft.search.facts import StepFacts
-from weft.search.floors import Floors
-from weft.search.result import Outcome, SearchResult, Tried
+from weft.search.evaluator import Evaluator, Longer, Measures, Refused, measures_of
+from weft.search.order.estimates import Estimates
+from weft.search.order.frontier import Frontier
+from weft.search.order.lines import Lines
+from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
+from weft.search.outcome.result import SearchResult
+from weft.search.outcome.why_not import Sources, kind_of, why_not
 from weft.search.space import Point
+from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
 NO_TIME = "not reached in time"
+# A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
+# by floors.
+_UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
+# Seconds that differ by less than so many times are about the same.
+_ABOUT = 1.25
 
 
 @final
@@ -29,25 +40,30 @@ class Enumeration:
     Args:
         evaluator: plans and simulates.
         floors: of points.
-        facts: of the step.
         budget: what may be spent.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, floors: Floors, facts: StepFacts, budget: Budget
-    ) -> None:
-        self.evaluator, self.floors, self.facts, self.budget = evaluator, floors, facts, budget
+    def __init__(self, evaluator: Evaluator, floors: Floors, budget: Budget) -> None:
+        self.evaluator, self.floors, self.budget = evaluator, floors, budget
+        self.facts = floors.facts
         self.skipped = Counter[str]()
-        self._tried: dict[str, tuple[str, Strategy, Measures | Refused, bool]] = {}
+        self._tried: dict[str, Planned] = {}
         self._best: tuple[Seconds, str] | None = None
+        self._simulation: Simulation | None = None
         self._least = Seconds(float("inf"))
-        self._longest = 0.0
-        self._left = 0
+        self._moves = set[str]()
+        self.locality = ""
+        self._took: list[float] = []
+        self.until = 1.0
+        self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy)
+        self._fronts = [Frontier((), self.estimates)] * 2
+        self._by_hand: list[Point] = []
+        self._points: dict[Point, Measures | Refused] = {}
 
     @property
     def planned(self) -> int:
         """The number of strategies that were planned."""
-        return len(self._tried)
+        return len(self._tried) + len(self._moves - self._tried.keys())
 
     @property
     def best(self) -> tuple[str, Strategy, Measures] | None:
@@ -64,8 +80,9 @@ class Enumeration:
         return min(self._least, self._best[0]) if self._best else self._least
 
     def affords(self) -> bool:
-        """True where one more strategy may be planned: it takes as long as the longest so far, perhaps."""
-        return self.budget.allows(self.planned, self._longest / 2)
+        """True where one more strategy may be planned: it takes as long as the longest of the last, perhaps."""
+        soon = max(self._took[-3:], default=0.0)
+        return self.budget.allows(self.planned, soon) and self.budget.part() < self.until
 
     def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Measures | Refused:
         """Plan and simulate a strategy, unless that was done."""
@@ -74,11 +91,33 @@ class Enumeration:
             return self._tried[key][2]
         begin = monotonic()
         found = self.evaluator.of(strategy)
-        self._longest = max(self._longest, monotonic() - begin)
+        self._took.append(monotonic() - begin)
         self._tried[key] = name, strategy, found, by_hand
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
-            self._best = found.seconds, key
+            self._take(found, key, strategy)
         return found
+
+    def move(self, name: str, strategy: Strategy, most: Seconds) -> Measures | Refused | Longer:
+        """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
+
+        Only those that become the best stand among what was tried.
+        """
+        key = str(strategy)
+        begin = monotonic()
+        found = self.evaluator.within(strategy, most)
+        self._took.append(monotonic() - begin)
+        self._moves.add(key)
+        if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
+            self._tried.setdefault(key, (name, strategy, found, False))
+            self._take(found, key, strategy)
+        return found
+
+    def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
+        """Take a strategy for the best."""
+        last = self.evaluator.last
+        new = last is not None and measures_of(last) == found
+        self._simulation = last if new and last else self.evaluator.simulation(strategy)
+        self._best = found.seconds, key
 
     def _beats(self, found: Measures) -> bool:
         return self._best is None or found.seconds < self._best[0]
@@ -86,32 +125,93 @@ class Enumeration:
     def _has_room(self, memory: Bytes) -> bool:
         return self.floors.limit is None or memory <= self.floors.limit
 
-    def ordered(self, points: Iterable[Point]) -> Iterator[Point]:
-        """The points that may have room, those first that seem quickest; of equal ones what people write by hand."""
-        found = []
+    def arrange(self, points: Iterable[Point]) -> None:
+        """Take the points that may have room: those that people write by hand, and all others."""
+        found: tuple[list[Point], list[Point]] = [], []
         for point in points:
+            if point.by_hand:
+                self._by_hand.append(point)
             if not self._has_room(self.floors.memory(point)):
                 self.skipped[NO_ROOM] += 1
                 continue
             self._least = min(self._least, self.floors.least(point))
-            found.append(point)
-        found.sort(key=lambda each: (self.floors.estimate(each), not each.by_hand, each))
-        self._left = len(found)
-        yield from found
+            found[not point.by_hand].append(point)
+        self._fronts = [Frontier(each, self.estimates) for each in found]
 
-    def try_point(self, point: Point) -> bool:
-        """Plan a point, unless its floor says that it cannot be the best; false where the budget is spent."""
-        if self._best is not None and self.floors.least(point) >= self._best[0]:
-            self.skipped[SLOWER] += 1
-            self._left -= 1
-            return True
-        if not self.affords() and (self._best is not None or self.budget.moves <= self.planned):
-            self.skipped[NO_TIME] += self._left
-            return False
-        self._left -= 1
-        strategy = point.strategy(self.facts.linears, self.facts.base, self._recomputed)
-        self.plan(str(point), strategy, point.by_hand)
-        return True
+    def plan_points(self, by_hand: bool, told: Callable[[Enumeration], None], likely: bool) -> None:
+        """Plan points, the quickest by estimate first, while the budget lasts.
+
+        Args:
+            by_hand: those that people write by hand, or the others.
+            told: is told what is known, after each.
+            likely: only those that should be quicker than the best, where estimates are good.
+        """
+        front = self._fronts[not by_hand]
+        while front and (self.affords() or not self.planned):
+            if likely and self._is_unlikely(front.next_seconds):
+                return
+            point = front.pop(self._may_look, self._is_hopeless, self._in_time)
+            if point is None and self.planned:
+                return
+            point = point or front.first()
+            if self._is_hopeless(point):
+                self.skipped[SLOWER] += 1
+            elif self.planned and not self._in_time(point):
+                self.skipped[NO_TIME] += 1
+            else:
+                self._plan_point(point, told)
+
+    def look_at_kinds(self, told: Callable[[Enumeration], None]) -> None:
+        """Look at the best, by rough estimate, of each kind of strategy that people write by hand.
+
+        By small steps where there are any, else by a plan of the whole.
+        """
+        kinds: dict[str, list[Point]] = {}
+        for point in self._fronts[0]:
+            kinds.setdefault(kind_of(point), []).append(point)
+        plan = took = 0.0
+        for points in kinds.values():
+            # Time for a plan of the best is not spent on looks.
+            if not self.affords() or (plan and not self.budget.allows(0, plan + took)):
+                return
+            begin, point = monotonic(), min(points, key=self._quick_and_cheap)
+            if self.estimates.refined(point) is None and self.facts.small is None:
+                self._plan_point(point, told)
+            elif self.estimates.has_room(point):
+                seconds = self.estimates.seconds_of_plan(point)
+                plan = min(plan, seconds) if plan else seconds
+            took = monotonic() - begin
+
+    def _quick_and_cheap(self, point: Point) -> tuple[int, int, Point]:
+        """Of points about as quick, those of few micro-batches come first: these are planned quickly."""
+        seconds = max(self.estimates.rough(point), 1e-12)
+        return int(log(seconds) / log(_ABOUT)), point.micro_batches, point
+
+    def _plan_point(self, point: Point, told: Callable[[Enumeration], None]) -> None:
+        measures = self.plan(str(point), self.strategy(point), point.by_hand)
+        self._points[point] = measures
+        if isinstance(measures, Measures):
+            self.estimates.learn(point, measures.seconds)
+        told(self)
+
+    def _may_look(self) -> bool:
+        """True where small steps of one more point may be planned: some of the time is for whole ones."""
+        return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
+
+    def _in_time(self, point: Point) -> bool:
+        """True where there should be time to plan a point."""
+        return self.budget.allows(0, self.estimates.seconds_of_plan(point))
+
+    def _is_hopeless(self, point: Point) -> bool:
+        return self._best is not None and self.floors.least(point) >= self._best[0]
+
+    def _is_unlikely(self, seconds: float) -> bool:
+        times = _UNLIKELY_ROUGH if self.facts.small is None else _UNLIKELY
+        return self._best is not None and seconds > times * self._best[0]
+
+    def strategy(self, point: Point) -> Strategy:
+        """The strategy of a point."""
+        return point.strategy(self.facts.linears, self.facts.base, self._recomputed)
 
     @property
     def _recomputed(self) -> str:
@@ -119,78 +219,33 @@ class Enumeration:
         blocks = self.facts.blocks
         return f"{blocks.prefix}.*" if blocks is not None else "*"
 
-    def result(self, not_searched: Sequence[str]) -> SearchResult:
+    def result(self) -> SearchResult:
         """The result of the search.
 
         Raises:
             UserError: no strategy that was planned fits.
         """
-        if self._best is None:
-            raise UserError(self._nothing_fits())
-        strategy = self._named_best()[1]
-        tried = sorted(self._rows(), key=_place)
+        left = sum(map(len, self._fronts))
+        self.skipped[NO_TIME] += left
+        if self.best is None or self._simulation is None:
+            raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
+        _, strategy, best = self.best
+        tried = rows(self._tried.values(), str(strategy), self.floors.limit)
         return SearchResult(
             strategy,
-            self.evaluator.simulation(strategy),
+            self._simulation,
             self.bound,
-            tuple(tried),
+            tried,
             dict(self.skipped),
-            not_searched,
+            not_searched(self.facts.statistics),
+            self.locality,
+            why_not(self._by_hand, best, self._sources()),
         )
 
-    def _named_best(self) -> tuple[str, Strategy, Measures]:
-        best = self.best
-        assert best is not None
-        return best
+    def _sources(self) -> Sources:
+        estimates, floors = self.estimates, self.floors
 
-    def _rows(self) -> Iterator[Tried]:
-        _, _, least = self._named_best()
-        best = self._best[1] if self._best else ""
-        for key, (name, strategy, found, by_hand) in self._tried.items():
-            if isinstance(found, Refused):
-                yield Tried(name, strategy, "refused", None, None, found.why, by_hand)
-                continue
-            outcome: Outcome = "slower" if self._has_room(found.memory) else "does not fit"
-            outcome = "best" if key == best else outcome
-            why = self._why(outcome, found, least)
-            yield Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)
+        def estimated(point: Point) -> Measures | None:
+            return estimates.refined(point) if estimates.looked_at(point) else None
 
-    def _why(self, outcome: Outcome, found: Measures, best: Measures) -> str:
-        """The term that loses most against the best."""
-        if outcome == "best":
-            return ""
-        if outcome == "does not fit":
-            return f"{(found.memory - (self.floors.limit or 0)) / 1e9:.2f} GB too much"
-        terms = {
-            "computing": found.computing - best.computing,
-            "exchanges that nothing hides": found.exposed - best.exposed,
-            "waiting": found.idle - best.idle,
-        }
-        term = max(terms, key=lambda each: terms[each])
-        return f"{1e3 * terms[term]:.3f} ms more {term}"
-
-    def _nothing_fits(self) -> str:
-        held = [
-            (found.memory, name)
-            for name, _, found, _ in self._tried.values()
-            if isinstance(found, Measures)
-        ]
-        limit = f"{(self.floors.limit or 0) / 1e9:.2f} GB"
-        if held:
-            memory, name = min(held)
-            return (
-                f"weft.search: no strategy fits {limit} of memory; the least that was found is {memory / 1e9:.2f} GB "
-                f"({name}): give a larger limit, more devices, or a smaller batch"
-            )
-        refused = [f.why for _, _, f, _ in self._tried.values() if isinstance(f, Refused)]
-        if refused:
-            return f"weft.search: no strategy can be planned; the first is refused so: {refused[0]}"
-        return (
-            f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
-            "all devices; give a larger limit or more devices"
-        )
-
-
-def _place(tried: Tried) -> tuple[int, float, str]:
-    order = {"best": 0, "slower": 1, "does not fit": 2, "refused": 3}
-    return order[tried.outcome], tried.seconds or 0.0, tried.name
+        return Sources(self._points, estimated, floors.least, floors.memory, floors.limit)

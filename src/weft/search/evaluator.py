@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from math import inf
+from typing import TypeAlias, final, overload
 
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
@@ -12,7 +13,7 @@ from weft.layout import Placement
 from weft.planning.grid import placement_on
 from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
-from weft.planning.priced import priced_step
+from weft.planning.priced import PricedStep, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
@@ -52,10 +53,23 @@ class Refused:
     why: str
 
 
+@final
+@dataclass(frozen=True)
+class Longer:
+    """A strategy that takes longer than was asked for, which is all that is known of it.
+
+    Attributes:
+        seconds: that a step takes at least.
+    """
+
+    seconds: Seconds
+
+
 Answer: TypeAlias = Measures | Refused
 
 # Results that are kept of each pass.
 KEPT = 4
+UNBOUNDED = Seconds(inf)
 
 
 @final
@@ -67,12 +81,16 @@ class Evaluator:
         step: as it was captured.
         machine: with at least as many devices as a strategy has ranks.
         ranks: all of the machine's that may be used, in order; rank r runs on device r.
+        most_classes: of ranks that are not alike in plans that are made; None for any number.
     """
 
     step: StoredStep
     machine: Machine
     ranks: tuple[int, ...]
+    most_classes: int | None = None
     _known: dict[str, Answer] = field(default_factory=dict, repr=False)
+    _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
+    _last: list[Simulation] = field(default_factory=list, repr=False)
     _kept: KeptResults = field(default_factory=lambda: KeptResults(KEPT), repr=False)
 
     def placement(self, strategy: Strategy) -> Placement:
@@ -102,6 +120,7 @@ class Evaluator:
                 kinds=machine.kinds(placement.ranks),
                 costs=machine.planned,
                 kept=self._kept,
+                most_classes=self.most_classes,
             )
 
     def simulation(self, strategy: Strategy) -> Simulation:
@@ -110,11 +129,19 @@ class Evaluator:
         Raises:
             UserError: the step cannot be planned so.
         """
+        with uncollected():
+            return self._priced(strategy).simulation
+
+    def _priced(self, strategy: Strategy) -> PricedStep:
         compiled = self.compiled(strategy)
         with uncollected():
-            return priced_step(
-                planned_step(self.step.graph, compiled), self.machine.costs
-            ).simulation
+            planned = planned_step(self.step.graph, compiled, self._kept)
+            return priced_step(planned, self.machine.costs)
+
+    @property
+    def last(self) -> Simulation | None:
+        """The simulation that was made last."""
+        return self._last[0] if self._last else None
 
     def of(self, strategy: Strategy) -> Answer:
         """The measures of a strategy, or why it cannot be planned."""
@@ -124,9 +151,40 @@ class Evaluator:
             self._known[key] = self._anew(strategy)
         return self._known[key]
 
-    def _anew(self, strategy: Strategy) -> Answer:
+    def within(self, strategy: Strategy, most: Seconds) -> Answer | Longer:
+        """The measures of a strategy that takes at most so many seconds; of others only that they take more.
+
+        The busiest queue of the plans is a bound: where that takes longer, nothing is simulated; where the step takes
+        longer, what ranks hold is not looked at.
+        """
+        key = str(strategy)
+        longer = self._longer.get(key)
+        if longer is not None and longer.seconds > most:
+            return longer
+        if key not in self._known:
+            found = self._anew(strategy, most)
+            if isinstance(found, Longer):
+                self._longer[key] = found
+                return found
+            self._known[key] = found
+        return self._known[key]
+
+    @overload
+    def _anew(self, strategy: Strategy) -> Answer: ...
+
+    @overload
+    def _anew(self, strategy: Strategy, most: Seconds) -> Answer | Longer: ...
+
+    def _anew(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> Answer | Longer:
         try:
-            return measures_of(self.simulation(strategy))
+            priced = self._priced(strategy)
+            with uncollected():
+                if most != UNBOUNDED:
+                    for least in (priced.bound, lambda: priced.ran.step_seconds):
+                        if least() > most:
+                            return Longer(least())
+                self._last[:] = [priced.simulation]
+                return measures_of(priced.simulation)
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:

@@ -2,13 +2,14 @@
 
 Strategies are points of a space (`weft.search.space`). Floors say what each takes at least, estimates in which order
 they are worth a look; each that could still be the best is planned and simulated as `weft.simulate` does it. A floor
-at or above the best is a proof that a point need not be planned. Whatever time is left goes to signatures of single
-groups of ops (`weft.search.signatures`).
+at or above the best is a proof that a point need not be planned. Moves from the best reach what is no point
+(`weft.search.moves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,23 +18,19 @@ from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
 from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
+from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
 from weft.search.evaluator import Evaluator
-from weft.search.facts import StepFacts
-from weft.search.fixed import fits, hand_only
-from weft.search.floors import Floors
-from weft.search.result import SearchResult
-from weft.search.signatures import improved
-from weft.search.space import Point, Sizes, points, ranks_used
+from weft.search.fixed import hand_only, space_of, with_fixed
+from weft.search.moves.improved import improved
+from weft.search.outcome.result import SearchResult
+from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 
+# Parts of the seconds at which strategies that people write by hand, first moves, and other points end.
+_BY_HAND, _MOVED, _OTHERS = 0.4, 0.7, 0.9
 Told: TypeAlias = Callable[["Enumeration"], None]
-
-NOT_SEARCHED = (
-    "stages of named modules, expert parallelism, offload, halves of precision: as `fixed` says them",
-    "copies of registers: as planning gives them",
-)
 
 
 def search(
@@ -59,7 +56,7 @@ def search(
         seconds: that the search may take.
         fixed: entries that are set hold for every strategy; the others are searched. Of a graph file its precision
             holds, too.
-        start: a strategy that is tried first.
+        start: a strategy that is tried first, with all that is fixed.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
@@ -74,37 +71,40 @@ def search(
     machine = machine_of(topology)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
-    ranks = tuple(range(machine.devices))
     facts = StepFacts(stored, machine, base)
-    found = Enumeration(
-        Evaluator(stored, machine, ranks),
-        Floors(facts, machine.costs, ranks, _limit(machine, memory_limit)),
-        facts,
-        budget,
-    )
-    for name, strategy in (("start", start), ("fixed", base if hand_only(base) else None)):
+    floors = Floors(facts, _limit(machine, memory_limit))
+    found = Enumeration(Evaluator(stored, machine, facts.ranks), floors, budget)
+    begin = None if start is None else with_fixed(start, base)
+    for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
         if strategy is not None:
             found.plan(name, strategy)
             told(found)
     if not hand_only(base):
-        for point in found.ordered(_space(facts, base, ranks, every_rank)):
-            if not found.try_point(point):
-                break
-            told(found)
-    improved(found, stored, seed, told)
-    return found.result(NOT_SEARCHED)
+        found.arrange(space_of(facts, every_rank))
+        _enumerated(found, seed, told)
+    improved(found, seed, told)
+    for by_hand in (True, False):
+        found.plan_points(by_hand, told, likely=False)
+    return found.result()
 
 
-def _space(facts: StepFacts, base: Strategy, ranks: Sequence[int], every_rank: bool) -> list[Point]:
-    """The points that keep what is fixed."""
-    sizes = Sizes(
-        (len(ranks),) if every_rank else ranks_used(len(ranks)),
-        facts.samples,
-        facts.blocks.count if facts.blocks is not None else 1,
-        bool(facts.linears.rows),
-        facts.positions,
-    )
-    return [point for point in points(sizes) if fits(point, base)]
+def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
+    """Points, and moves from the best of those that people write by hand.
+
+    A search of so many moves plans all points before it moves: what it finds hangs on no clock.
+    """
+    if found.budget.moves < inf:
+        for by_hand in (True, False):
+            found.plan_points(by_hand, told, likely=False)
+        return
+    found.until = _BY_HAND
+    found.look_at_kinds(told)
+    found.plan_points(True, told, likely=True)
+    found.until = _MOVED
+    improved(found, seed, told)
+    found.until = _OTHERS
+    found.plan_points(False, told, likely=True)
+    found.until = 1.0
 
 
 def _limit(machine: Machine, asked: int | None) -> int | None:

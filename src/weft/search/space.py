@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias, TypeVar, final
 
 from weft.layout import SBP, broadcast, split
-from weft.search.linears import Linears
+from weft.search.steps.linears import Linears
 from weft.strategy.parts import Schedule, Zero
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 
+_T = TypeVar("_T")
 # "data": every parameter whole; "columns": a Megatron grid; "sequence": with activations split along positions
 # between its layers; "free": whatever deduction in seconds finds.
 Layouts: TypeAlias = Literal["data", "columns", "sequence", "free"]
+# Schedules that points name, beside the computed one.
+NAMED = ("gpipe", "1f1b", "zero_bubble")
 # Names that a strategy of such a point is known by.
 _SCHEDULES: dict[Schedule | None, str] = {
     None: "computed",
@@ -70,7 +73,7 @@ class Point:
         """True where people write such strategies without a search: the result is never worse than these."""
         plain = self.layouts != "free" and not self.outer and not self.recompute
         if self.stages == 1:
-            return plain and self.micro_batches == 1 and (self.layouts == "data" or self.zero < 2)
+            return plain and (self.layouts == "data" or self.zero < 2)
         deep = self.micro_batches in (2 * self.stages, 4 * self.stages)
         return plain and deep and self.zero == 0 and self.schedule != ""
 
@@ -86,9 +89,9 @@ class Point:
         stages: int | tuple[()] = self.stages if self.stages > 1 else ()
         zero = Zero(self.zero, int(self.outer)) if self.zero else base.zero  # type: ignore[arg-type]
         return Strategy(
-            batch={**base.batch, **batch},
-            parameters={**base.parameters, **parameters},
-            activations={**base.activations, **activations},
+            batch=fixed_first(base.batch, batch),
+            parameters=fixed_first(base.parameters, parameters),
+            activations=fixed_first(base.activations, activations),
             signatures=base.signatures,
             stages=stages or base.stages,
             micro_batches=self.micro_batches,
@@ -142,6 +145,11 @@ class Point:
         return ", ".join(parts)
 
 
+def fixed_first(fixed: Mapping[str, _T], others: Mapping[str, _T]) -> dict[str, _T]:
+    """Patterns of which the first that matches counts: those that are fixed, as they are, before all others."""
+    return {**fixed, **others, **fixed}
+
+
 @final
 @dataclass(frozen=True)
 class Sizes:
@@ -177,7 +185,7 @@ def _of_grid(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[Poin
     for micro_batches in micro:
         if sizes.samples % (data * micro_batches):
             continue
-        for schedule in ("", "gpipe", "1f1b", "zero_bubble") if stages > 1 else ("",):
+        for schedule in ("", *NAMED) if stages > 1 else ("",):
             for layouts, outer in _ways(sizes, data, tensor, stages):
                 for zero in (0, 1, 2, 3) if data > 1 and layouts != "free" else (0,):
                     for recompute in (False, True) if sizes.blocks > 1 else (False,):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from weft.errors import StrategyError, UserError
 from weft.hardware import usual_device
 from weft.layout import Placement
@@ -12,6 +15,7 @@ from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.auto import Auto
 from weft.search.search import search
+from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
 AUTO = "auto"
@@ -38,13 +42,16 @@ def asked_of(
             'strategy="auto" with batch="local" is not supported yet: the rows of each process hang on the strategy; '
             "give whole batches, or a strategy that says how the batch is split"
         )
+    _check_measure(auto.measure)
     return auto.fixed or Strategy(), auto
 
 
 def chosen(
     world: World, step: Step, placement: Placement, auto: Auto
-) -> tuple[Strategy, Placement]:
+) -> list[tuple[Strategy, Placement]]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
+
+    Where the search is to measure, as many as it says, the quickest by simulation first.
 
     Args:
         world: of all ranks.
@@ -76,9 +83,35 @@ def chosen(
             moves=auto.moves,
             every_rank=True,
         )
-        return result.best.to_text()
+        fit = [each.strategy for each in result.tried if each.outcome in ("best", "slower")]
+        return json.dumps([each.to_text() for each in fit[: max(auto.measure, 1)]])
 
-    text = told(world, "the search for a strategy", found)[0]
+    texts = json.loads(told(world, "the search for a strategy", found)[0])
+    named = auto.fixed is not None and bool(auto.fixed.stages)
+    return [_placed(text, placement, named) for text in texts]
+
+
+def _placed(text: str, placement: Placement, named: bool) -> tuple[Strategy, Placement]:
+    """A strategy that was found, and the ranks of a placement in its grid.
+
+    Where stages are not `named` by the user, a search names their ranks by their places in the placement.
+    """
     strategy = Strategy.from_text(text, "the strategy that was searched")
+    if not named and not isinstance(strategy.stages, int):
+        stages = tuple(_on_ranks(each, placement) for each in strategy.stages)
+        strategy = replace(strategy, stages=stages)
     grid = tuple(strategy.grid) or placement.shape
     return strategy, Placement(placement.device_type, grid, placement.ranks)
+
+
+def _on_ranks(stage: Stage, placement: Placement) -> Stage:
+    own = stage.placement
+    ranks = tuple(placement.ranks[place] for place in own.ranks)
+    return Stage(stage.patterns, Placement(own.device_type, own.shape, ranks))
+
+
+def _check_measure(measure: object) -> None:
+    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
+        raise StrategyError(
+            f"weft.Auto: measure takes the number of strategies to run, from 0, found {measure!r}"
+        )

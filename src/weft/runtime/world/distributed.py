@@ -22,7 +22,7 @@ from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.calls import CALLS, accounts, looking
-from weft.runtime.world.allocator import keep_freed_memory
+from weft.runtime.memory.allocator import keep_freed_memory
 from weft.runtime.world.arrival import await_all, join, say_at_end
 from weft.runtime.world.measure_links import measured_links
 from weft.runtime.world.meeting import gone

@@ -6,7 +6,6 @@ A local world holds all ranks in this process, as threads. Under torchrun every 
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ from weft.runtime.channels.local import LocalGroup
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import root_failure
 from weft.runtime.failures.calls import Calls
-from weft.runtime.world.allocator import keep_freed_memory
+from weft.runtime.memory.allocator import keep_freed_memory
+from weft.runtime.memory.threads import HeapThread
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ class _RankThread:
         self._calls: SimpleQueue[Callable[[int], None] | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()
         self._rank = rank
-        self._thread = threading.Thread(target=self._loop, name=f"weft rank {rank}", daemon=True)
+        self._thread = HeapThread(target=self._loop, name=f"weft rank {rank}", daemon=True)
         self._thread.start()
 
     def start_call(self, call: Callable[[int], None]) -> None:

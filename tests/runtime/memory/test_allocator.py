@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from weft.runtime.memory.allocator import give_back, is_free_to_choose, keep_freed_memory
 from weft.runtime.world import distributed
-from weft.runtime.world.allocator import give_back, is_free_to_choose, keep_freed_memory
 from weft.runtime.world.world import local_world
 
 

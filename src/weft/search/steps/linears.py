@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
 from weft.ir.logical import Call, Input
 from weft.planning.stored_step import StoredStep
-from weft.search.repeated import Blocks, repeated_blocks
+from weft.search.steps.repeated import Blocks, repeated_blocks
 
 # Products that linear layers become, and calls that only turn or cast a weight.
-_PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default"))
-_TURNS = frozenset(
+PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default"))
+TURNS = frozenset(
     ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten._to_copy.default")
 )
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -27,31 +27,38 @@ class Linears:
     Attributes:
         columns: whose outputs are split (Megatron-LM, arXiv 1909.08053, section 3).
         rows: whose inputs are split.
-        width: of what those cut by rows return; 0 without any.
-        sums: how many layers are cut by rows.
+        kinds: "columns" or "rows" for each module that is cut.
     """
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    width: int
-    sums: int
+    kinds: Mapping[str, str]
+
+    def __bool__(self) -> bool:
+        """True where any layer is cut."""
+        return bool(self.kinds)
 
 
 def linears_of(step: StoredStep) -> Linears:
-    """The layers that are cut: those of the repeated blocks, or all of a model without blocks.
+    """The layers that are cut: those of the repeated blocks, or all of a model whose blocks have none.
 
     A layer whose input is whole is cut by columns, one whose input is split by rows; between them whatever reads
     something split is split.
     """
-    graph, blocks = step.graph, repeated_blocks(step.modules)
+    blocks = repeated_blocks(step.modules)
+    return _of(step, blocks) or _of(step, None)
+
+
+def _of(step: StoredStep, blocks: Blocks | None) -> Linears:
+    """The layers of the blocks, or of the whole model."""
+    graph = step.graph
     keys = {node.value.name: node.key for node in graph.of_kind(Input) if node.role == "parameter"}
     split: set[str] = set()
     kinds: dict[str, str] = {}
-    width = 0
     for call in graph.of_kind(Call):
         if call.phase.kind != "forward":
             break
-        if call.op in _TURNS and call.uses and call.uses[0] in keys:
+        if call.op in TURNS and call.uses and call.uses[0] in keys:
             keys.update((value.name, keys[call.uses[0]]) for value in call.makes)
             continue
         module = _linear(call, keys, blocks)
@@ -60,18 +67,16 @@ def linears_of(step: StoredStep) -> Linears:
             split.update(value.name for value in call.makes if read)
             continue
         kinds[module] = "rows" if read else "columns"
-        if read:
-            width = call.makes[0].shape[-1]
-        else:
+        if not read:
             split.update(value.name for value in call.makes)
     columns = [module for module, kind in kinds.items() if kind == "columns"]
     rows = [module for module, kind in kinds.items() if kind == "rows"]
-    return Linears(_patterns(columns, rows), _patterns(rows, columns), width, len(rows))
+    return Linears(_patterns(columns, rows), _patterns(rows, columns), kinds)
 
 
 def _linear(call: Call, keys: dict[str, str], blocks: Blocks | None) -> str | None:
     """The module of a linear layer whose product a call is."""
-    if call.op not in _PRODUCTS:
+    if call.op not in PRODUCTS:
         return None
     weights = [keys[name] for name in call.uses if keys.get(name, "").endswith(".weight")]
     if len(weights) != 1 or (blocks is not None and blocks.of(weights[0]) is None):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, final
 
+from weft.search.outcome.why_not import WhyNot
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -59,6 +60,8 @@ class SearchResult:
         tried: the strategies that were planned, the quickest that fit first.
         skipped: numbers of strategies that were not planned, by reason.
         not_searched: dimensions that the space has not, in words.
+        locality: which moves from the best were tried and are no quicker, in words.
+        why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
     """
 
     best: Strategy
@@ -67,6 +70,8 @@ class SearchResult:
     tried: tuple[Tried, ...]
     skipped: Mapping[str, int]
     not_searched: Sequence[str] = ()
+    locality: str = ""
+    why: tuple[WhyNot, ...] = ()
 
     @property
     def seconds(self) -> Seconds:
@@ -90,6 +95,8 @@ class SearchResult:
         if len(self.tried) > _ROWS:
             lines.append(f"  and {len(self.tried) - _ROWS} more")
         lines.append("  (*: strategies that people write by hand)")
+        lines += ["", "why not:", *(f"  {each}" for each in self.why), ""] if self.why else []
+        lines += [f"moves: {self.locality}"] if self.locality else []
         lines += [f"not planned: {count}, {why}" for why, count in self.skipped.items() if count]
         lines += [f"not searched: {each}" for each in self.not_searched]
         return "\n".join(lines)
@@ -113,4 +120,6 @@ class SearchResult:
             ],
             "skipped": dict(self.skipped),
             "not_searched": list(self.not_searched),
+            "locality": self.locality,
+            "why": [asdict(each) for each in self.why],
         }

@@ -13,7 +13,7 @@ from weft.errors import InternalError, WeftError
 from weft.ir import LogicalGraph, verify
 from weft.ir.logical import Call, Input, Node, Output, Ref, Update
 from weft.planning.stored_step import StoredStep
-from weft.search.repeated import Blocks, Spans, ops_in, repeated_blocks, spans_of
+from weft.search.steps.repeated import Blocks, Spans, ops_in, repeated_blocks, spans_of
 
 
 def with_fewer_blocks(step: StoredStep, count: int) -> StoredStep | None:

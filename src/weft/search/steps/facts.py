@@ -9,6 +9,7 @@ from math import prod
 from typing import final
 
 from weft.cached import cached_property
+from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Call, Input
 from weft.ir.queries.op_calls import op_call
@@ -19,9 +20,10 @@ from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
-from weft.search.fewer_blocks import with_fewer_blocks
-from weft.search.linears import Linears, linears_of
-from weft.search.repeated import Blocks, repeated_blocks
+from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
+from weft.search.steps.fewer_blocks import with_fewer_blocks
+from weft.search.steps.linears import Linears, linears_of
+from weft.search.steps.repeated import Blocks, repeated_blocks
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy
 from weft.units import ITEM_SIZE, Bytes
@@ -44,6 +46,11 @@ class StepFacts:
     step: StoredStep
     machine: Machine
     base: Strategy
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that may be used: one for each device."""
+        return tuple(range(self.machine.devices))
 
     @cached_property
     def blocks(self) -> Blocks | None:
@@ -123,10 +130,12 @@ class StepFacts:
         return batch_size(self.step.graph).samples
 
     @cached_property
-    def rows(self) -> int:
-        """Rows of the activations between blocks: tokens, else samples."""
-        size = batch_size(self.step.graph)
-        return size.tokens or size.samples
+    def statistics(self) -> bool:
+        """True where the step takes statistics over samples (BatchNorm), which micro-batches have each their own of.
+
+        So their number changes the result, and is the user's to choose.
+        """
+        return any(takes_statistics(call) for call in self.step.graph.of_kind(Call))
 
     @property
     def positions(self) -> bool:
@@ -134,13 +143,21 @@ class StepFacts:
         return batch_size(self.step.graph).tokens > 0
 
     @cached_property
-    def item(self) -> int:
-        """Bytes of an element of the activations between blocks, at least."""
-        return (
-            4
-            if self.step.precision.compute is None and self.step.precision.parameters is None
-            else 2
-        )
+    def gradients(self) -> tuple[WeightGradient, ...]:
+        """The gradients of weights, each parameter once."""
+        return gradients(self.step.graph)
+
+    @cached_property
+    def sums(self) -> tuple[Sum, ...]:
+        """The tensors that are added up where layers are cut by columns and rows; bytes as they were captured."""
+        return sums(self.step.graph, self.linears.kinds)
+
+    @cached_property
+    def narrowed(self) -> float:
+        """The part of a tensor's bytes that its elements take in the precision of the search, at least."""
+        precision = self.step.precision
+        whole = precision.compute is None and precision.parameters is None
+        return 1.0 if whole else 0.5
 
     @cached_property
     def parameters(self) -> int:
@@ -151,17 +168,6 @@ class StepFacts:
     def states(self) -> int:
         """Bytes of the optimizers' states."""
         return sum(_bytes(node) for node in self._inputs("state"))
-
-    @cached_property
-    def weights(self) -> int:
-        """Elements of the weights of the layers that stand in blocks: their gradients are dense."""
-        return sum(
-            prod(node.value.shape)
-            for node in self._inputs("parameter")
-            if len(node.value.shape) == 2
-            and self.blocks is not None
-            and self.blocks.of(node.key) is not None
-        )
 
     @cached_property
     def updated(self) -> Bytes:

@@ -1,0 +1,1 @@
+"""What `python -m benchmarks.search_bench` measures of `weft.search`, a module for each part."""

@@ -1,0 +1,156 @@
+"""What must hold of any search: no hand strategy is quicker, budget and memory are kept, a second one is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+
+import weft
+from benchmarks.search.hands import GPT_SHAPE, LLAMA_SHAPE, Shape, best_by_hand
+from benchmarks.search.models import GPT_8, GPT_24, HALF, Decoder, gpt, llama_8b, mlp, stored
+from benchmarks.search.trial import Finding, Trial, seconds_text
+from weft.errors import UserError
+from weft.planning.machine import machine_of
+from weft.planning.stored_step import StoredStep
+
+# Of machines: a model, its step, and what its hand strategies are written with.
+MODELS = {
+    "gpt-8 on h100x8": (lambda: gpt(GPT_8, 64), "h100x8", GPT_SHAPE, 8, 64),
+    "gpt-8 on v100x16": (lambda: gpt(GPT_8, 64), "v100x16", GPT_SHAPE, 8, 64),
+    "gpt-24 on a100-40gbx32": (lambda: gpt(GPT_24, 256), "a100-40gbx32", GPT_SHAPE, 24, 256),
+    "mlp on flexflow-k80x8": (
+        lambda: mlp(8192, 4, 512),
+        "flexflow-k80x8",
+        Shape(columns=("0", "4"), rows=("2", "6")),
+        1,
+        512,
+    ),
+    "llama-8b on h100x64": (lambda: llama_8b(256), "h100x64", LLAMA_SHAPE, 32, 256),
+}
+SMALL = Decoder(4, 256, 4, 256, 1024)
+# Seconds that the hand strategies of a model may take, all together.
+HANDS = 240.0
+
+
+def trials() -> list[Trial]:
+    """One for each property, and for each model."""
+    return [
+        *(Trial(f"holds/never worse, {name}", partial(_never_worse, name)) for name in MODELS),
+        Trial("holds/budget", _budget),
+        Trial("holds/memory limit", _limit),
+        Trial("holds/second search", _second),
+        Trial("holds/same seed", _same),
+    ]
+
+
+def _never_worse(name: str, seconds: float) -> Sequence[Finding]:
+    make, topology, shape, blocks, samples = MODELS[name]
+    step = stored(make(), HALF if not name.startswith("mlp") else None)
+    machine = machine_of(topology)
+    whole = Shape(shape.columns, shape.rows, blocks, samples)
+    found = weft.search(step, topology, seconds=seconds)
+    hands, said = best_by_hand(step, topology, machine.devices, whole, HANDS)
+    best = next(each for each in found.tried if each.outcome == "best")
+    if not hands:
+        return [Finding(name, "never worse", "no hand strategy fits", None, "; ".join(said[:4]))]
+    first = hands[0]
+    told = (
+        f"{best.name} {seconds_text(found.seconds)}; the best of {len(hands)} by hand: {first.name} "
+        f"{seconds_text(first.seconds)}"
+    )
+    figures = {"found": found.seconds, "hands": {each.name: each.seconds for each in hands}}
+    held = found.seconds <= first.seconds * (1 + 1e-9)
+    why = f"{len(said)} by hand do not fit, or cannot be planned" if held else _missed(found)
+    target = "<= the best of data parallel, ZeRO, Megatron grids, pipelines"
+    return [Finding(f"{name}, {seconds:g} s", target, told, held, why, figures)]
+
+
+def _missed(found: weft.SearchResult) -> str:
+    left = ", ".join(f"{count} {why}" for why, count in found.skipped.items() if count)
+    return f"{len(found.tried)} planned; {left}"
+
+
+def _budget(_: float) -> Sequence[Finding]:
+    """Searches of several lengths, of a step whose plans take some tenths of a second each."""
+    step = stored(gpt(GPT_8, 64))
+    lines = []
+    for asked in (2.0, 5.0, 15.0):
+        begin = perf_counter()
+        found = weft.search(step, "h100x8", seconds=asked)
+        took = perf_counter() - begin
+        told = f"{took:.2f} s, {len(found.tried)} planned"
+        held = took <= 1.05 * asked
+        why = "" if held else "the last plan, or what comes before the first"
+        lines.append(
+            Finding(f"budget of {asked:g} s, GPT of 8 layers", "within 5 %", told, held, why)
+        )
+    return lines
+
+
+def _limit(seconds: float) -> Sequence[Finding]:
+    """Limits from what data parallel takes downward."""
+    step = stored(gpt(GPT_8, 64))
+    plain = weft.simulate(step, weft.data_parallel(), "h100x8").memory
+    assert plain is not None
+    lines = []
+    for part in (1.0, 0.6, 0.3, 0.15):
+        limit = int(part * plain.total)
+        what = f"memory limit of {limit / 1e9:.2f} GB, {part:.0%} of data parallel"
+        try:
+            found = weft.search(step, "h100x8", seconds=seconds, memory_limit=limit)
+        except UserError as error:
+            lines.append(Finding(what, "never exceeded", f"refused: {str(error)[:160]}", None))
+            continue
+        held = found.simulation.memory
+        assert held is not None
+        best = next(each for each in found.tried if each.outcome == "best")
+        told = f"{held.total / 1e9:.2f} GB: {best.name} {seconds_text(found.seconds)}"
+        lines.append(Finding(what, "never exceeded", told, held.total <= limit))
+    return lines
+
+
+def _second(_: float) -> Sequence[Finding]:
+    """The same search with one parameter pinned, in the same process, from what the first found."""
+    step, moves = stored(gpt(GPT_8, 64)), 24
+    begin = perf_counter()
+    first = weft.search(step, "h100x8", moves=moves)
+    took = perf_counter() - begin
+    pinned = weft.Strategy(parameters={"head.weight": weft.broadcast})
+    begin = perf_counter()
+    second = weft.search(step, "h100x8", moves=moves, fixed=pinned, start=first.best)
+    again = perf_counter() - begin
+    assert second.best.parameters["head.weight"] == weft.broadcast
+    told = f"{again / took:.0%}: {took:.1f} s, then {again:.1f} s"
+    why = "" if again <= 0.1 * took else "each search plans anew"
+    target = "<= 10 % of the first"
+    return [Finding("a second search, one pin more", target, told, again <= 0.1 * took, why)]
+
+
+def same_plan() -> str:
+    """The strategy of a search of few moves, as text: what processes compare."""
+    step: StoredStep = stored(gpt(SMALL, 16))
+    return weft.search(step, "v100x4", moves=20, seed=3).best.to_text()
+
+
+def _same(_: float) -> Sequence[Finding]:
+    """In two processes whose sets and dicts have other orders of hashes."""
+    code = (
+        "import json; from benchmarks.search.holds import same_plan; print(json.dumps(same_plan()))"
+    )
+    texts = []
+    for seed in ("1", "2"):
+        told = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        texts.append(json.loads(told.stdout.splitlines()[-1]))
+    equal = texts[0] == texts[1]
+    return [Finding("same seed and moves", "same plan", "equal" if equal else "differ", equal)]

@@ -1,0 +1,191 @@
+"""Strategies run for real, some steps each, on values of their own: of a few that should be fast, the fastest.
+
+The user's model, optimizer and batch are read, never written. One candidate is in memory at a time, beside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from weft.compiler.options import options_of
+from weft.errors import UserError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input
+from weft.layout import Placement
+from weft.planning.progress import uncollected
+from weft.program.everyone import agreed, told
+from weft.program.feeding.feed import Feeder
+from weft.program.feeding.shards import layouts_on, local_part, shares_of
+from weft.program.live.holds import lying, named_variables
+from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.planner import Planner
+from weft.program.planning.build import build, local_ranks
+from weft.program.planning.costs import agreed_costs
+from weft.program.planning.guards import Guards
+from weft.program.planning.step import Step
+from weft.program.planning.variants import Planned, Variant
+from weft.program.setting import Setting
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.memory.allocator import give_back
+from weft.runtime.memory.state import Variables
+from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy
+from weft.tensor import GlobalTensor
+from weft.tensor.dispatch.shares import in_shares
+from weft.units import Seconds
+
+# Steps before time counts; then as many as take so many seconds, some at least.
+_FIRST, _SECONDS, _LEAST = 2, 0.5, 3
+# Every floating-point element of what has no values yet.
+_VALUE = 0.02
+_log = logging.getLogger("weft")
+
+
+@final
+@dataclass(frozen=True)
+class Trials:
+    """Trials of strategies for one step.
+
+    Attributes:
+        world: of all ranks.
+        step: that is compiled.
+        kernels: how local work runs.
+    """
+
+    world: World
+    step: Step
+    kernels: Kernels
+
+    def fastest(
+        self, candidates: Sequence[tuple[Strategy, Placement]]
+    ) -> tuple[Strategy, Placement]:
+        """The fastest candidate, the first of equally fast ones; the same on all ranks. Every process must call it.
+
+        Candidates that cannot be planned here are left out, unless none can.
+
+        Raises:
+            UserError: no candidate can be planned.
+            RankFailure: a rank failed in a step.
+        """
+        found: list[tuple[Seconds, int]] = []
+        refused: UserError | None = None
+        for number, (strategy, placement) in enumerate(candidates):
+            try:
+                seconds = self.seconds(strategy, placement)
+            except UserError as error:
+                refused = error
+                continue
+            _log.info("candidate %d of %d: %.3f ms", number + 1, len(candidates), 1e3 * seconds)
+            found.append((seconds, number))
+        if not found:
+            assert refused is not None
+            raise refused
+        return candidates[min(found)[1]]
+
+    def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
+        """Seconds of a step, the median of some, on the slowest rank; the same on all. Every process must call it.
+
+        Raises:
+            UserError: on all ranks, when the strategy cannot be planned.
+            RankFailure: a rank failed in a step.
+        """
+        setting, planned = self._laid(strategy, placement)
+        captured, compiled = planned
+        executors = build(setting, captured.constants, compiled, self.step.optimizers)
+        devices = {rank: self.world.device(rank) for rank in executors}
+        guards = Guards(captured.watch, setting.model, self.step.optimizers)
+        feeder = Feeder(captured.batch, compiled.graph, devices)
+        variant = Variant(0, captured, compiled, executors, feeder, guards)
+        try:
+            return self._timed(setting, variant)
+        finally:
+            variant.close()
+            give_back()
+
+    def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
+        """The plan of a strategy, and variables as it lays them."""
+        step, world = self.step, self.world
+        ranks = local_ranks(world, placement)
+        modules = tuple(
+            path for path, _ in step.model.named_modules(remove_duplicate=False) if path
+        )
+        options = replace(options_of(strategy), modules=modules, costs=agreed_costs(world))
+        planner = Planner(strategy, placement, ranks, options, lying(step.model, world))
+        with uncollected():
+            planned = agreed(world, "the plan", lambda: planner.plan(step))
+        graph = planned[1].graph
+        variables = agreed(
+            world, "values", lambda: {rank: self._variables(graph, rank) for rank in ranks}
+        )
+        setting = Setting(
+            step.model, world, placement, options, variables, 0, strategy, self.kernels
+        )
+        add_loss_scale(setting, graph)
+        add_masters(setting, graph)
+        return setting, planned
+
+    def _variables(self, graph: LogicalGraph, rank: int) -> Variables:
+        """A rank's parts of parameters and buffers: copies of the model's where that has whole ones."""
+        own, shares = named_variables(self.step.model), shares_of(graph)
+        nodes: Mapping[str, Input] = {node.key: node for node in graph.of_kind(Input)}
+        device, found = self.world.device(rank), {}
+        for key, layout in layouts_on(graph, rank, "parameter", "buffer").items():
+            value = nodes[key].value
+            dtype = getattr(torch, value.dtype)
+            whole = own.get(key)
+            if whole is None or isinstance(whole, GlobalTensor) or whole.is_meta:
+                whole = torch.empty(value.shape, dtype=dtype, device="meta")
+            part = local_part(in_shares(whole.detach(), shares.get(key)), layout, rank)
+            found[key] = _filled(part, device, dtype)
+        return Variables(found)
+
+    def _timed(self, setting: Setting, variant: Variant) -> Seconds:
+        batch = tree_map_only(Tensor, _with_values, self.step.example_batch)
+        feeds, _ = variant.feeder.feeds(batch)
+        count, took = _FIRST, list[float]()
+        for turn in range(2):
+            took = [
+                _seconds(setting, variant, feeds, number + turn * _FIRST) for number in range(count)
+            ]
+            texts = told(self.world, "the time of steps", lambda: json.dumps(took))  # noqa: B023
+            slowest = max(median(json.loads(text)) for text in texts)
+            count = max(_LEAST, min(1000, round(_SECONDS / max(slowest, 1e-6))))
+        return Seconds(slowest)
+
+
+def _seconds(
+    setting: Setting, variant: Variant, feeds: Mapping[int, Mapping[str, Tensor]], number: int
+) -> float:
+    begin = time.perf_counter()
+    results, _ = variant.step(setting, number, feeds, True, None)
+    tree_map_only(Tensor, _waited, results)
+    return time.perf_counter() - begin
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    """A result, once its device has made it."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+    return tensor
+
+
+def _filled(part: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy of a part of a variable; where that has no values, with equal ones."""
+    if not part.is_meta:
+        return part.to(device, dtype, copy=True).contiguous()
+    value: Any = _VALUE if dtype.is_floating_point or dtype.is_complex else 0
+    return torch.full(part.shape, value, dtype=dtype, device=device)
+
+
+def _with_values(leaf: Tensor) -> Tensor:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf

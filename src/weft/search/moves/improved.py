@@ -1,0 +1,192 @@
+"""The local search: descent of the best, chains from several starts, and the proof that no move improves what is left.
+
+A chain moves as Metropolis does (Jia, Zaharia and Aiken, arXiv 1807.05358, section 5), at a temperature that is a part
+of the best step. The number that decides is drawn first: it says how long a step may take to be kept, so that a
+move whose bound is above that is not simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from math import log
+from random import Random
+from typing import final
+
+from weft.search.enumeration import Enumeration
+from weft.search.evaluator import Measures
+from weft.search.moves.neighbours import Moves, Neighbours
+from weft.search.moves.starts import starts
+from weft.search.moves.strategy_move import StrategyMove
+from weft.strategy.strategy import Strategy
+from weft.units import Seconds
+
+# A step that is longer by this part is kept with a probability of 1 / e.
+TEMPERATURE = 0.02
+# So many moves after which a chain has found nothing quicker, and it ends.
+PATIENCE = 40
+# So many rounds of chains without a quicker strategy, and the search ends.
+ROUNDS = 1
+# A chain whose best is longer than that of all by this part is not worth a descent.
+NEAR = 0.1
+# Pairs of moves are tried where there are at most so many.
+PAIRS = 30_000
+
+
+def improved(
+    found: Enumeration,
+    seed: int,
+    told: Callable[[Enumeration], None],
+    neighbours: Moves | None = None,
+) -> None:
+    """Try moves from the best strategy and from others, as long as the budget lasts.
+
+    Args:
+        found: so far; what is quicker is kept there, and what is known of moves from the best.
+        seed: of what is drawn.
+        told: is told what is known, after each.
+        neighbours: the moves; by default all.
+    """
+    if found.best is None:
+        return
+    if not found.affords():
+        found.locality = found.locality or "none was tried: no time was left"
+        return
+    search = LocalSearch(found, Random(seed), told, neighbours)
+    search.descend(*search.best)
+    search.chains()
+    found.locality = search.proven()
+
+
+@final
+class LocalSearch:
+    """Moves from strategy to strategy, within the budget of a search.
+
+    Args:
+        found: so far.
+        random: draws moves.
+        told: is told what is known, after each.
+        neighbours: the moves; by default all.
+    """
+
+    def __init__(
+        self,
+        found: Enumeration,
+        random: Random,
+        told: Callable[[Enumeration], None],
+        neighbours: Moves | None = None,
+    ) -> None:
+        self._found, self._random, self._told = found, random, told
+        self._neighbours = neighbours or Neighbours(found)
+
+    @property
+    def best(self) -> tuple[Strategy, Measures]:
+        """The best so far."""
+        assert self._found.best is not None
+        _, strategy, measures = self._found.best
+        return strategy, measures
+
+    def descend(self, strategy: Strategy, here: Measures) -> bool:
+        """Take moves that make a step quicker, until none of all does.
+
+        Returns:
+            False where the budget ended before.
+        """
+        changes, place, failed = self._neighbours.every(strategy), 0, 0
+        while failed < len(changes):
+            change = changes[place % len(changes)]
+            place, failed = place + 1, failed + 1
+            other = change.on(strategy)
+            if other == strategy:
+                continue
+            if not self._found.affords():
+                return False
+            measures = self._tried(change, other, here.seconds)
+            if measures is not None and measures.seconds < here.seconds:
+                strategy, here = other, measures
+                changes, failed = self._neighbours.every(strategy), 0
+        return True
+
+    def chains(self) -> None:
+        """A chain from each start, and descents from what they find; once more where something was found."""
+        quiet = 0
+        while quiet < ROUNDS and self._found.affords():
+            before = self.best[1].seconds
+            for strategy in starts(self._found, self._neighbours, self._random):
+                self._chain(strategy)
+                if not self._found.affords():
+                    return
+            quiet = quiet + 1 if self.best[1].seconds >= before else 0
+
+    def _chain(self, strategy: Strategy) -> None:
+        """Metropolis from a strategy; then a descent from the best of the chain, where that is near the best of all."""
+        here = self._tried(StrategyMove("start of a chain", _same), strategy, Seconds(float("inf")))
+        if here is None:
+            return
+        own, since = (strategy, here), 0
+        while since < PATIENCE and self._found.affords():
+            since += 1
+            change = self._neighbours.drawn(self._random, strategy)
+            most = self._kept_up_to(here.seconds)
+            other = change.on(strategy)
+            if other == strategy:
+                continue
+            measures = self._tried(change, other, most)
+            if measures is None:
+                continue
+            strategy, here = other, measures
+            if here.seconds < own[1].seconds:
+                own, since = (strategy, here), 0
+        if own[1].seconds <= (1 + NEAR) * self.best[1].seconds:
+            self.descend(*own)
+
+    def _kept_up_to(self, here: Seconds) -> Seconds:
+        """Seconds up to which the next step is kept: Metropolis, with the number drawn first."""
+        drawn = 1.0 - self._random.random()
+        return Seconds(here - TEMPERATURE * self.best[1].seconds * log(drawn))
+
+    def _tried(self, change: StrategyMove, strategy: Strategy, most: Seconds) -> Measures | None:
+        """The measures of a strategy; None where it is refused, takes longer than it may, or has no room."""
+        assert self._found.best is not None
+        name = f"{self._found.best[0].partition('; ')[0]}; {change.name}"
+        found = self._found.move(name, strategy, most)
+        self._told(self._found)
+        limit = self._found.floors.limit
+        fits = isinstance(found, Measures) and (limit is None or found.memory <= limit)
+        return found if isinstance(found, Measures) and fits and found.seconds <= most else None
+
+    def proven(self) -> str:
+        """Knowledge of moves from the best, in words; descends where one is quicker after all."""
+        while True:
+            before = str(self.best[0])
+            if not self.descend(*self.best):
+                return f"not all of {len(self._neighbours.every(self.best[0]))} single moves from the best were tried"
+            if str(self.best[0]) != before:
+                continue
+            said = self._pairs()
+            if str(self.best[0]) == before:
+                return said
+
+    def _pairs(self) -> str:
+        """All pairs of moves from the best, where they are few; ends where one is quicker."""
+        strategy, here = self.best
+        changes = [
+            each for each in self._neighbours.every(strategy) if each.on(strategy) != strategy
+        ]
+        said = f"none of {len(changes)} single moves from the best is quicker"
+        count = len(changes) * (len(changes) - 1) // 2
+        if count > PAIRS:
+            return f"{said}; pairs were not tried"
+        for one, two in combinations(changes, 2):
+            other = two.on(one.on(strategy))
+            if not self._found.affords():
+                return f"{said}; not all of {count} pairs were tried"
+            change = StrategyMove(f"{one.name}, {two.name}", _same)
+            measures = self._tried(change, other, here.seconds)
+            if measures is not None and measures.seconds < here.seconds:
+                return said
+        return f"{said}, nor any of {count} pairs"
+
+
+def _same(strategy: Strategy) -> Strategy:
+    return strategy

@@ -1,0 +1,46 @@
+"""The strategies that chains begin at: data parallel, a Megatron grid, fully sharded, the best, and a random one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from weft.search.enumeration import Enumeration
+from weft.search.fixed import fits, hand_only
+from weft.search.moves.neighbours import Moves
+from weft.search.space import Point
+from weft.strategy.strategy import Strategy
+
+# Random moves away from the best.
+FAR = 6
+
+
+def starts(found: Enumeration, neighbours: Moves, random: Random) -> Iterator[Strategy]:
+    """A strategy for each chain of a round, those that keep what is fixed.
+
+    Args:
+        found: so far.
+        neighbours: moves.
+        random: draws them.
+    """
+    assert found.best is not None
+    yield found.best[1]
+    yield from by_hand(found)
+    strategy = found.best[1]
+    for _ in range(FAR):
+        strategy = neighbours.drawn(random, strategy).on(strategy)
+    yield strategy
+
+
+def by_hand(found: Enumeration) -> Iterator[Strategy]:
+    """On all ranks: data parallel, layers split, fully sharded."""
+    facts, ranks = found.facts, len(found.evaluator.ranks)
+    if hand_only(facts.base) or ranks == 1:
+        return
+    points = [Point(ranks)] if facts.samples % ranks == 0 and facts.samples else []
+    if facts.linears.rows:
+        points.append(Point(1, ranks, layouts="columns"))
+    points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
+    for point in points:
+        if fits(point, facts.base):
+            yield point.strategy(facts.linears, facts.base, "*")

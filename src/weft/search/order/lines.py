@@ -1,0 +1,71 @@
+"""Measures of a step, on the straight line through two that have few of its repeated blocks.
+
+Blocks are equal: seconds and bytes grow by the same with each. Plans of three and four blocks cost a tenth of one of a
+hundred, and the line through them meets it to some thousandths where nothing but the number of blocks differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import final
+
+from weft.planning.stored_step import StoredStep
+from weft.search.evaluator import Answer, Evaluator, Measures
+from weft.search.steps.facts import MORE, StepFacts
+from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
+
+# Ranks that are not alike in a step without stages: of more, a plan takes long, and most exchange what others do not.
+_MOST_CLASSES = 24
+
+
+@final
+@dataclass(frozen=True)
+class Lines:
+    """Estimates of strategies for a step by two small ones.
+
+    Attributes:
+        facts: of the step.
+        whole: plans strategies of the whole step on the machine.
+    """
+
+    facts: StepFacts
+    whole: Evaluator
+    _small: list[Evaluator] = field(default_factory=list, repr=False)
+    _took: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def of(self, strategy: Strategy) -> Answer | None:
+        """The measures of a strategy without stages, about, or why it cannot be planned; None for a small step."""
+        small = self.facts.small
+        if small is None:
+            return None
+        if not self._small:
+            self._small.extend(self._evaluator(each) for each in small)
+        found = []
+        for evaluator in self._small:
+            begin = monotonic()
+            answer = evaluator.of(strategy)
+            self._took[str(strategy)] = monotonic() - begin
+            if not isinstance(answer, Measures):
+                return answer
+            found.append(answer)
+        return _along(found[0], found[1], self.facts.along)
+
+    def seconds_of_plan(self, strategy: Strategy) -> float:
+        """Seconds in which the whole step would be planned and simulated, by those of the small one; 0 if not known."""
+        count = self.facts.blocks.count if self.facts.blocks is not None else 1
+        return self._took.get(str(strategy), 0.0) * count / MORE
+
+    def _evaluator(self, step: StoredStep) -> Evaluator:
+        return Evaluator(step, self.whole.machine, self.whole.ranks, _MOST_CLASSES)
+
+
+def _along(one: Measures, two: Measures, times: float) -> Measures:
+    """The measures as far from one as `times` the way to the other, none below the larger one's."""
+    return Measures(
+        Seconds(max(one.seconds + times * (two.seconds - one.seconds), one.seconds)),
+        Bytes(int(max(one.memory + times * (two.memory - one.memory), one.memory))),
+        Seconds(max(one.exposed + times * (two.exposed - one.exposed), 0.0)),
+        Seconds(max(one.idle + times * (two.idle - one.idle), 0.0)),
+    )

@@ -1,0 +1,1 @@
+"""The result of a search, and why not each other strategy."""

@@ -1,0 +1,93 @@
+"""The table of what was planned: what came of each strategy, and which term loses; and why nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeAlias
+
+from weft.search.evaluator import Measures, Refused
+from weft.search.outcome.result import Outcome, Tried
+from weft.search.outcome.terms import loses_by, too_much
+from weft.strategy.strategy import Strategy
+
+# The name of a strategy, the strategy, what it takes, and whether people write such by hand.
+Planned: TypeAlias = tuple[str, Strategy, Measures | Refused, bool]
+
+
+_NOT_SEARCHED = (
+    "stages of named modules, expert parallelism, offload, halves of precision: as `fixed` says them",
+    "copies of registers: as planning gives them",
+)
+_OF_EACH = (
+    "micro-batches: the step has a BatchNorm, which would take statistics of each, as `fixed` says"
+)
+
+
+def not_searched(statistics: bool) -> tuple[str, ...]:
+    """Dimensions that the space has not, in words.
+
+    Args:
+        statistics: true where the step takes statistics over samples.
+    """
+    return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
+
+
+def rows(planned: Collection[Planned], best: str, limit: int | None) -> tuple[Tried, ...]:
+    """The rows of strategies that were planned, the quickest that fit first.
+
+    Args:
+        planned: all.
+        best: the best of them, as text.
+        limit: bytes of memory.
+    """
+    (least,) = (each[2] for each in planned if str(each[1]) == best)
+    assert isinstance(least, Measures)
+    return tuple(sorted((_row(each, best, least, limit) for each in planned), key=_place))
+
+
+def _row(each: Planned, best: str, least: Measures, limit: int | None) -> Tried:
+    name, strategy, found, by_hand = each
+    if isinstance(found, Refused):
+        return Tried(name, strategy, "refused", None, None, found.why, by_hand)
+    outcome: Outcome = "slower" if limit is None or found.memory <= limit else "does not fit"
+    outcome = "best" if str(strategy) == best else outcome
+    why = _why(outcome, found, least, limit or 0)
+    return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)
+
+
+def _why(outcome: Outcome, found: Measures, best: Measures, limit: int) -> str:
+    """The term that loses most against the best."""
+    if outcome == "best":
+        return ""
+    return too_much(found.memory, limit) if outcome == "does not fit" else loses_by(found, best)
+
+
+def _place(tried: Tried) -> tuple[int, float, str]:
+    order = {"best": 0, "slower": 1, "does not fit": 2, "refused": 3}
+    return order[tried.outcome], tried.seconds or 0.0, tried.name
+
+
+def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> str:
+    """The message where no strategy that was planned has room.
+
+    Args:
+        planned: all that were.
+        most: bytes of memory.
+        left: how many others were not reached.
+    """
+    held = [(found.memory, name) for name, _, found, _ in planned if isinstance(found, Measures)]
+    limit = f"{(most or 0) / 1e9:.2f} GB"
+    if held:
+        memory, name = min(held)
+        time = f", more time for the {left} that were not reached" if left else ""
+        return (
+            f"weft.search: no strategy fits {limit} of memory; the least that was found is {memory / 1e9:.2f} GB "
+            f"({name}): give a larger limit, more devices, or a smaller batch{time}"
+        )
+    refused = [found.why for _, _, found, _ in planned if isinstance(found, Refused)]
+    if refused:
+        return f"weft.search: no strategy can be planned; the first is refused so: {refused[0]}"
+    return (
+        f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
+        "all devices; give a larger limit or more devices"
+    )

@@ -1,0 +1,187 @@
+"""Tensors that ranks exchange in a step whatever its plan: gradients of weights, and sums around layers that are cut.
+
+Read off the captured step. Where layers are cut along the tensor axis, what one by rows returns is a part of a sum
+until something reads it that is no sum itself; so is the gradient of what one by columns reads (Megatron-LM, arXiv
+1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import final
+
+from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.search.steps.linears import PRODUCTS, TURNS
+from weft.units import ITEM_SIZE, Bytes
+
+_CONVOLUTION = "aten.convolution.default"
+# Calls that only look at the elements of a tensor in another shape.
+_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default"),
+        *("squeeze.dim", "squeeze.default", "clone.default", "alias.default", "detach.default"),
+        *("_to_copy.default", "expand.default", "contiguous.default", "unflatten.int"),
+    )
+)
+# Calls that parts of a sum can go through, among others; products count too, which more than one part cannot.
+_LINEAR = TURNS | frozenset(
+    f"aten.{name}"
+    for name in (
+        *("add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar"),
+        *("neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim"),
+        *("native_dropout.default", "cat.default", "slice.Tensor", "select.int", "permute.default"),
+    )
+)
+
+
+@final
+@dataclass(frozen=True)
+class WeightGradient:
+    """The gradient of a weight that a product or a convolution reads.
+
+    Attributes:
+        key: of the parameter.
+        elements: of the weight.
+        item: bytes of an element.
+        around: bytes of what the layer reads and returns: with these gathered, each rank makes the whole gradient.
+    """
+
+    key: str
+    elements: int
+    item: int
+    around: Bytes
+
+
+def gradients(graph: LogicalGraph) -> tuple[WeightGradient, ...]:
+    """The gradients of all weights of products and convolutions, each parameter once."""
+    keys = {node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"}
+    found: dict[str, WeightGradient] = {}
+    for call in _forward(graph):
+        if call.op in TURNS and call.uses and call.uses[0] in keys:
+            keys.update((value.name, keys[call.uses[0]]) for value in call.makes)
+        elif call.op in PRODUCTS or call.op == _CONVOLUTION:
+            weights = [keys[name] for name in call.uses if name in keys]
+            for node in (each for each in weights if len(each.value.shape) > 1):
+                others = [graph.values[name] for name in call.uses if name not in keys]
+                before = found.get(node.key)
+                around = sum((*map(_size, (*others, *call.makes)), before.around if before else 0))
+                shape, item = node.value.shape, ITEM_SIZE[node.value.dtype]
+                found[node.key] = WeightGradient(node.key, prod(shape), item, Bytes(around))
+    return tuple(found.values())
+
+
+@final
+@dataclass(frozen=True)
+class Sum:
+    """A tensor that is added up over the tensor axis, in the forward or as a gradient.
+
+    Attributes:
+        size: bytes of it, whole.
+        weights: bytes of the weights around it: with these gathered, nothing is added up.
+    """
+
+    size: Bytes
+    weights: Bytes
+
+
+def sums(graph: LogicalGraph, kinds: Mapping[str, str]) -> tuple[Sum, ...]:
+    """The tensors that are added up over the tensor axis, at least.
+
+    Args:
+        graph: the captured step.
+        kinds: "columns" or "rows" for each module that is cut.
+    """
+    if not kinds:
+        return ()
+    walk = _Walk(graph, kinds)
+    for call in _forward(graph):
+        walk.over(call)
+    return (*walk.forward, *walk.backward.values())
+
+
+@final
+class _Walk:
+    """A walk through the forward that finds where parts of sums must have been added up.
+
+    Args:
+        graph: the captured step.
+        kinds: of each module that is cut.
+    """
+
+    def __init__(self, graph: LogicalGraph, kinds: Mapping[str, str]) -> None:
+        self._graph, self._kinds = graph, kinds
+        self._weights = {
+            node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
+        }
+        self._differentiable = set(self._weights)
+        self._seen_as: dict[str, str] = {}
+        self._parts: dict[str, frozenset[str]] = {}
+        self._rows: dict[str, Sum] = {}
+        self._added = set[str]()
+        self.forward: list[Sum] = []
+        self.backward: dict[str, Sum] = {}
+
+    def over(self, call: Call) -> None:
+        """Go over the next call."""
+        made = [value.name for value in call.makes]
+        if call.op in TURNS and call.uses and call.uses[0] in self._weights:
+            self._weights.update((name, self._weights[call.uses[0]]) for name in made)
+        if not self._differentiable.isdisjoint(call.uses):
+            self._differentiable.update(made)
+        if call.op in _VIEWS and call.uses:
+            whole = self._seen_as.get(call.uses[0], call.uses[0])
+            self._seen_as.update((name, whole) for name in made)
+        self._add_up(call, made)
+        weight, kind = self._cut(call)
+        if weight is not None and kind == "rows":
+            for value in call.makes:
+                self._parts[value.name] = frozenset((value.name,))
+                self._rows[value.name] = Sum(_size(value), _size(weight.value))
+        elif weight is not None:
+            self._read(call, weight)
+
+    def _add_up(self, call: Call, made: Sequence[str]) -> None:
+        """Note parts that a call reads: it makes parts itself, or reads the sum."""
+        before = [self._parts[name] for name in call.uses if name in self._parts]
+        if call.op in _VIEWS or call.op in _LINEAR:
+            parts = frozenset[str]().union(*before)
+            self._parts.update((name, parts) for name in made if parts)
+            return
+        for parts in before:
+            rows = [self._rows[part] for part in parts - self._added]
+            if rows:
+                sizes, weights = (row.size for row in rows), (row.weights for row in rows)
+                self.forward.append(Sum(min(sizes), min(weights)))
+            self._added |= parts
+
+    def _read(self, call: Call, weight: Input) -> None:
+        """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""
+        for name in call.uses:
+            if name in self._differentiable and name not in self._weights:
+                whole = self._seen_as.get(name, name)
+                before = self.backward.get(whole)
+                weights = _size(weight.value) + (before.weights if before else 0)
+                self.backward[whole] = Sum(_size(self._graph.values[name]), Bytes(weights))
+
+    def _cut(self, call: Call) -> tuple[Input | None, str]:
+        """The weight of the layer that is cut whose product a call is, and how."""
+        if call.op in PRODUCTS:
+            for node in (self._weights[name] for name in call.uses if name in self._weights):
+                kind = self._kinds.get(node.key.removesuffix(".weight"))
+                if kind is not None and node.key.endswith(".weight"):
+                    return node, kind
+        return None, ""
+
+
+def _forward(graph: LogicalGraph) -> Iterator[Call]:
+    for call in graph.of_kind(Call):
+        if call.phase.kind != "forward":
+            return
+        yield call
+
+
+def _size(value: Value) -> Bytes:
+    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])

@@ -1,0 +1,117 @@
+"""Floors are below what plans take, and estimates tell far quicker points, also on slow links and two kinds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from search.jobs import enumeration, loss
+from weft.planning.stored_step import StoredStep
+from weft.search.evaluator import Measures
+from weft.search.fixed import space_of
+from weft.search.space import Point
+
+SLOW = """
+weft_topology: 1
+name: slow
+source: made up
+links:
+  slow: {gb_per_second: 0.125, latency_microseconds: 50}
+nodes:
+  - count: 4
+    devices: {kind: k80, count: 1}
+    ports:
+      - {link: slow, count: 1}
+network:
+  - {name: switch, latency_microseconds: 1}
+"""
+TWO_KINDS = """
+weft_topology: 1
+name: two kinds
+source: made up
+nodes:
+  - count: 2
+    devices: {kind: a100-sxm-40gb, count: 1}
+    ports:
+      - {link: infiniband-hdr, count: 1}
+  - count: 2
+    devices: {kind: v100-sxm2-16gb, count: 1}
+    ports:
+      - {link: infiniband-edr, count: 1}
+network:
+  - {name: switch, latency_microseconds: 1}
+"""
+
+
+def job(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> StoredStep:
+    batch = {"x": torch.zeros(shape, dtype=dtype), "y": torch.zeros(shape[0], dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch).stored()
+
+
+def layers(*widths: int) -> nn.Sequential:
+    found: list[nn.Module] = []
+    for one, other in pairwise(widths):
+        found += [nn.Linear(one, other), nn.ReLU()]
+    return nn.Sequential(*found[:-1])
+
+
+def many_classes() -> StoredStep:
+    return job(layers(16, 64, 16, 20_000), 4, 16)
+
+
+def few_samples() -> StoredStep:
+    """Gradients larger than what is around them."""
+    return job(layers(512, 512, 512, 512, 10), 4, 512)
+
+
+def many_samples() -> StoredStep:
+    """Weights smaller than what they make."""
+    return job(layers(32, 32, 32, 32, 10), 2048, 32)
+
+
+def narrow() -> StoredStep:
+    return job(layers(256, 256, 256, 10).bfloat16(), 16, 256, dtype=torch.bfloat16)
+
+
+def convolutions() -> StoredStep:
+    first = (nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU())
+    return job(
+        nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)), 8, 3, 16, 16
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [many_classes, few_samples, many_samples, narrow, convolutions],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("topology", [SLOW, TWO_KINDS], ids=["slow", "two kinds"])
+def test_floors_are_below_steps(
+    tmp_path: Path, topology: str, step: Callable[[], StoredStep]
+) -> None:
+    (tmp_path / "t.yaml").write_text(topology)
+    found = enumeration(step(), str(tmp_path / "t.yaml"))
+    space = space_of(found.facts, every_rank=False)
+    few = [point for point in space if point.micro_batches <= 4]
+    for point in random.Random(0).sample(few, 4):
+        answer = found.evaluator.of(found.strategy(point))
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least(point) <= answer.seconds, str(point)
+        assert found.floors.memory(point) <= answer.memory, str(point)
+
+
+def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
+    """Of a model without numbered blocks: large weights and few samples are for a Megatron grid."""
+    (tmp_path / "t.yaml").write_text(SLOW)
+    floors = enumeration(few_samples(), str(tmp_path / "t.yaml")).floors
+    grid, plain = Point(1, 4, layouts="columns"), Point(4)
+    assert floors.estimate(plain) > 10 * floors.estimate(grid)
+    many = enumeration(many_samples(), str(tmp_path / "t.yaml")).floors
+    assert many.estimate(plain) < many.estimate(grid)

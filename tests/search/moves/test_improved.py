@@ -1,0 +1,98 @@
+"""The local search: what it finds is quicker, none of its moves improves it, and equal seeds find equal strategies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import final
+
+from search.jobs import enumeration, layers
+from weft.search.budget import Budget
+from weft.search.enumeration import Enumeration
+from weft.search.evaluator import Longer, Measures
+from weft.search.moves.improved import improved
+from weft.search.moves.strategy_move import StrategyMove
+from weft.strategy.strategy import Strategy, data_parallel
+from weft.units import Seconds
+
+SLOW = replace(
+    data_parallel(),
+    grid=(2,),
+    signatures={"relu": "B -> B", "addmm": "B, B, B -> B"},
+    micro_batches=4,
+)
+
+
+def searched(seed: int, moves: int) -> Enumeration:
+    found = enumeration(layers(), "flexflow-k80x2")
+    found.budget = Budget.of(1.0, moves)
+    found.plan("slow", SLOW)
+    improved(found, seed, lambda _: None)
+    return found
+
+
+def test_nothing_is_tried_beyond_the_budget_and_equal_seeds_give_equal_results() -> None:
+    one, two = searched(3, 15), searched(3, 15)
+    assert one.planned <= 15
+    assert one.best == two.best
+    assert one.best is not None
+    first = one.evaluator.of(SLOW)
+    assert isinstance(first, Measures)
+    assert one.best[2].seconds < first.seconds
+    assert "not all of" in one.locality
+    assert one.locality in str(one.result())
+
+
+@final
+class Few:
+    """Moves of two entries: eight strategies, so that all pairs are tried."""
+
+    def every(self, _: Strategy) -> list[StrategyMove]:
+        """Four numbers of micro-batches, and two signatures of one call."""
+        return [
+            *(StrategyMove(f"{count}", partial(_cut, count)) for count in (1, 2, 4, 8)),
+            *(StrategyMove(text, partial(_signed, text)) for text in ("B -> B", "S(0) -> S(0)")),
+        ]
+
+    def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
+        """One of them."""
+        return random.choice(self.every(strategy))
+
+
+def _cut(count: int, strategy: Strategy) -> Strategy:
+    return replace(strategy, micro_batches=count)
+
+
+def _signed(text: str, strategy: Strategy) -> Strategy:
+    return replace(strategy, signatures={"relu": text})
+
+
+def test_a_local_optimum_is_one() -> None:
+    """Whatever it says was tried is tried again here, by full plans."""
+    found = enumeration(layers(), "flexflow-k80x2")
+    found.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
+    improved(found, 0, lambda _: None, Few())
+    assert found.locality.startswith("none of ")
+    assert "nor any of " in found.locality
+    assert found.best is not None
+    _, strategy, best = found.best
+    assert strategy.micro_batches == 1
+    for one in Few().every(strategy):
+        for two in Few().every(strategy):
+            answer = found.evaluator.of(two.on(one.on(strategy)))
+            if isinstance(answer, Measures):  # some layouts refuse a signature
+                assert answer.seconds >= best.seconds, (one.name, two.name)
+
+
+def test_what_takes_longer_is_not_measured() -> None:
+    evaluator = enumeration(layers(), "flexflow-k80x2").evaluator
+    strategy = replace(data_parallel(), grid=(2,))
+    least = evaluator.within(strategy, Seconds(1e-9))
+    assert isinstance(least, Longer)
+    whole = evaluator.within(strategy, Seconds(1.0))
+    assert isinstance(whole, Measures)
+    assert least.seconds <= whole.seconds
+    assert whole == evaluator.of(strategy)
+    # What is known by then is given, however little was asked for.
+    assert evaluator.within(Strategy(grid=(3,)), Seconds(1.0)) == evaluator.of(Strategy(grid=(3,)))

@@ -1,0 +1,104 @@
+"""Exchanges that are read off a step: each sum once, wherever a plan may add it up, and each weight's gradient once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import weft
+from search.jobs import decoder, loss
+from weft.planning.stored_step import StoredStep
+from weft.search.steps.exchanged import gradients, sums
+from weft.search.steps.linears import linears_of
+
+ROWS, WIDTH = 16, 8
+
+
+class Block(nn.Module):
+    """Two ways side by side that read the same: their parts may be added up together."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.one, self.two = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 64)
+        self.one_back, self.two_back = nn.Linear(32, WIDTH), nn.Linear(64, WIDTH)
+        self.beside = beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width] to the same."""
+        y = self.norm(x)
+        x = x + self.one_back(torch.relu(self.one(y)))
+        y = y if self.beside else self.norm(x)
+        out: Tensor = x + self.two_back(torch.relu(self.two(y)))
+        return out
+
+
+class Model(nn.Module):
+    """Blocks, and a head of three classes."""
+
+    def __init__(self, beside: bool, norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH) if norm else nn.Identity()
+        self.blocks = nn.ModuleList([Block(beside) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width] to [rows, 3]."""
+        x = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(torch.tanh(x))
+        return out
+
+
+def step(model: nn.Module) -> StoredStep:
+    batch = {"x": torch.zeros(ROWS, WIDTH), "y": torch.zeros(ROWS, dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.SGD(model.parameters()), batch).stored()
+
+
+def sizes(stored: StoredStep) -> list[tuple[int, int]]:
+    found = sums(stored.graph, linears_of(stored).kinds)
+    return sorted((each.size, each.weights) for each in found)
+
+
+def test_ways_one_after_another_are_added_up_each() -> None:
+    size = 4 * ROWS * WIDTH
+    # Forward and backward of both ways of two blocks, each beside its weight.
+    expected = [(size, 4 * WIDTH * width) for width in (32, 64)] * 4
+    assert sizes(step(Model(beside=False, norm=True))) == sorted(expected)
+
+
+def test_ways_side_by_side_may_be_added_up_together() -> None:
+    size = 4 * ROWS * WIDTH
+    forward, backward = (size, 4 * WIDTH * 32), (size, 4 * WIDTH * (32 + 64))
+    assert sizes(step(Model(beside=True, norm=True))) == sorted([forward, backward] * 2)
+
+
+def test_nobody_needs_the_gradient_of_the_batch() -> None:
+    layers = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+    layers.extend([nn.ReLU(), nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 4)])
+    forward = [(4 * ROWS * WIDTH, 4 * 32 * WIDTH), (4 * ROWS * 4, 4 * 32 * 4)]
+    backward = [(4 * ROWS * WIDTH, 4 * WIDTH * 32)]
+    assert sizes(step(layers)) == sorted(forward + backward)
+
+
+def test_a_shared_weight_has_one_gradient() -> None:
+    one = nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(one, nn.ReLU(), one, nn.ReLU(), nn.Linear(WIDTH, 4))
+    found = {each.key: each for each in gradients(step(model).graph)}
+    assert found.keys() == {"0.weight", "4.weight"}
+    assert found["0.weight"].elements == WIDTH * WIDTH
+    assert found["0.weight"].around == 2 * 2 * 4 * ROWS * WIDTH
+    assert found["4.weight"].around == 4 * ROWS * (WIDTH + 4)
+
+
+def test_a_convolution_has_a_gradient() -> None:
+    model = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 5, 1), nn.Flatten())
+    (found,) = gradients(step(model).graph)
+    assert (found.key, found.elements, found.around) == ("1.weight", 10, 4 * ROWS * (8 + 20))
+
+
+def test_a_decoder_adds_up_twice_a_block_each_way() -> None:
+    stored = decoder()
+    assert len(sums(stored.graph, linears_of(stored).kinds)) == 3 * 4
+    assert sums(stored.graph, {}) == ()

@@ -1,0 +1,48 @@
+"""Points keep what is fixed, each strategy once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import weft
+from search.jobs import decoder, enumeration, layers
+from weft.search.fixed import space_of
+from weft.strategy.parts import Schedule
+from weft.strategy.strategy import Strategy
+
+
+@pytest.mark.parametrize("schedule", [None, "1f1b", "interleaved"])
+def test_each_strategy_is_one_point(schedule: Schedule | None) -> None:
+    base = Strategy(schedule=schedule)
+    found = enumeration(decoder(), "h100x2", base=base)
+    space = space_of(found.facts, every_rank=False)
+    counted = Counter(str(point.strategy(found.facts.linears, base, "blocks.*")) for point in space)
+    assert max(counted.values()) == 1
+    staged = {point.schedule for point in space if point.stages > 1}
+    assert (
+        staged
+        == {
+            None: {"", "gpipe", "1f1b", "zero_bubble"},
+            "1f1b": {"1f1b"},
+            "interleaved": {""},
+        }[schedule]
+    )
+
+
+def test_what_is_fixed_holds_for_the_start_too() -> None:
+    start = Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
+    fixed = Strategy(micro_batches=2, parameters={"0.weight": weft.split(1)}, zero=weft.Zero(1))
+    for moves in (1, 12):
+        best = weft.search(layers(), "h100x2", moves=moves, fixed=fixed, start=start).best
+        assert (best.micro_batches, best.zero) == (2, weft.Zero(1))
+        assert next(iter(best.parameters.items())) == ("0.weight", weft.split(1))
+
+
+def test_a_layout_of_all_parameters_holds() -> None:
+    """Points of data parallelism lay all parameters out themselves, but for what is fixed."""
+    fixed = Strategy(parameters={"*": weft.split(0)})
+    found = enumeration(layers(), "h100x2", base=fixed)
+    for point in space_of(found.facts, every_rank=False):
+        assert point.strategy(found.facts.linears, fixed, "*").parameters["*"] == weft.split(0)
