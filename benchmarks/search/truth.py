@@ -32,7 +32,8 @@ from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
-from weft.search.evaluator import Evaluator, Measures
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Measures
 from weft.search.moves.improved import improved
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.facts import StepFacts

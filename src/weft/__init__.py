@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weft.program.compile import compile as compile
     from weft.runtime.world.world import local_world as local_world
     from weft.search import Auto as Auto
+    from weft.search import SearchRecord as SearchRecord
     from weft.search import SearchResult as SearchResult
     from weft.search import search as search
     from weft.simulator import Simulation as Simulation
@@ -67,7 +68,7 @@ _NAMES = {
     "weft.planning.simulated": "simulate",
     "weft.program": "Buckets Job Program Step compile release",
     "weft.runtime.world.world": "local_world",
-    "weft.search": "Auto SearchResult search",
+    "weft.search": "Auto SearchRecord SearchResult search",
     "weft.simulator": "Simulation",
     "weft.strategy": (
         "Precision Stage Strategy Zero context_parallel data_parallel expert_parallel hybrid_parallel tensor_parallel"

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from search.jobs import layers
 from weft.cli.main import app
 from weft.search.enumeration import Enumeration
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.record.record import SearchRecord
 from weft.strategy.strategy import Strategy
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from weft.cli.main import app; app()"
@@ -60,12 +62,56 @@ def test_interrupted_it_keeps_the_best(graph: Path, monkeypatch: pytest.MonkeyPa
     assert Strategy.load(output).grid
 
 
+def test_it_goes_on_where_it_ended(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted, both files are there; resumed, nothing that was planned is planned again."""
+    output = graph.parent / "parts.yaml"
+    search = ("search", graph, "--topology", "h100x2", "-o", output, "--moves", 8)
+    begun = run(*search, "--resume", "--json")
+    assert "nothing to resume" in begun.stderr
+    assert begun.exit_code == 0, begun.output
+    first = json.loads(begun.stdout)
+    record = graph.parent / "parts.search.json"
+    assert SearchRecord.load(record).best == Strategy.load(output)
+
+    made = list[object]()
+    priced = Evaluator._priced
+
+    def noted(self: Evaluator, strategy: Strategy) -> object:
+        made.append(strategy)
+        return priced(self, strategy)
+
+    monkeypatch.setattr(Evaluator, "_priced", noted)
+    done = run(*search, "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    second = json.loads(done.stdout)
+    assert len(made) <= 8 + 1  # and the simulation of the best
+    assert second["simulation"]["step_seconds"] <= first["simulation"]["step_seconds"]
+    assert len(SearchRecord.load(record).learned.answers) > len(first["tried"])
+
+
+def test_what_cannot_be_resumed_is_told(graph: Path) -> None:
+    output = graph.parent / "other.yaml"
+    search = ("search", graph, "--moves", 2, "--resume")
+    assert run("search", graph, "--topology", "h100x2", "--moves", 2, "-o", output).exit_code == 0
+    for said, arguments in (
+        ("of another graph or topology", ("--topology", "h100x4", "-o", output)),
+        ("give one of them", ("--topology", "h100x2", "-o", output, "--start", output)),
+        ("give -o best.yaml", ("--topology", "h100x2")),
+    ):
+        done = run(*search, *arguments)
+        assert done.exit_code == 2
+        assert said in done.output
+    output.with_suffix(".search.json").write_text("{}")
+    done = run(*search, "--topology", "h100x2", "-o", output)
+    assert done.exit_code == 2
+    assert "cannot be read" in done.output
+
+
 def test_bad_arguments_are_told(graph: Path) -> None:
     done = run("search", graph, "--topology", "h100x2", "--seconds", 0)
     assert done.exit_code == 2
     assert "seconds takes a number above 0" in done.output
-    done = run(
-        "search", graph, "--topology", "h100x2", "--moves", 1, "-o", graph.parent / "no" / "a"
-    )
+    # Before the search, which would take a minute.
+    done = run("search", graph, "--topology", "h100x2", "-o", graph.parent / "no" / "a")
     assert done.exit_code == 2
     assert "give a path that can be written" in done.output

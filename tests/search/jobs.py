@@ -16,7 +16,7 @@ from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
-from weft.search.evaluator import Evaluator
+from weft.search.evaluation.evaluator import Evaluator
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 

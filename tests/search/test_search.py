@@ -13,7 +13,8 @@ from torch import nn
 import weft
 from search.jobs import decoder, enumeration, job, layers, loss
 from weft.errors import StrategyError, UserError
-from weft.search.evaluator import Evaluator, Measures, Refused
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.fixed import space_of
 from weft.search.space import Point
 from weft.strategy.strategy import Strategy

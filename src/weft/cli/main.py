@@ -245,7 +245,10 @@ def search(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="The file of the best strategy to write.", show_default=False
+            "-o",
+            "--output",
+            help="The file of the best strategy to write; beside it the record of the search.",
+            show_default=False,
         ),
     ] = None,
     fixed: Annotated[
@@ -258,6 +261,12 @@ def search(
         Path | None,
         typer.Option(metavar="FILE", help="A strategy that is tried first.", show_default=False),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on where the search with this -o ended; what it measured is kept."
+        ),
+    ] = False,
     memory_limit: Annotated[
         int | None,
         typer.Option(
@@ -279,7 +288,7 @@ def search(
     """Search the fastest strategy of a graph file; Ctrl-C ends it with the best so far."""
     with _told():
         asked = cli.SearchOptions(graph, topology, seconds, fixed, start, memory_limit, seed, moves)
-        typer.echo(cli.search_graph(asked, output, as_json))
+        typer.echo(cli.search_graph(asked, output, resume, as_json))
 
 
 @app.command(rich_help_panel=PLAN)

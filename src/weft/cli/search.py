@@ -15,10 +15,16 @@ from rich.live import Live
 from rich.table import Table
 
 from weft.errors import UserError
+from weft.planning.machine import machine_of
+from weft.planning.stored_step import StoredStep
 from weft.search.enumeration import Enumeration
 from weft.search.outcome.result import SearchResult
+from weft.search.record.record import SearchRecord
 from weft.search.search import search
 from weft.strategy.strategy import Strategy
+from weft.whole_files import check_writable, write_whole
+
+_STRATEGY, _RECORD = "the strategy", "the record of the search"
 
 
 @final
@@ -36,37 +42,114 @@ class SearchOptions:
     moves: int | None
 
 
-def search_graph(asked: SearchOptions, output: Path | None, as_json: bool = False) -> str:
+@final
+class SearchFiles:
+    """The file of the best strategy, and the record of the search beside it: `best.yaml`, `best.search.json`.
+
+    Both are written whenever something quicker was found, and at the end.
+
+    Args:
+        output: the file of the strategy; None for no files.
+
+    Raises:
+        UserError: one cannot be written.
+    """
+
+    def __init__(self, output: Path | None) -> None:
+        self._output = output
+        self._written = ""
+        if output is not None:
+            check_writable(output, _STRATEGY)
+            check_writable(self.record, _RECORD)
+
+    @property
+    def record(self) -> Path:
+        """The file of the record."""
+        if self._output is None:
+            raise UserError(
+                "--resume goes on with the search whose files -o names; give -o best.yaml, as the first time"
+            )
+        return self._output.with_suffix(".search.json")
+
+    def earlier(self) -> SearchRecord | None:
+        """The record of the search before; None where there is none.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        return SearchRecord.load(self.record) if self.record.exists() else None
+
+    def write(self, best: Strategy, record: Callable[[], SearchRecord]) -> None:
+        """Write both, unless this strategy was written last."""
+        text = best.to_text()
+        if self._output is None or text == self._written:
+            return
+        write_whole(self._output, text, _STRATEGY)
+        record().save(self.record)
+        self._written = text
+
+    def write_all(self, result: SearchResult) -> None:
+        """Write what a search found and learned."""
+        self._written = ""
+        self.write(result.best, lambda: result.record)
+
+
+def search_graph(
+    asked: SearchOptions, output: Path | None, resume: bool = False, as_json: bool = False
+) -> str:
     """Search a graph file; returns what is to be printed. Interrupted, the best so far counts.
 
     Args:
         asked: what, where and for how long.
         output: the file of the strategy, which is written where it is given.
+        resume: true to begin with what the search before it learned, as the record beside `output` says.
         as_json: JSON in place of text.
 
     Raises:
-        UserError: as `weft.search`; or the file cannot be written.
+        UserError: as `weft.search`; a file cannot be read or written, or is of a search of something else.
     """
-    result = _found(asked)
-    if output is not None:
-        try:
-            result.best.save(output)
-        except OSError as error:
-            raise UserError(
-                f"cannot write the strategy {output}: {error.strerror}; give a path that can be written"
-            ) from None
+    files = SearchFiles(output)
+    result = _found(asked, files, _start(asked, files, resume))
+    files.write_all(result)
     return json.dumps(result.to_json()) if as_json else str(result)
 
 
-def _found(asked: SearchOptions) -> SearchResult:
-    fixed, start = (
-        None if path is None else Strategy.load(path) for path in (asked.fixed, asked.start)
-    )
+def _start(
+    asked: SearchOptions, files: SearchFiles, resume: bool
+) -> Strategy | SearchRecord | None:
+    """The strategy or the search to begin with."""
+    if not resume:
+        return None if asked.start is None else Strategy.load(asked.start)
+    if asked.start is not None:
+        raise UserError(
+            "--resume begins with the search before, --start with a strategy; give one of them"
+        )
+    record = files.earlier()
+    if record is None:
+        Console(stderr=True).print(
+            f"nothing to resume: there is no {files.record}; the search begins anew"
+        )
+        return None
+    step, machine = StoredStep.load(asked.graph), machine_of(asked.topology)
+    if not record.is_of(step, machine):
+        raise UserError(
+            f"--resume: {files.record} is of a search of another graph or topology than {asked.graph} on "
+            f"{asked.topology}; give another -o, or --start with its strategy"
+        )
+    return record
+
+
+def _found(
+    asked: SearchOptions, files: SearchFiles, start: Strategy | SearchRecord | None
+) -> SearchResult:
+    fixed = None if asked.fixed is None else Strategy.load(asked.fixed)
     state: list[Enumeration] = []
     with _shown() as show:
 
         def told(found: Enumeration) -> None:
             state[:] = [found]
+            if found.best is not None:
+                files.write(found.best[1], found.record)
             show(found)
 
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from weft.cached import cached_property
 from weft.errors import UserError
 from weft.hardware.costs import Costs
 from weft.hardware.here import cores, kept_here, load_here
@@ -35,6 +37,12 @@ class Machine:
     planned: Costs
     devices: int
     device_type: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The checksum of its costs: equal machines have equal ones."""
+        text = f"{self.devices} {self.device_type} {self.costs!r} {self.planned!r}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def kinds(self, ranks: Sequence[int]) -> dict[int, int]:
         """For each rank the number of its device's kind, where they have several kinds; else nothing."""

@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, final
 
+from weft.cached import cached_property
 from weft.errors import InternalError, UserError, WeftError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call
@@ -78,7 +79,7 @@ class StoredStep:
         Raises:
             UserError: when it cannot be written.
         """
-        text = f"{json.dumps(self._header(), ensure_ascii=False)}\n{self.graph}".encode()
+        text = self._text()
         content = f"{_MAGIC}{hashlib.sha256(text).hexdigest()}\n".encode() + text
         if Path(path).suffix == ".gz":
             content = gzip.compress(content, mtime=0)
@@ -86,6 +87,14 @@ class StoredStep:
             Path(path).write_bytes(content)
         except OSError as error:
             raise UserError(f"cannot write the graph file {path}: {error}") from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The checksum of its file: equal steps have equal ones."""
+        return hashlib.sha256(self._text()).hexdigest()
+
+    def _text(self) -> bytes:
+        return f"{json.dumps(self._header(), ensure_ascii=False)}\n{self.graph}".encode()
 
     def _header(self) -> dict[str, Any]:
         return {

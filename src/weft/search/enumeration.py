@@ -11,13 +11,16 @@ from typing import final
 from weft.errors import UserError
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.evaluator import Evaluator, Longer, Measures, Refused, measures_of
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
 from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, kind_of, why_not
+from weft.search.record.learned import Learned
+from weft.search.record.record import SearchRecord
 from weft.search.space import Point
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
@@ -26,9 +29,12 @@ from weft.units import Bytes, Seconds
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
 NO_TIME = "not reached in time"
+SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
 # A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
 # by floors.
 _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
+# So many times as long as the best: far slower.
+_FAR = 1.1
 # Seconds that differ by less than so many times are about the same.
 _ABOUT = 1.25
 
@@ -41,9 +47,16 @@ class Enumeration:
         evaluator: plans and simulates.
         floors: of points.
         budget: what may be spent.
+        learned: of an earlier search.
     """
 
-    def __init__(self, evaluator: Evaluator, floors: Floors, budget: Budget) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        floors: Floors,
+        budget: Budget,
+        learned: Learned = Learned(),  # noqa: B008 (frozen)
+    ) -> None:
         self.evaluator, self.floors, self.budget = evaluator, floors, budget
         self.facts = floors.facts
         self.skipped = Counter[str]()
@@ -52,18 +65,26 @@ class Enumeration:
         self._simulation: Simulation | None = None
         self._least = Seconds(float("inf"))
         self._moves = set[str]()
+        self._given = set[str]()
         self.locality = ""
         self._took: list[float] = []
         self.until = 1.0
-        self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy)
+        self.learned = learned
+        evaluator.learn(learned.answers, learned.longer)
+        self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
         self._fronts = [Frontier((), self.estimates)] * 2
         self._by_hand: list[Point] = []
         self._points: dict[Point, Measures | Refused] = {}
 
     @property
     def planned(self) -> int:
-        """The number of strategies that were planned."""
+        """The number of strategies that were tried."""
         return len(self._tried) + len(self._moves - self._tried.keys())
+
+    @property
+    def planned_anew(self) -> int:
+        """The number of strategies of which no earlier search knew what they take."""
+        return self.planned - len(self._given)
 
     @property
     def best(self) -> tuple[str, Strategy, Measures] | None:
@@ -80,18 +101,23 @@ class Enumeration:
         return min(self._least, self._best[0]) if self._best else self._least
 
     def affords(self) -> bool:
-        """True where one more strategy may be planned: it takes as long as the longest of the last, perhaps."""
+        """True where one more strategy may be planned: it takes as long as the longest of the last, perhaps.
+
+        The best is planned once more at the end where another process, or an earlier search, has planned it.
+        """
         soon = max(self._took[-3:], default=0.0)
-        return self.budget.allows(self.planned, soon) and self.budget.part() < self.until
+        if self.best is not None and self._simulation is None:
+            soon += self.evaluator.took(self.best[1]) or soon
+        return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
     def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Measures | Refused:
         """Plan and simulate a strategy, unless that was done."""
         key = str(strategy)
         if key in self._tried:
             return self._tried[key][2]
-        begin = monotonic()
+        known = self.evaluator.knows(strategy)
         found = self.evaluator.of(strategy)
-        self._took.append(monotonic() - begin)
+        self._note(key, strategy, known)
         self._tried[key] = name, strategy, found, by_hand
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
             self._take(found, key, strategy)
@@ -103,20 +129,25 @@ class Enumeration:
         Only those that become the best stand among what was tried.
         """
         key = str(strategy)
-        begin = monotonic()
+        known = self.evaluator.knows(strategy, most)
         found = self.evaluator.within(strategy, most)
-        self._took.append(monotonic() - begin)
+        self._note(key, strategy, known)
         self._moves.add(key)
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
             self._tried.setdefault(key, (name, strategy, found, False))
             self._take(found, key, strategy)
         return found
 
+    def _note(self, key: str, strategy: Strategy, known: bool) -> None:
+        """Note how long a plan took, or that an earlier search made it."""
+        if not known:
+            self._took.append(self.evaluator.took(strategy))
+        elif key not in self._moves and key not in self._tried:
+            self._given.add(key)
+
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
         """Take a strategy for the best."""
-        last = self.evaluator.last
-        new = last is not None and measures_of(last) == found
-        self._simulation = last if new and last else self.evaluator.simulation(strategy)
+        self._simulation = self.evaluator.last(strategy)
         self._best = found.seconds, key
 
     def _beats(self, found: Measures) -> bool:
@@ -158,6 +189,8 @@ class Enumeration:
                 self.skipped[SLOWER] += 1
             elif self.planned and not self._in_time(point):
                 self.skipped[NO_TIME] += 1
+            elif self._was_slower(point):
+                self.skipped[SLOWER_BEFORE] += 1
             else:
                 self._plan_point(point, told)
 
@@ -188,6 +221,10 @@ class Enumeration:
         return int(log(seconds) / log(_ABOUT)), point.micro_batches, point
 
     def _plan_point(self, point: Point, told: Callable[[Enumeration], None]) -> None:
+        front = self._fronts[not point.by_hand]
+        following = front.next_point(unseen=self.facts.small is None)
+        if following is not None and not self._is_hopeless(following) and self._in_time(following):
+            self.evaluator.ahead(self.strategy(following))
         measures = self.plan(str(point), self.strategy(point), point.by_hand)
         self._points[point] = measures
         if isinstance(measures, Measures):
@@ -200,10 +237,20 @@ class Enumeration:
 
     def _in_time(self, point: Point) -> bool:
         """True where there should be time to plan a point."""
+        if point in self.learned.points and self.evaluator.knows(self.strategy(point)):
+            return True
         return self.budget.allows(0, self.estimates.seconds_of_plan(point))
 
     def _is_hopeless(self, point: Point) -> bool:
         return self._best is not None and self.floors.least(point) >= self._best[0]
+
+    def _was_slower(self, point: Point) -> bool:
+        """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
+        return (
+            self._best is not None
+            and self.learned.was_slower(point, _FAR * self._best[0])
+            and not self.evaluator.knows(self.strategy(point))
+        )
 
     def _is_unlikely(self, seconds: float) -> bool:
         times = _UNLIKELY_ROUGH if self.facts.small is None else _UNLIKELY
@@ -227,20 +274,32 @@ class Enumeration:
         """
         left = sum(map(len, self._fronts))
         self.skipped[NO_TIME] += left
-        if self.best is None or self._simulation is None:
+        if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
+        simulation = self._simulation or self.evaluator.simulation(strategy)
         tried = rows(self._tried.values(), str(strategy), self.floors.limit)
         return SearchResult(
             strategy,
-            self._simulation,
+            simulation,
             self.bound,
             tried,
             dict(self.skipped),
             not_searched(self.facts.statistics),
             self.locality,
             why_not(self._by_hand, best, self._sources()),
+            record=self.record(),
         )
+
+    def record(self) -> SearchRecord:
+        """The best so far, and all that was learned; once something fits."""
+        assert self.best is not None
+        evaluator, facts, best = self.evaluator, self.facts, self.best[1]
+        points = {**self.learned.points, **self._points}
+        looks = dict(self.estimates.looks)
+        learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
+        step, machine = facts.step.fingerprint, facts.machine.fingerprint
+        return SearchRecord(best, facts.base, step, machine, learned)
 
     def _sources(self) -> Sources:
         estimates, floors = self.estimates, self.floors

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from weft.errors import UserError
+from weft.hardware.here import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
 from weft.planning.simulated import Capturable, as_stored
@@ -21,15 +22,20 @@ from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
-from weft.search.evaluator import Evaluator
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.planners import Planners
 from weft.search.fixed import hand_only, space_of, with_fixed
 from weft.search.moves.improved import improved
 from weft.search.outcome.result import SearchResult
+from weft.search.record.learned import Learned
+from weft.search.record.record import SearchRecord
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 
 # Parts of the seconds at which strategies that people write by hand, first moves, and other points end.
 _BY_HAND, _MOVED, _OTHERS = 0.4, 0.7, 0.9
+# Each keeps the step and what its last plans can use again.
+_MOST_PLANNERS = 7
 Told: TypeAlias = Callable[["Enumeration"], None]
 
 
@@ -39,11 +45,12 @@ def search(
     *,
     seconds: float = 60.0,
     fixed: Strategy | None = None,
-    start: Strategy | None = None,
+    start: Strategy | SearchResult | SearchRecord | None = None,
     memory_limit: int | None = None,
     seed: int = 0,
     moves: int | None = None,
     every_rank: bool = False,
+    planners: int | None = None,
     told: Told = lambda _: None,
 ) -> SearchResult:
     """Search the fastest strategy of a step on a machine.
@@ -56,11 +63,14 @@ def search(
         seconds: that the search may take.
         fixed: entries that are set hold for every strategy; the others are searched. Of a graph file its precision
             holds, too.
-        start: a strategy that is tried first, with all that is fixed.
+        start: a strategy that is tried first, with all that is fixed; or an earlier search, of which the best is. What
+            that one measured counts where step and machine are the same, so that less is planned.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
         every_rank: true where all devices must take part; by default fewer may, where that is quicker.
+        planners: processes that plan ahead, beside this one; by default one for each further core, 7 at most. They
+            change how long a search takes, and with `seconds` how far it gets.
         told: is told what is known, after each strategy.
 
     Raises:
@@ -68,24 +78,61 @@ def search(
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
+    _check_strategies(fixed, start)
     machine = machine_of(topology)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     facts = StepFacts(stored, machine, base)
     floors = Floors(facts, _limit(machine, memory_limit))
-    found = Enumeration(Evaluator(stored, machine, facts.ranks), floors, budget)
-    begin = None if start is None else with_fixed(start, base)
-    for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
-        if strategy is not None:
-            found.plan(name, strategy)
-            told(found)
-    if not hand_only(base):
-        found.arrange(space_of(facts, every_rank))
-        _enumerated(found, seed, told)
-    improved(found, seed, told)
-    for by_hand in (True, False):
-        found.plan_points(by_hand, told, likely=False)
-    return found.result()
+    first, earlier = _begin(start)
+    learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
+    with Planners(_count(planners)) as helpers:
+        evaluator = Evaluator(stored, machine, facts.ranks, planners=helpers)
+        found = Enumeration(evaluator, floors, budget, learned)
+        begin = None if first is None else with_fixed(first, base)
+        for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
+            if strategy is not None:
+                found.plan(name, strategy)
+                told(found)
+        if not hand_only(base):
+            found.arrange(space_of(facts, every_rank))
+            _enumerated(found, seed, told)
+        improved(found, seed, told)
+        for by_hand in (True, False):
+            found.plan_points(by_hand, told, likely=False)
+        return found.result()
+
+
+def _count(planners: object) -> int:
+    """The number of processes beside this one."""
+    if planners is None:
+        return min(cores() - 1, _MOST_PLANNERS)
+    if isinstance(planners, bool) or not isinstance(planners, int) or planners < 0:
+        raise UserError(
+            f"weft.search: planners takes the number of processes beside this one, from 0, found {planners!r}"
+        )
+    return planners
+
+
+def _begin(
+    start: Strategy | SearchResult | SearchRecord | None,
+) -> tuple[Strategy | None, SearchRecord | None]:
+    """The strategy that is tried first, and the record of an earlier search."""
+    if isinstance(start, SearchResult):
+        return start.best, start.record
+    return (start.best, start) if isinstance(start, SearchRecord) else (start, None)
+
+
+def _check_strategies(fixed: object, start: object) -> None:
+    if fixed is not None and not isinstance(fixed, Strategy):
+        raise UserError(
+            f"weft.search: fixed takes a weft.Strategy with the entries that hold for all, found {fixed!r}"
+        )
+    if start is not None and not isinstance(start, Strategy | SearchResult | SearchRecord):
+        raise UserError(
+            "weft.search: start takes a weft.Strategy, or the weft.SearchResult or weft.SearchRecord of an earlier "
+            f"search, found {start!r}"
+        )
 
 
 def _enumerated(found: Enumeration, seed: int, told: Told) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 import weft
 from search.jobs import enumeration, loss
 from weft.planning.stored_step import StoredStep
-from weft.search.evaluator import Measures
+from weft.search.evaluation.measures import Measures
 from weft.search.fixed import space_of
 from weft.search.space import Point
 

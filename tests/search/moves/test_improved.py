@@ -10,7 +10,7 @@ from typing import final
 from search.jobs import enumeration, layers
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
-from weft.search.evaluator import Longer, Measures
+from weft.search.evaluation.measures import Longer, Measures
 from weft.search.moves.improved import improved
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.strategy import Strategy, data_parallel

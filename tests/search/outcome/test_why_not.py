@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weft
 from search.jobs import layers
-from weft.search.evaluator import Measures, Refused
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.why_not import Sources, kind_of, why_not
 from weft.search.space import Point
 from weft.units import Bytes, Seconds

@@ -7,14 +7,14 @@ move whose bound is above that is not simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import log
 from random import Random
 from typing import final
 
 from weft.search.enumeration import Enumeration
-from weft.search.evaluator import Measures
+from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.starts import starts
 from weft.search.moves.strategy_move import StrategyMove
@@ -31,6 +31,8 @@ ROUNDS = 1
 NEAR = 0.1
 # Pairs of moves are tried where there are at most so many.
 PAIRS = 30_000
+# So many of the next moves are planned ahead at most.
+AHEAD = 16
 
 
 def improved(
@@ -101,6 +103,7 @@ class LocalSearch:
                 continue
             if not self._found.affords():
                 return False
+            self._ahead(changes, place, strategy, here.seconds)
             measures = self._tried(change, other, here.seconds)
             if measures is not None and measures.seconds < here.seconds:
                 strategy, here = other, measures
@@ -127,10 +130,11 @@ class LocalSearch:
         while since < PATIENCE and self._found.affords():
             since += 1
             change = self._neighbours.drawn(self._random, strategy)
-            most = self._kept_up_to(here.seconds)
+            most = self._kept_up_to(here.seconds, self._random)
             other = change.on(strategy)
             if other == strategy:
                 continue
+            self._draw_ahead(strategy, here)
             measures = self._tried(change, other, most)
             if measures is None:
                 continue
@@ -140,9 +144,29 @@ class LocalSearch:
         if own[1].seconds <= (1 + NEAR) * self.best[1].seconds:
             self.descend(*own)
 
-    def _kept_up_to(self, here: Seconds) -> Seconds:
+    def _ahead(
+        self, changes: Sequence[StrategyMove], place: int, strategy: Strategy, most: Seconds
+    ) -> None:
+        """Have the changes from that place on planned by other processes, as long as one has time."""
+        for number in range(place, place + min(AHEAD, len(changes))):
+            other = changes[number % len(changes)].on(strategy)
+            if other != strategy and not self._found.evaluator.ahead(other, most):
+                return
+
+    def _draw_ahead(self, strategy: Strategy, here: Measures) -> None:
+        """The same with what a chain draws next, if it stays where it is."""
+        random = Random()
+        random.setstate(self._random.getstate())
+        for _ in range(AHEAD):
+            change = self._neighbours.drawn(random, strategy)
+            most = self._kept_up_to(here.seconds, random)
+            other = change.on(strategy)
+            if other != strategy and not self._found.evaluator.ahead(other, most):
+                return
+
+    def _kept_up_to(self, here: Seconds, random: Random) -> Seconds:
         """Seconds up to which the next step is kept: Metropolis, with the number drawn first."""
-        drawn = 1.0 - self._random.random()
+        drawn = 1.0 - random.random()
         return Seconds(here - TEMPERATURE * self.best[1].seconds * log(drawn))
 
     def _tried(self, change: StrategyMove, strategy: Strategy, most: Seconds) -> Measures | None:

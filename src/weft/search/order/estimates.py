@@ -6,15 +6,16 @@ each. Its stages share that step's work; the first and the last micro-batches fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from typing import TypeAlias, final
 
 from weft.search.bounds.floors import Floors
-from weft.search.evaluator import Answer, Measures
+from weft.search.evaluation.measures import Measures
 from weft.search.order.lines import Lines
+from weft.search.record.learned import Learned, Look
 from weft.search.space import Point
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -38,35 +39,64 @@ class Estimates:
         floors: of points.
         lines: through small steps.
         strategy: that a point stands for.
+        learned: of an earlier search.
     """
 
     floors: Floors
     lines: Lines
     strategy: Callable[[Point], Strategy]
-    _known: dict[Point, Answer | None] = field(default_factory=dict, repr=False)
+    learned: Learned = Learned()  # noqa: RUF009 (frozen)
+    _looks: dict[Point, Look] = field(default_factory=dict, repr=False)
     _factors: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._looks.update(self.learned.looks)
+        seen = {point: look.answer for point, look in self.learned.looks.items()}
+        for point, answer in (*seen.items(), *self.learned.points.items()):
+            if isinstance(answer, Measures):
+                self.learn(point, answer.seconds)
+
+    @property
+    def looks(self) -> Mapping[Point, Look]:
+        """The looks so far, at points without stages."""
+        return self._looks
 
     def rough(self, point: Point) -> Seconds:
         """Seconds of a step by floors, times what points alike took longer than theirs."""
         return Seconds(self.floors.estimate(point) * self._factor(point))
 
     def refined(self, point: Point) -> Measures | None:
-        """The measures of a step by small steps, about; None where it is too small for these, or cannot be planned."""
+        """The measures of a step, about: of an earlier search, or by small steps.
+
+        None where it is too small for these, or cannot be planned.
+        """
+        before = self.learned.points.get(point)
+        if isinstance(before, Measures):
+            return before
         flat = _flat(point)
-        if flat not in self._known:
-            answer = self._known[flat] = self.lines.of(self.strategy(flat))
-            if isinstance(answer, Measures):
-                self.learn(flat, answer.seconds)
-        found = self._known[flat]
+        if flat not in self._looks:
+            self._looks[flat] = self._look(flat)
+        found = self._looks[flat].answer
         if not isinstance(found, Measures):
             return None
         return found if point.stages == 1 else self._in_stages(point, flat, found)
+
+    def ahead(self, point: Point) -> bool:
+        """Have a point's small steps planned by other processes that have time; false where none has."""
+        return self.looked_at(point) or self.lines.ahead(self.strategy(_flat(point)))
+
+    def _look(self, flat: Point) -> Look:
+        strategy = self.strategy(flat)
+        answer = self.lines.of(strategy)
+        if isinstance(answer, Measures):
+            self.learn(flat, answer.seconds)
+        return Look(answer, self.lines.seconds_of_plan(strategy))
 
     def seconds(self, point: Point) -> Seconds:
         """Seconds by which points are ordered once they were looked at: of those without room many more."""
         found = self.refined(point)
         if found is None:
-            return self.rough(point) if self._known[_flat(point)] is None else Seconds(inf)
+            return self.rough(point) if self._looks[_flat(point)].answer is None else Seconds(inf)
         over = found.memory / (self.floors.limit or inf)
         return Seconds(found.seconds * (_NO_ROOM * over if over > 1 else 1.0))
 
@@ -76,13 +106,14 @@ class Estimates:
         return found is not None and found.memory <= (self.floors.limit or inf)
 
     def looked_at(self, point: Point) -> bool:
-        """True where a point's small steps were planned."""
-        return _flat(point) in self._known
+        """True where a point's small steps were planned, or the point itself in an earlier search."""
+        return _flat(point) in self._looks or point in self.learned.points
 
     def seconds_of_plan(self, point: Point) -> float:
         """Seconds in which a point would be planned and simulated, about; 0 where it was not looked at."""
         times = _SPLIT if point.schedule == "zero_bubble" else 1.0
-        return times * self.lines.seconds_of_plan(self.strategy(_flat(point)))
+        look = self._looks.get(_flat(point))
+        return times * look.seconds if look is not None else 0.0
 
     def _in_stages(self, point: Point, flat: Point, found: Measures) -> Measures:
         s, m = point.stages, point.micro_batches

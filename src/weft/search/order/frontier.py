@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from math import inf
 from typing import TypeAlias, final
 
@@ -12,6 +12,9 @@ from weft.search.space import Point
 
 # Seconds; false before true where people write such points by hand; the point; whether it was looked at.
 _Entry: TypeAlias = tuple[float, bool, Point, bool]
+
+# So many of the next points are looked at ahead.
+_AHEAD = 8
 
 
 @final
@@ -42,6 +45,10 @@ class Frontier:
     def next_seconds(self) -> float:
         """Seconds of the next point, about; endless without one."""
         return self._heap[0][0] if self._heap else inf
+
+    def next_point(self, unseen: bool) -> Point | None:
+        """The next point; with `unseen` false only where it was looked at."""
+        return self._heap[0][2] if self._heap and (unseen or self._heap[0][3]) else None
 
     def first(self) -> Point:
         """The next point as it stands.
@@ -76,11 +83,18 @@ class Frontier:
             if now > seconds * (1 + 1e-9):
                 heappush(self._heap, (now, hand, point, False))
             elif self._estimates.looked_at(point) or more():
+                self._look_ahead()
                 heappush(self._heap, (self._estimates.seconds(point), hand, point, True))
             else:
                 heappush(self._heap, (seconds, hand, point, False))
                 return self._pop_known(in_time)
         return None
+
+    def _look_ahead(self) -> None:
+        """Have those that are looked at next planned by other processes that have time."""
+        for _, _, point, looked_at in nsmallest(_AHEAD, self._heap):
+            if not looked_at and not self._estimates.ahead(point):
+                return
 
     def _pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
         """The quickest point that was looked at, has room and can be planned in time; None where there is none.

@@ -7,17 +7,19 @@ hundred, and the line through them meets it to some thousandths where nothing bu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import final
 
 from weft.planning.stored_step import StoredStep
-from weft.search.evaluator import Answer, Evaluator, Measures
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Answer, Measures
+from weft.search.evaluation.messages import StepName
 from weft.search.steps.facts import MORE, StepFacts
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
 # Ranks that are not alike in a step without stages: of more, a plan takes long, and most exchange what others do not.
 _MOST_CLASSES = 24
+_NAMES: tuple[StepName, StepName] = ("few", "more")
 
 
 @final
@@ -33,20 +35,16 @@ class Lines:
     facts: StepFacts
     whole: Evaluator
     _small: list[Evaluator] = field(default_factory=list, repr=False)
-    _took: dict[str, float] = field(default_factory=dict, repr=False)
 
     def of(self, strategy: Strategy) -> Answer | None:
         """The measures of a strategy without stages, about, or why it cannot be planned; None for a small step."""
         small = self.facts.small
         if small is None:
             return None
-        if not self._small:
-            self._small.extend(self._evaluator(each) for each in small)
         found = []
-        for evaluator in self._small:
-            begin = monotonic()
+        self.ahead(strategy)
+        for evaluator in self._evaluators(small):
             answer = evaluator.of(strategy)
-            self._took[str(strategy)] = monotonic() - begin
             if not isinstance(answer, Measures):
                 return answer
             found.append(answer)
@@ -55,10 +53,24 @@ class Lines:
     def seconds_of_plan(self, strategy: Strategy) -> float:
         """Seconds in which the whole step would be planned and simulated, by those of the small one; 0 if not known."""
         count = self.facts.blocks.count if self.facts.blocks is not None else 1
-        return self._took.get(str(strategy), 0.0) * count / MORE
+        return self._small[-1].took(strategy) * count / MORE if self._small else 0.0
 
-    def _evaluator(self, step: StoredStep) -> Evaluator:
-        return Evaluator(step, self.whole.machine, self.whole.ranks, _MOST_CLASSES)
+    def ahead(self, strategy: Strategy) -> bool:
+        """Have its small steps planned by other processes that have time; false where none has."""
+        small = self.facts.small
+        # The last first: this process begins with the first.
+        return small is not None and all(
+            each.ahead(strategy) for each in reversed(self._evaluators(small))
+        )
+
+    def _evaluators(self, small: tuple[StoredStep, StoredStep]) -> list[Evaluator]:
+        if not self._small:
+            machine, ranks, planners = self.whole.machine, self.whole.ranks, self.whole.planners
+            self._small.extend(
+                Evaluator(step, machine, ranks, _MOST_CLASSES, name, planners)
+                for step, name in zip(small, _NAMES, strict=True)
+            )
+        return self._small
 
 
 def _along(one: Measures, two: Measures, times: float) -> Measures:

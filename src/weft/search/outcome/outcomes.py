@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TypeAlias
 
-from weft.search.evaluator import Measures, Refused
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.result import Outcome, Tried
 from weft.search.outcome.terms import loses_by, too_much
 from weft.strategy.strategy import Strategy

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, final
 
 from weft.search.outcome.why_not import WhyNot
+from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -62,6 +63,7 @@ class SearchResult:
         not_searched: dimensions that the space has not, in words.
         locality: which moves from the best were tried and are no quicker, in words.
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
+        record: what the search learned, for the next one; with `save`.
     """
 
     best: Strategy
@@ -72,6 +74,7 @@ class SearchResult:
     not_searched: Sequence[str] = ()
     locality: str = ""
     why: tuple[WhyNot, ...] = ()
+    record: SearchRecord = field(kw_only=True, repr=False, compare=False)
 
     @property
     def seconds(self) -> Seconds:

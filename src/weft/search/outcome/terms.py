@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.search.evaluator import Measures
+from weft.search.evaluation.measures import Measures
 from weft.units import Bytes
 
 

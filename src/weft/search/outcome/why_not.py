@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
-from weft.search.evaluator import Measures, Refused
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.terms import loses_by, too_much
 from weft.search.space import Point
 from weft.units import Bytes, Seconds

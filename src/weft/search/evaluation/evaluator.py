@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TypeAlias, final, overload
+from time import monotonic
+from typing import final, overload
 
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
@@ -17,55 +19,12 @@ from weft.planning.priced import PricedStep, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
+from weft.search.evaluation.measures import Answer, Longer, Refused, key_of, measures_of
+from weft.search.evaluation.messages import Setup, StepName
+from weft.search.evaluation.planners import Planners
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
-from weft.units import Bytes, Seconds
-
-
-@final
-@dataclass(frozen=True)
-class Measures:
-    """The figures of a strategy that are compared.
-
-    Attributes:
-        seconds: of a step.
-        memory: bytes that the rank with the least room takes, with what its device reserves.
-        exposed: seconds in which compute queues wait for exchanges, the mean of all ranks.
-        idle: seconds in which they do nothing else either.
-    """
-
-    seconds: Seconds
-    memory: Bytes
-    exposed: Seconds
-    idle: Seconds
-
-    @property
-    def computing(self) -> Seconds:
-        """Seconds in which compute queues work."""
-        return Seconds(self.seconds - self.exposed - self.idle)
-
-
-@final
-@dataclass(frozen=True)
-class Refused:
-    """A strategy that cannot be planned, and why."""
-
-    why: str
-
-
-@final
-@dataclass(frozen=True)
-class Longer:
-    """A strategy that takes longer than was asked for, which is all that is known of it.
-
-    Attributes:
-        seconds: that a step takes at least.
-    """
-
-    seconds: Seconds
-
-
-Answer: TypeAlias = Measures | Refused
+from weft.units import Seconds
 
 # Results that are kept of each pass.
 KEPT = 4
@@ -82,16 +41,60 @@ class Evaluator:
         machine: with at least as many devices as a strategy has ranks.
         ranks: all of the machine's that may be used, in order; rank r runs on device r.
         most_classes: of ranks that are not alike in plans that are made; None for any number.
+        name: of the step, which planners know it by.
+        planners: processes that plan ahead.
     """
 
     step: StoredStep
     machine: Machine
     ranks: tuple[int, ...]
     most_classes: int | None = None
+    name: StepName = "whole"
+    planners: Planners = field(default_factory=Planners, repr=False)
     _known: dict[str, Answer] = field(default_factory=dict, repr=False)
     _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
-    _last: list[Simulation] = field(default_factory=list, repr=False)
+    _took: dict[str, float] = field(default_factory=dict, repr=False)
+    _last: dict[str, Simulation] = field(default_factory=dict, repr=False)
     _kept: KeptResults = field(default_factory=lambda: KeptResults(KEPT), repr=False)
+
+    def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, Longer]) -> None:
+        """Take what another search knew of the same step on the same machine, by `key_of`."""
+        self._known.update(answers)
+        self._longer.update(longer)
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """All that is known, by `key_of`."""
+        return self._known
+
+    @property
+    def longer(self) -> Mapping[str, Longer]:
+        """Strategies of which no more is known, by `key_of`."""
+        return {key: each for key, each in self._longer.items() if key not in self._known}
+
+    def knows(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> bool:
+        """True where nothing has to be planned to say what a strategy takes, up to so many seconds."""
+        key = key_of(strategy)
+        return key in self._known or (key in self._longer and self._longer[key].seconds > most)
+
+    def took(self, strategy: Strategy) -> float:
+        """Seconds in which a strategy was planned last; 0 for one that was not."""
+        return self._took.get(key_of(strategy), 0.0)
+
+    def ahead(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> bool:
+        """Have a strategy planned by another process that has time, for it will be asked for.
+
+        Returns:
+            False where none has.
+        """
+        if not self.planners.has_time():
+            return False
+        if not self.knows(strategy, most):
+            self.planners.ask(self.name, key_of(strategy), strategy, most, self._setup)
+        return True
+
+    def _setup(self) -> Setup:
+        return Setup(self.name, self.step, self.machine, self.ranks, self.most_classes)
 
     def placement(self, strategy: Strategy) -> Placement:
         """The ranks of a strategy, as its grid says.
@@ -138,17 +141,15 @@ class Evaluator:
             planned = planned_step(self.step.graph, compiled, self._kept)
             return priced_step(planned, self.machine.costs)
 
-    @property
-    def last(self) -> Simulation | None:
-        """The simulation that was made last."""
-        return self._last[0] if self._last else None
+    def last(self, strategy: Strategy) -> Simulation | None:
+        """The simulation of a strategy, where it was made last, and here."""
+        return self._last.get(key_of(strategy))
 
     def of(self, strategy: Strategy) -> Answer:
         """The measures of a strategy, or why it cannot be planned."""
-        # As text: patterns count in their order, which equal mappings need not have.
-        key = str(strategy)
+        key = key_of(strategy)
         if key not in self._known:
-            self._known[key] = self._anew(strategy)
+            self._known[key] = self._made(key, strategy)
         return self._known[key]
 
     def within(self, strategy: Strategy, most: Seconds) -> Answer | Longer:
@@ -157,12 +158,12 @@ class Evaluator:
         The busiest queue of the plans is a bound: where that takes longer, nothing is simulated; where the step takes
         longer, what ranks hold is not looked at.
         """
-        key = str(strategy)
+        key = key_of(strategy)
         longer = self._longer.get(key)
         if longer is not None and longer.seconds > most:
             return longer
         if key not in self._known:
-            found = self._anew(strategy, most)
+            found = self._made(key, strategy, most)
             if isinstance(found, Longer):
                 self._longer[key] = found
                 return found
@@ -170,12 +171,26 @@ class Evaluator:
         return self._known[key]
 
     @overload
-    def _anew(self, strategy: Strategy) -> Answer: ...
+    def _made(self, key: str, strategy: Strategy) -> Answer: ...
 
     @overload
-    def _anew(self, strategy: Strategy, most: Seconds) -> Answer | Longer: ...
+    def _made(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer: ...
 
-    def _anew(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> Answer | Longer:
+    def _made(self, key: str, strategy: Strategy, most: Seconds = UNBOUNDED) -> Answer | Longer:
+        """The answer of a process that has planned ahead, else of a plan of this one."""
+        ahead = self.planners.taken(self.name, key)
+        if ahead is not None and not (
+            isinstance(ahead.answer, Longer) and ahead.answer.seconds <= most
+        ):
+            self._took[key] = ahead.took
+            return ahead.answer
+        begin = monotonic()
+        found = self._anew(key, strategy, most)
+        self._took[key] = monotonic() - begin
+        self.planners.worked(self._took[key])
+        return found
+
+    def _anew(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         try:
             priced = self._priced(strategy)
             with uncollected():
@@ -183,18 +198,11 @@ class Evaluator:
                     for least in (priced.bound, lambda: priced.ran.step_seconds):
                         if least() > most:
                             return Longer(least())
-                self._last[:] = [priced.simulation]
+                self._last.clear()
+                self._last[key] = priced.simulation
                 return measures_of(priced.simulation)
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:
             # A plan that gets stuck, or a pass that does not know the combination: one strategy fewer, no wrong one.
             return Refused(f"weft cannot plan it: {error}")
-
-
-def measures_of(simulation: Simulation) -> Measures:
-    """The figures of a simulation that are compared."""
-    memory = simulation.memory.total if simulation.memory is not None else Bytes(0)
-    unused = simulation.bubble * simulation.step_seconds
-    idle = Seconds(max(unused - simulation.exposed, 0.0))
-    return Measures(simulation.step_seconds, memory, simulation.exposed, idle)

@@ -1,0 +1,117 @@
+"""The record of a search: its result and measures, for the next one (`start=`, `weft search --resume`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from weft.errors import UserError
+from weft.planning.machine import Machine
+from weft.planning.stored_step import StoredStep
+from weft.search.record.learned import Learned
+from weft.search.record.learned_json import from_json, to_json
+from weft.strategy.strategy import Strategy
+from weft.version import __version__
+from weft.whole_files import write_whole
+
+FORMAT = 1
+# Of a file; ten thousand strategies take a megabyte or two.
+MAX_BYTES = 1 << 28
+# Entries that change what every strategy takes.
+_OF_ALL = ("precision", "clip_norm", "recompute", "offload", "expert_capacity")
+
+
+@final
+@dataclass(frozen=True)
+class SearchRecord:
+    """The result of a search, for the next one.
+
+    Attributes:
+        best: the strategy that it found.
+        fixed: the entries that it kept.
+        step: the fingerprint of the captured step.
+        machine: the fingerprint of the machine.
+        learned: what strategies and points take.
+    """
+
+    best: Strategy
+    fixed: Strategy
+    step: str
+    machine: str
+    learned: Learned = field(repr=False)
+
+    def is_of(self, step: StoredStep, machine: Machine) -> bool:
+        """True where it was made of this step on this machine."""
+        return (self.step, self.machine) == (step.fingerprint, machine.fingerprint)
+
+    def learned_of(self, step: StoredStep, machine: Machine, fixed: Strategy) -> Learned:
+        """The part of it that counts for a search of that step, on that machine, with that fixed.
+
+        Strategies take what they took. Points take about that, where nothing is fixed otherwise that changes all.
+        """
+        if not self.is_of(step, machine):
+            return Learned()
+        if any(getattr(self.fixed, name) != getattr(fixed, name) for name in _OF_ALL):
+            return Learned(self.learned.answers, self.learned.longer)
+        return self.learned
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        content = {
+            "weft search": FORMAT,
+            "weft": __version__,
+            "step": self.step,
+            "machine": self.machine,
+            "best": self.best.to_text(),
+            "fixed": self.fixed.to_text(),
+            **to_json(self.learned),
+        }
+        write_whole(path, json.dumps(content), "the record of the search")
+
+    @staticmethod
+    def load(path: str | Path) -> SearchRecord:
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: the file cannot be read, is none, or of another version of weft.
+        """
+        where = f"the record of a search {path}"
+        try:
+            with Path(path).open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise UserError(
+                f"cannot read {where}: {error.strerror}; give a file that weft search wrote beside its strategy"
+            ) from None
+        try:
+            if len(text) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
+            content = json.loads(text)
+            if (content["weft search"], content["weft"]) != (FORMAT, __version__):
+                raise UserError(
+                    f"{where} was written by weft {content['weft']!r}, this is weft {__version__}; search anew, with "
+                    "its strategy as the start"
+                )
+            return SearchRecord(
+                Strategy.from_text(_text(content["best"]), path),
+                Strategy.from_text(_text(content["fixed"]), path),
+                _text(content["step"]),
+                _text(content["machine"]),
+                from_json(content),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{where} cannot be read ({type(error).__name__}: {error}); search anew, with its strategy as the start"
+            ) from None
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise ValueError(f"expected a text, found {found!r}")
+    return found

@@ -1,0 +1,58 @@
+"""Files that are never half written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weft.errors import UserError
+
+
+def write_whole(path: str | Path, text: str, what: str) -> None:
+    """Write a file beside its place, and put it there when it is whole.
+
+    Args:
+        path: of the file; what is there and no file (a pipe) is written as it stands.
+        text: that it holds then.
+        what: errors call it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    place = Path(path)
+    beside = place if _is_other(place) else place.with_name(f".{place.name}.{os.getpid()}.partial")
+    try:
+        beside.write_text(text)
+        if beside != place:
+            beside.replace(place)
+    except OSError as error:
+        if beside != place:
+            beside.unlink(missing_ok=True)
+        raise UserError(cannot_write(place, what, error)) from None
+
+
+def check_writable(path: str | Path, what: str) -> None:
+    """Check that a file can be written, before work is spent on what it is to hold.
+
+    Raises:
+        UserError: it cannot.
+    """
+    place = Path(path)
+    try:
+        if place.exists() or place.is_symlink():
+            with place.open("ab"):
+                return
+        with place.open("xb"):
+            pass
+        place.unlink()
+    except OSError as error:
+        raise UserError(cannot_write(place, what, error)) from None
+
+
+def cannot_write(path: Path, what: str, error: OSError) -> str:
+    """The message that a file cannot be written."""
+    return f"cannot write {what} {path}: {error.strerror}; give a path that can be written"
+
+
+def _is_other(place: Path) -> bool:
+    return place.is_symlink() or (place.exists() and not place.is_file())

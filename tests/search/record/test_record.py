@@ -1,0 +1,99 @@
+"""Records of searches are read back as they were, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from search.jobs import layers
+from weft.errors import UserError
+from weft.hardware.topology import topology
+from weft.planning.machine import machine_of
+from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.record.learned import Learned, Look
+from weft.search.record.record import SearchRecord
+from weft.search.space import Point
+from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
+
+TOOK = Measures(Seconds(1.5), Bytes(3), Seconds(0.25), Seconds(0.1))
+RECORD = SearchRecord(
+    Strategy(batch={"*": weft.split(0)}, micro_batches=2, grid=(2,)),
+    Strategy(micro_batches=2),
+    "step",
+    "machine",
+    Learned(
+        {"a": TOOK, "b": Refused("no room")},
+        {"c": Longer(Seconds(2.0))},
+        {Point(2, 2, layouts="columns", outer=True): TOOK, Point(4): Refused("no")},
+        {Point(2): Look(TOOK, 0.5), Point(1): Look(None, 0.0)},
+    ),
+)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    RECORD.save(tmp_path / "a.search.json")
+    assert SearchRecord.load(tmp_path / "a.search.json") == RECORD
+    assert [each.name for each in tmp_path.iterdir()] == ["a.search.json"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        ("best", 3),
+        ("best", "no: strategy"),
+        ("step", None),
+        ("answers", []),
+        ("answers", {"a": [1, 2, 3]}),
+        ("answers", {"a": [float("nan"), 2, 3, 4]}),
+        ("answers", {"a": [-1.0, 2, 3, 4]}),
+        ("answers", {"a": [True, 2, 3, 4]}),
+        ("longer", {"a": float("inf")}),
+        ("points", [[2, 1, 1, "data", 1, "", 0, False, [1, 2, 3, 4]]]),
+        ("points", [[0, 1, 1, "data", 1, "", 0, False, False, [1, 2, 3, 4]]]),
+        ("points", [[2, 1, 1, "rows", 1, "", 0, False, False, [1, 2, 3, 4]]]),
+        ("points", [[2, 1, 1, "data", 1, "", True, False, False, [1, 2, 3, 4]]]),
+        ("points", [[2, 1, 1, ["data"], 1, "", 0, False, False, [1, 2, 3, 4]]]),
+        ("looks", [[2, 1, 1, "data", 1, "", 0, False, False, None, "soon"]]),
+        ("weft search", 0),
+        ("weft", "0.0.1"),
+    ],
+)
+def test_what_is_none_is_told(tmp_path: Path, entry: str, wrong: Any) -> None:
+    path = tmp_path / "a.search.json"
+    RECORD.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), entry: wrong}))
+    with pytest.raises(UserError, match=r"a\.search\.json"):
+        SearchRecord.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000, '{"weft search": 1}'])
+def test_other_texts_are_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.search.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"record of a search .*cannot be read"):
+        SearchRecord.load(path)
+    with pytest.raises(UserError, match="cannot read"):
+        SearchRecord.load(tmp_path)
+
+
+def test_machines_with_other_figures_have_other_fingerprints() -> None:
+    names = ("h100x2", "h100x4", "v100x4", "flexflow-p100x4", "flexflow-k80x4")
+    prints = [machine_of(name).fingerprint for name in names]
+    assert len(set(prints)) == len(names)
+    assert prints == [machine_of(topology(name)).fingerprint for name in names]
+
+
+def test_measures_count_for_the_same_step_and_machine_only() -> None:
+    step, machine = layers(), machine_of("h100x2")
+    found = weft.search(step, "h100x2", moves=3).record
+    assert found.learned_of(step, machine, Strategy()) == found.learned
+    assert found.learned_of(step, machine_of("h100x4"), Strategy()) == Learned()
+    # In another precision points take something else; strategies say theirs.
+    other = found.learned_of(step, machine, Strategy(precision=weft.Precision(compute="bf16")))
+    assert other == Learned(found.learned.answers, found.learned.longer)
+    assert other.answers

@@ -1,0 +1,54 @@
+"""Files are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.errors import UserError
+from weft.whole_files import check_writable, write_whole
+
+
+def test_it_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    place = tmp_path / "a.json"
+    for text in ("first", "second"):
+        write_whole(place, text, "the file")
+        assert place.read_text() == text
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_what_was_there_stays_where_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a.json"
+    place.write_text("first")
+
+    def full(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match=r"cannot write the file .*: No space left on device; give"):
+        write_whole(place, "second", "the file")
+    assert (place.read_text(), os.listdir(tmp_path)) == ("first", ["a.json"])
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a.json")
+    write_whole(tmp_path / "link", "text", "the file")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.json").read_text() == "text"
+
+
+def test_places_are_checked_and_left_as_they_were(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a.json", "the file")
+    (tmp_path / "b.json").write_text("text")
+    check_writable(tmp_path / "b.json", "the file")
+    assert (tmp_path / "b.json").read_text() == "text"
+    assert os.listdir(tmp_path) == ["b.json"]
+    for wrong in (tmp_path, tmp_path / "no" / "a.json"):
+        with pytest.raises(UserError, match="cannot write the file"):
+            check_writable(wrong, "the file")
