@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +15,7 @@ from weft.hardware.call_text import makers_of
 from weft.hardware.durations import Durations, joined_size
 from weft.hardware.measured import MeasuredCosts, from_json, to_json
 from weft.ir.plan import Communicate, LocalCall, LocalUpdate
-from weft.program.measured import overheads
+from weft.program.measured import measure, overheads
 from weft.program.measured.measure import Patience, measured
 from weft.program.measured.overheads import Overheads, filling_program, frame, middle
 from weft.runtime.measured import beside, exchanges, updates
@@ -67,6 +68,25 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
             durations.cost(n, each.values, each.rank, makers_of(each.nodes)).estimate for n in nodes
         }
         assert guessed == {""}
+
+
+class OneOfTwo(NamedTuple):
+    """A world of which this process has the first rank, while the other one tells its text."""
+
+    other: str
+    ranks: tuple[int, ...] = (0,)
+
+    def gather(self, texts: dict[int, str]) -> list[str]:
+        return [texts[0], self.other]
+
+
+@pytest.mark.parametrize("other", ["5", "60000000"])
+def test_stages_that_hold_less_fill_as_much_as_those_that_hold_most(other: str) -> None:
+    """Each knows its own plans; a program that all of them compile has one size."""
+    peak = SimpleNamespace(memory=SimpleNamespace(peak=50_000_000))
+    compiled = SimpleNamespace(peaks=(peak,))
+    found = measure._held(OneOfTwo(other), [compiled])  # type: ignore[arg-type, list-item]
+    assert found == max(50_000_000, int(other))
 
 
 class Act(NamedTuple):

@@ -93,7 +93,7 @@ def measured(
     """
     told = begun if 0 in world.ranks else _nothing
     programs = tuple(compiled)
-    held = _held(programs)
+    held = _held(world, programs)
     found = _of_calls(world, programs, optimizers, patience, told)
     sent = _of_exchanges(world, told, held, _largest(world, programs))
     found = replace(found, exchanges=sent.exchanges, slowdown=sent.slowdown, memory=_memory(world))
@@ -136,10 +136,14 @@ def with_overheads(
     return replace(found, act=ours.act, exchange=ours.exchange, step=ours.step)
 
 
-def _held(compiled: Iterable[Compiled]) -> Bytes:
-    """The bytes that a step of programs holds, at most as many as no cache holds."""
+def _held(world: World, compiled: Iterable[Compiled]) -> Bytes:
+    """The bytes that a step of programs holds on the rank with most, at most as many as no cache holds.
+
+    The same on all ranks, of which each knows the peaks of its own plans: stages of a pipeline hold more or less.
+    """
     peaks = (peak.memory.peak for each in compiled for peak in each.peaks)
-    return Bytes(min(COLD, max(peaks, default=COLD)))
+    own = min(COLD, max(peaks, default=COLD))
+    return Bytes(max(map(int, world.gather(dict.fromkeys(world.ranks, str(own))))))
 
 
 def _of_calls(
@@ -151,7 +155,7 @@ def _of_calls(
 ) -> Measurements:
     """The calls and updates of programs, by all ranks at the same time."""
     facts = machine_of(world)
-    held = _held(compiled)
+    held = _held(world, compiled)
     meetings = world.connect([Communicator(0, tuple(range(world.size)))])
 
     def one(rank: int) -> str:
