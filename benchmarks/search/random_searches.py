@@ -32,6 +32,8 @@ TOPOLOGIES = ("h100", "v100", "flexflow-k80", "flexflow-p100")
 STEPS = 3
 # By so much may the peak of memory be off: a part of it, and bytes of single small tensors.
 PART, SMALL = 0.03, 1024
+# So many searches after which all so far are counted.
+EACH = 50
 
 
 @final
@@ -234,7 +236,8 @@ def main() -> None:
         came[kind] += 1
         if kind not in ("ran", "none found"):
             print(f"seed {seed}: {said[:300]}", flush=True)
-    print(dict(came))
+        if came.total() % EACH == 0 or came.total() == chosen.searches:
+            print(f"{came.total()} searches: {dict(came)}", flush=True)
 
 
 if __name__ == "__main__":
