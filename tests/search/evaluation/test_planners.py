@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import Pipe
 
 import pytest
 
@@ -12,8 +13,10 @@ import weft
 from search.jobs import decoder, layers
 from weft.planning.machine import machine_of
 from weft.search.evaluation import planners as own
+from weft.search.evaluation import process
 from weft.search.evaluation.evaluator import UNBOUNDED, Evaluator
 from weft.search.evaluation.measures import Longer, Measures, key_of
+from weft.search.evaluation.messages import Question, Setup
 from weft.search.evaluation.planners import Planners
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
@@ -76,6 +79,18 @@ def test_none_is_left_at_the_end() -> None:
     assert all(each.returncode == -signal.SIGKILL for each in every)
     planners.worked(1e9)
     assert not planners.has_time()
+
+
+def test_a_process_ends_quietly_with_its_search() -> None:
+    """Killed while it plans, and while it waits."""
+    ours, theirs = Pipe()
+    ours.send(Setup("whole", layers(), machine_of("h100x2"), (0, 1), None))
+    ours.send(Question("whole", OTHER, UNBOUNDED))
+    ours.close()
+    process.serve(theirs)
+    ours, theirs = Pipe()
+    ours.close()
+    process.serve(theirs)
 
 
 def test_a_search_finds_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ python -m weft.search.evaluation.process FILE_DESCRIPTOR
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import monotonic
 
@@ -15,13 +16,15 @@ from weft.search.evaluation.messages import PlannedAhead, Setup, StepName
 
 
 def serve(connection: Connection) -> None:
-    """Answer questions, in turn."""
+    """Answer questions, in turn, until the search closes its end, or ends."""
+    with suppress(EOFError, ConnectionError):
+        _serve(connection)
+
+
+def _serve(connection: Connection) -> None:
     evaluators: dict[StepName, Evaluator] = {}
     while True:
-        try:
-            message = connection.recv()
-        except (EOFError, ConnectionError):
-            return
+        message = connection.recv()
         if isinstance(message, Setup):
             declare("the step that is searched", message.step.rules)
             evaluators[message.name] = Evaluator(*message[1:])
