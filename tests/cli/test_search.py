@@ -89,6 +89,13 @@ def test_it_goes_on_where_it_ended(graph: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(SearchRecord.load(record).learned.answers) > len(first["tried"])
 
 
+def test_beside_what_is_no_file_there_is_no_record(graph: Path) -> None:
+    (graph.parent / "null").symlink_to("/dev/null")
+    search = ("search", graph, "--topology", "h100x2", "--moves", 2)
+    assert run(*search, "-o", graph.parent / "null").exit_code == 0
+    assert not list(graph.parent.glob("null.*"))
+
+
 def test_what_cannot_be_resumed_is_told(graph: Path) -> None:
     output = graph.parent / "other.yaml"
     search = ("search", graph, "--moves", 2, "--resume")

@@ -60,7 +60,13 @@ class SearchFiles:
         self._written = ""
         if output is not None:
             check_writable(output, _STRATEGY)
-            check_writable(self.record, _RECORD)
+            if self._has_record:
+                check_writable(self.record, _RECORD)
+
+    @property
+    def _has_record(self) -> bool:
+        """False where the strategy goes to what is no file, such as a pipe."""
+        return self._output is not None and (self._output.is_file() or not self._output.exists())
 
     @property
     def record(self) -> Path:
@@ -85,7 +91,8 @@ class SearchFiles:
         if self._output is None or text == self._written:
             return
         write_whole(self._output, text, _STRATEGY)
-        record().save(self.record)
+        if self._has_record:
+            record().save(self.record)
         self._written = text
 
     def write_all(self, result: SearchResult) -> None:

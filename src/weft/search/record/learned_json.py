@@ -81,7 +81,8 @@ def _point(row: list[Any]) -> Point:
     for name, found in zip(names, row, strict=True):
         allowed = _ALLOWED.get(name)
         whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
-        fits = any(found is each or found == each for each in allowed) if allowed else whole
-        if not fits or (allowed and type(found) is not type(allowed[0])):
+        # By type too: True is equal to 1.
+        fits = found in allowed and type(found) is type(allowed[0]) if allowed else whole
+        if not fits:
             raise ValueError(f"expected a point's {name}, found {found!r}")
     return Point(*row)
