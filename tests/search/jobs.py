@@ -40,10 +40,10 @@ def layers() -> StoredStep:
 
 
 @cache
-def decoder() -> StoredStep:
-    """A decoder of three blocks."""
+def decoder(blocks: int = 3) -> StoredStep:
+    """A decoder of so many blocks."""
     torch.manual_seed(0)
-    model = GPT(layers=3)
+    model = GPT(layers=blocks)
     optimizer = torch.optim.AdamW(model.parameters())
     return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
 

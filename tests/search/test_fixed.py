@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from search.jobs import decoder, enumeration, layers
-from weft.search.fixed import space_of
+from weft.search.space.fixed import space_of
 from weft.strategy.parts import Schedule
 from weft.strategy.strategy import Strategy
 
@@ -16,17 +16,19 @@ from weft.strategy.strategy import Strategy
 @pytest.mark.parametrize("schedule", [None, "1f1b", "interleaved"])
 def test_each_strategy_is_one_point(schedule: Schedule | None) -> None:
     base = Strategy(schedule=schedule)
-    found = enumeration(decoder(), "h100x2", base=base)
+    found = enumeration(decoder(4), "h100x2", base=base)
     space = space_of(found.facts, every_rank=False)
-    counted = Counter(str(point.strategy(found.facts.linears, base, "blocks.*")) for point in space)
+    facts = found.facts
+    counted = Counter(str(point.strategy(facts.linears, base, facts.blocks)) for point in space)
     assert max(counted.values()) == 1
-    staged = {point.schedule for point in space if point.stages > 1}
+    staged = {(point.turns, point.schedule) for point in space if point.stages > 1}
+    once = {(1, name) for name in ("", "gpipe", "1f1b", "zero_bubble")}
     assert (
         staged
         == {
-            None: {"", "gpipe", "1f1b", "zero_bubble"},
-            "1f1b": {"1f1b"},
-            "interleaved": {""},
+            None: {*once, (2, ""), (2, "interleaved")},
+            "1f1b": {(1, "1f1b")},
+            "interleaved": {(2, "interleaved")},
         }[schedule]
     )
 
@@ -44,5 +46,7 @@ def test_a_layout_of_all_parameters_holds() -> None:
     """Points of data parallelism lay all parameters out themselves, but for what is fixed."""
     fixed = Strategy(parameters={"*": weft.split(0)})
     found = enumeration(layers(), "h100x2", base=fixed)
-    for point in space_of(found.facts, every_rank=False):
-        assert point.strategy(found.facts.linears, fixed, "*").parameters["*"] == weft.split(0)
+    space = space_of(found.facts, every_rank=False)
+    for point in space:
+        strategy = point.strategy(found.facts.linears, fixed, None)
+        assert strategy.parameters["*"] == weft.split(0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from math import log
+from collections.abc import Callable, Iterator
+from math import inf, log
 from time import monotonic
 from typing import final
+
+import numpy as np
 
 from weft.errors import UserError
 from weft.search.bounds.floors import Floors
@@ -18,10 +20,11 @@ from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
 from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
-from weft.search.outcome.why_not import Sources, kind_of, why_not
+from weft.search.outcome.why_not import Sources, kinds_of, why_not
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import Mask, Points
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -72,8 +75,8 @@ class Enumeration:
         self.learned = learned
         evaluator.learn(learned.answers, learned.longer)
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
-        self._fronts = [Frontier((), self.estimates)] * 2
-        self._by_hand: list[Point] = []
+        self._fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
+        self._by_hand = Points.of(())
         self._points: dict[Point, Measures | Refused] = {}
 
     @property
@@ -156,18 +159,22 @@ class Enumeration:
     def _has_room(self, memory: Bytes) -> bool:
         return self.floors.limit is None or memory <= self.floors.limit
 
-    def arrange(self, points: Iterable[Point]) -> None:
+    def arrange(self, points: Points) -> None:
         """Take the points that may have room: those that people write by hand, and all others."""
-        found: tuple[list[Point], list[Point]] = [], []
-        for point in points:
-            if point.by_hand:
-                self._by_hand.append(point)
-            if not self._has_room(self.floors.memory(point)):
-                self.skipped[NO_ROOM] += 1
-                continue
-            self._least = min(self._least, self.floors.least(point))
-            found[not point.by_hand].append(point)
-        self._fronts = [Frontier(each, self.estimates) for each in found]
+        self._by_hand = points.where(points.by_hand)
+        room = self._rooms(points)
+        self.skipped[NO_ROOM] += int((~room).sum())
+        points = points.where(room)
+        least = self.floors.least(points)
+        self._least = Seconds(min(self._least, float(least.min(initial=inf))))
+        self._fronts = [
+            Frontier(points.where(mask), least[mask], self.estimates)
+            for mask in (points.by_hand, ~points.by_hand)
+        ]
+
+    def _rooms(self, points: Points) -> Mask:
+        limit = self.floors.limit
+        return self.floors.memory(points) <= (inf if limit is None else limit)
 
     def plan_points(self, by_hand: bool, told: Callable[[Enumeration], None], likely: bool) -> None:
         """Plan points, the quickest by estimate first, while the budget lasts.
@@ -178,54 +185,69 @@ class Enumeration:
             likely: only those that should be quicker than the best, where estimates are good.
         """
         front = self._fronts[not by_hand]
-        while front and (self.affords() or not self.planned):
+        while self._has_left(front) and (self.affords() or not self.planned):
             if likely and self._is_unlikely(front.next_seconds):
                 return
-            point = front.pop(self._may_look, self._is_hopeless, self._in_time)
+            point = front.pop(self._may_look, self._in_time)
             if point is None and self.planned:
                 return
-            point = point or front.first()
-            if self._is_hopeless(point):
-                self.skipped[SLOWER] += 1
-            elif self.planned and not self._in_time(point):
+            point = self._with_room(front, point) if point is not None else front.first()
+            if self.planned and not self._in_time(point):
                 self.skipped[NO_TIME] += 1
             elif self._was_slower(point):
                 self.skipped[SLOWER_BEFORE] += 1
             else:
-                self._plan_point(point, told)
+                self._plan_point(front, point, told)
+
+    def _has_left(self, front: Frontier) -> bool:
+        """True where some point may still be quicker than the best; others are counted."""
+        if self._best is not None:
+            self.skipped[SLOWER] += front.drop(self._best[0])
+        return len(front) > 0
+
+    def _with_room(self, front: Frontier, point: Point) -> Point:
+        """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
+        fewer = self.estimates.just_enough(point)
+        if fewer is None or fewer in self._points:
+            return point
+        front.put_back(point, self.estimates.seconds(point))
+        return fewer
 
     def look_at_kinds(self, told: Callable[[Enumeration], None]) -> None:
         """Look at the best, by rough estimate, of each kind of strategy that people write by hand.
 
         By small steps where there are any, else by a plan of the whole.
         """
-        kinds: dict[str, list[Point]] = {}
-        for point in self._fronts[0]:
-            kinds.setdefault(kind_of(point), []).append(point)
+        front = self._fronts[0]
         plan = took = 0.0
-        for points in kinds.values():
+        for point in self._quick_and_cheap(front.points):
             # Time for a plan of the best is not spent on looks.
             if not self.affords() or (plan and not self.budget.allows(0, plan + took)):
                 return
-            begin, point = monotonic(), min(points, key=self._quick_and_cheap)
+            begin = monotonic()
             if self.estimates.refined(point) is None and self.facts.small is None:
-                self._plan_point(point, told)
+                self._plan_point(front, point, told)
             elif self.estimates.has_room(point):
                 seconds = self.estimates.seconds_of_plan(point)
                 plan = min(plan, seconds) if plan else seconds
             took = monotonic() - begin
 
-    def _quick_and_cheap(self, point: Point) -> tuple[int, int, Point]:
-        """Of points about as quick, those of few micro-batches come first: these are planned quickly."""
-        seconds = max(self.estimates.rough(point), 1e-12)
-        return int(log(seconds) / log(_ABOUT)), point.micro_batches, point
+    def _quick_and_cheap(self, points: Points) -> Iterator[Point]:
+        """Of each kind the quickest; of points about as quick, one of few micro-batches: it is planned quickly."""
+        kinds, rough = kinds_of(points), np.maximum(self.estimates.rough(points), 1e-12)
+        about = np.trunc(np.log(rough) / log(_ABOUT)).astype(np.int64)
+        order = np.lexsort((points.micro_batches, about))
+        for kind in dict.fromkeys(kinds.tolist()):
+            yield points.point(int(order[kinds[order] == kind][0]))
 
-    def _plan_point(self, point: Point, told: Callable[[Enumeration], None]) -> None:
-        front = self._fronts[not point.by_hand]
+    def _plan_point(
+        self, front: Frontier, point: Point, told: Callable[[Enumeration], None]
+    ) -> None:
         following = front.next_point(unseen=self.facts.small is None)
-        if following is not None and not self._is_hopeless(following) and self._in_time(following):
+        if following is not None and self._in_time(following):
             self.evaluator.ahead(self.strategy(following))
-        measures = self.plan(str(point), self.strategy(point), point.by_hand)
+        by_hand = bool(Points.one(point).by_hand[0])
+        measures = self.plan(str(point), self.strategy(point), by_hand)
         self._points[point] = measures
         if isinstance(measures, Measures):
             self.estimates.learn(point, measures.seconds)
@@ -241,9 +263,6 @@ class Enumeration:
             return True
         return self.budget.allows(0, self.estimates.seconds_of_plan(point))
 
-    def _is_hopeless(self, point: Point) -> bool:
-        return self._best is not None and self.floors.least(point) >= self._best[0]
-
     def _was_slower(self, point: Point) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
         return (
@@ -258,13 +277,7 @@ class Enumeration:
 
     def strategy(self, point: Point) -> Strategy:
         """The strategy of a point."""
-        return point.strategy(self.facts.linears, self.facts.base, self._recomputed)
-
-    @property
-    def _recomputed(self) -> str:
-        """The pattern of the modules that run again."""
-        blocks = self.facts.blocks
-        return f"{blocks.prefix}.*" if blocks is not None else "*"
+        return point.strategy(self.facts.linears, self.facts.base, self.facts.blocks)
 
     def result(self) -> SearchResult:
         """The result of the search.
@@ -307,4 +320,7 @@ class Enumeration:
         def estimated(point: Point) -> Measures | None:
             return estimates.refined(point) if estimates.looked_at(point) else None
 
-        return Sources(self._points, estimated, floors.least, floors.memory, floors.limit)
+        looked_at = [flat for flat, look in estimates.looks.items() if look.answer is not None]
+        return Sources(
+            *(self._points, looked_at, estimated, floors.least, floors.memory, floors.limit)
+        )

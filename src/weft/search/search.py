@@ -24,11 +24,11 @@ from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
-from weft.search.fixed import hand_only, space_of, with_fixed
 from weft.search.moves.improved import improved
 from weft.search.outcome.result import SearchResult
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
+from weft.search.space.fixed import hand_only, space_of, with_fixed
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 

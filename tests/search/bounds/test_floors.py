@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,8 +16,8 @@ import weft
 from search.jobs import enumeration, loss
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
-from weft.search.fixed import space_of
-from weft.search.space import Point
+from weft.search.space.fixed import space_of
+from weft.search.space.point import Point
 
 SLOW = """
 weft_topology: 1
@@ -99,12 +100,12 @@ def test_floors_are_below_steps(
     (tmp_path / "t.yaml").write_text(topology)
     found = enumeration(step(), str(tmp_path / "t.yaml"))
     space = space_of(found.facts, every_rank=False)
-    few = [point for point in space if point.micro_batches <= 4]
-    for point in random.Random(0).sample(few, 4):
+    few = np.flatnonzero(space.micro_batches <= 4).tolist()
+    for point in map(space.point, random.Random(0).sample(few, 4)):
         answer = found.evaluator.of(found.strategy(point))
         assert isinstance(answer, Measures), f"{point}: {answer}"
-        assert found.floors.least(point) <= answer.seconds, str(point)
-        assert found.floors.memory(point) <= answer.memory, str(point)
+        assert found.floors.least_of(point) <= answer.seconds, str(point)
+        assert found.floors.memory_of(point) <= answer.memory, str(point)
 
 
 def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
@@ -112,6 +113,6 @@ def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(SLOW)
     floors = enumeration(few_samples(), str(tmp_path / "t.yaml")).floors
     grid, plain = Point(1, 4, layouts="columns"), Point(4)
-    assert floors.estimate(plain) > 10 * floors.estimate(grid)
+    assert floors.estimate_of(plain) > 10 * floors.estimate_of(grid)
     many = enumeration(many_samples(), str(tmp_path / "t.yaml")).floors
-    assert many.estimate(plain) < many.estimate(grid)
+    assert many.estimate_of(plain) < many.estimate_of(grid)

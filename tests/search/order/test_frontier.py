@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from weft.search.order.frontier import Frontier
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Points
+from weft.units import Seconds
 
 QUICK, MIDDLE, SLOW, LARGE = Point(8), Point(4), Point(2), Point(1)
+FEWER = Point(8, recompute=2)
 SECONDS = {QUICK: 1.0, MIDDLE: 2.0, SLOW: 3.0, LARGE: 0.5}
 
 
 class Known:
     """Estimates of points that were all looked at; one of them has no room."""
 
-    def rough(self, point: Point) -> float:
-        return SECONDS[point]
+    known = 0
+    looks: tuple[Point, ...] = ()
+
+    def rough(self, points: Points) -> Floats:
+        return np.array([SECONDS[points.point(number)] for number in range(len(points))])
 
     def seconds(self, point: Point) -> float:
         return SECONDS[point] * (100.0 if point == LARGE else 1.0)
@@ -35,26 +43,51 @@ class Known:
 
 def front() -> Frontier:
     estimates: Any = Known()
-    return Frontier(list(SECONDS), estimates)
+    least = np.array([0.5 * seconds for seconds in SECONDS.values()])
+    return Frontier(Points.of(SECONDS), least, estimates)
 
 
 def always(_: Point | None = None) -> bool:
     return True
 
 
-def never(_: Point | None = None) -> bool:
-    return False
-
-
 def test_the_quickest_with_room_comes_first() -> None:
     points = front()
-    came = [points.pop(always, never, always) for _ in SECONDS]
+    came = [points.pop(always, always) for _ in SECONDS]
     assert came == [QUICK, MIDDLE, SLOW, LARGE]
-    assert points.pop(always, never, always) is None
+    assert points.pop(always, always) is None
 
 
 def test_the_next_point_counts_as_seen_once_it_came_up() -> None:
     points = front()
-    assert points.pop(always, never, always) == QUICK
+    assert points.pop(always, always) == QUICK
     assert points.next_point(unseen=True) == MIDDLE
     assert points.next_point(unseen=False) is None
+
+
+def test_points_that_cannot_be_quicker_are_dropped() -> None:
+    points = front()
+    assert points.drop(Seconds(1.0)) == 2
+    assert len(points) == 2
+    assert [points.pop(always, always) for _ in range(3)] == [QUICK, LARGE, None]
+
+
+def test_a_point_goes_back_behind_one_that_is_like_it() -> None:
+    points = front()
+    first = points.pop(always, always)
+    assert first == QUICK
+    SECONDS[FEWER] = 0.9
+    points.add(FEWER, Seconds(0.1))
+    points.put_back(QUICK, Seconds(2.5))
+    came = [points.pop(always, always) for _ in range(4)]
+    assert came == [FEWER, MIDDLE, QUICK, SLOW]
+
+
+def test_without_time_for_looks_the_quickest_known_one_comes() -> None:
+    """A point whose like without stages was looked at counts as known; one without room does not."""
+    points = front()
+    estimates: Any = points._estimates
+    estimates.looked_at = lambda _: False
+    estimates.looks = (SLOW, LARGE)
+    assert points.pop(lambda: False, always) == SLOW
+    assert points.pop(lambda: False, always) is None

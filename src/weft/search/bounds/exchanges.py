@@ -6,13 +6,17 @@ At least, where a plan may gather weights or activations in place of adding up; 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
+
+import numpy as np
 
 from weft.cached import cached_property
 from weft.ir.plan_nodes import CollectiveKind
 from weft.search.bounds.once import once
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Ints, Points
 from weft.search.steps.exchanged import Sum, WeightGradient
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes
@@ -34,13 +38,20 @@ class Exchanges:
     _seconds: dict[object, float] = field(default_factory=dict, repr=False)
     _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
-    def reduction(self, point: Point, least: bool = False) -> float:
+    def reduction(self, points: Points, least: bool = False) -> Floats:
         """Seconds in which gradients of weights are added up along the data axis.
 
         Args:
-            point: of the space; "free" layouts need add up none.
+            points: of the space; "free" layouts need add up none.
             least: where each rank may gather what is around a layer, and make the whole gradient.
         """
+        grid = points.grids
+        whole, sharded = points.laid("data"), points.zero > 0
+        form = 2 * ((2 * grid + whole) * 2 + sharded) + points.outer
+        found = _for_each(form, lambda number: self._reduced(points.point(number), least))
+        return np.where((points.data == 1) | points.laid("free"), 0.0, found)
+
+    def _reduced(self, point: Point, least: bool) -> float:
         if point.data == 1 or point.layouts == "free":
             return 0.0
         kind: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
@@ -66,17 +77,32 @@ class Exchanges:
             if whole or each.key.removesuffix(".weight") in kinds
         )
 
-    def sums(self, point: Point, least: bool = False) -> float:
+    def sums(self, points: Points, least: bool = False) -> Floats:
         """Seconds in which what is in parts along the tensor axis is added up.
 
         Args:
-            point: of the space; only layers cut by columns and rows leave parts.
+            points: of the space; only layers cut by columns and rows leave parts.
             least: where weights may be gathered in place.
         """
-        if point.layouts not in ("columns", "sequence"):
-            return 0.0
-        grid = point.data, point.tensor, point.stages, point.outer
-        key = "sums", grid, point.micro_batches, least
+        cut = points.laid("columns") | points.laid("sequence")
+        found = np.zeros(len(points))
+        some = points.where(cut)
+        if len(some):
+            micro = some.micro_batches
+            form = (some.grids * (micro.max() + 1) + micro) * 2 + some.outer
+            found[cut] = _for_each(form, lambda number: self._added_up(some.point(number), least))
+        return found
+
+    def _added_up(self, point: Point, least: bool) -> float:
+        key = (
+            "sums",
+            point.data,
+            point.tensor,
+            point.stages,
+            point.outer,
+            point.micro_batches,
+            least,
+        )
         return once(self._seconds, key, lambda: self._all_sums(point, least))
 
     def _all_sums(self, point: Point, least: bool) -> float:
@@ -104,25 +130,29 @@ class Exchanges:
         if parts == 1:
             return 0.0
         moved = size * (parts - 1) // parts * (2 if kind == "all_reduce" else 1)
-        where = point.data, point.tensor, point.stages, point.outer, along_data
+        # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
+        other = point.tensor if along_data else point.data
+        apart = other if along_data != point.outer else 1
+        where = parts, apart, point.ranks
 
         def seconds() -> float:
-            groups = once(self._grouped, where, lambda: self._groups(point, along_data))
+            groups = once(self._grouped, where, lambda: self._groups(*where))
             costs = self.facts.machine.costs
             return costs.of_collective(kind, size, Bytes(moved), groups).seconds
 
         return once(self._seconds, (kind, size, where), seconds)
 
-    def _groups(self, point: Point, along_data: bool) -> list[tuple[int, ...]]:
-        """The ranks of each communicator along an axis."""
-        inner = point.data if point.outer else point.tensor
-        whole = point.data * point.tensor
-        strided = along_data != point.outer
-        found = []
-        for first in range(0, point.ranks, whole):
-            own = self.facts.ranks[first : first + whole]
-            if strided:
-                found += [own[place::inner] for place in range(inner)]
-            else:
-                found += [own[place : place + inner] for place in range(0, whole, inner)]
-        return found
+    def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
+        """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
+        whole, every = parts * apart, self.facts.ranks
+        return [
+            every[first + place : first + whole : apart]
+            for first in range(0, ranks, whole)
+            for place in range(apart)
+        ]
+
+
+def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
+    """For each point the seconds of the first of its form."""
+    _, first, inverse = np.unique(form, return_index=True, return_inverse=True)
+    return np.array([seconds(int(number)) for number in first])[inverse]

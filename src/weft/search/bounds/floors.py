@@ -6,9 +6,11 @@ gradients and parts of sums that are added up (`exchanges`). Queues run side by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import final
+
+import numpy as np
 
 from weft.cached import cached_property
 from weft.hardware.costs import Costs
@@ -16,7 +18,8 @@ from weft.hardware.topology_costs import TopologyCosts
 from weft.hardware.usual.device import Device
 from weft.search.bounds.exchanges import Exchanges
 from weft.search.bounds.shared_work import SharedWork
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes, Seconds
 
@@ -56,69 +59,101 @@ class Floors:
         """True where pieces of calls are known to be no quicker than their part of the whole."""
         return isinstance(self._costs, TopologyCosts | Device)
 
-    def least(self, point: Point) -> Seconds:
+    def least_of(self, point: Point) -> Seconds:
         """Seconds that a step of this point takes at least."""
-        if not self.exact:
-            return self._peaks(point)
-        work, exchanges = self.work, self.exchanges
-        return Seconds(
-            max(
-                work.chain(point),
-                work.busy(point, least=True),
-                exchanges.reduction(point, least=True),
-                exchanges.sums(point, least=True),
-            )
-        )
+        return Seconds(float(self.least(Points.one(point))[0]))
 
-    def estimate(self, point: Point) -> Seconds:
-        """Seconds that a step takes about: exchanges are half hidden, starts and bubbles count.
+    def least(self, points: Points) -> Floats:
+        """Seconds that steps of points take at least."""
+        if not self.exact:
+            return self._peaks(points)
+        work, exchanges = self.work, self.exchanges
+        floors = (
+            work.chain(points),
+            work.busy(points, least=True),
+            exchanges.reduction(points, least=True),
+            exchanges.sums(points, least=True),
+        )
+        found: Floats = np.max(floors, axis=0)
+        return found
+
+    def estimate_of(self, point: Point) -> Seconds:
+        """Seconds that a step of this point takes about."""
+        return Seconds(float(self.estimate(Points.one(point))[0]))
+
+    def estimate(self, points: Points) -> Floats:
+        """Seconds that steps take about: exchanges are half hidden, starts and bubbles count.
 
         Layouts that deduction finds are seldom better than the batch split over all ranks.
         """
-        if point.layouts == "free" and point.tensor > 1:
-            flat = replace(point, data=point.data * point.tensor, tensor=1, layouts="data")
-            return Seconds(_FREE * self.estimate(flat))
-        busy = self.work.busy(point)
-        waiting = self.exchanges.sums(point) * (0.7 if point.layouts == "sequence" else 1.0)
-        whole = replace(point, layouts="data") if point.layouts == "free" else point
-        reduced = self.exchanges.reduction(whole) * (1.5 if point.zero == 3 else 1.0)
-        even = busy * (1 + (point.stages - 1) / point.micro_batches)
-        late = even + waiting + max(reduced - busy / 2, 0.05 * reduced)
-        over = self._likely(point) / (self.limit or inf)
-        return Seconds(late * (10.0 * over if over > 1 else 1.0))
+        if not len(points):
+            return np.zeros(0)
+        free = points.laid("free") & (points.tensor > 1)
+        if free.any():
+            found = np.empty(len(points))
+            found[free] = _FREE * self._estimated(points.where(free).flat())
+            found[~free] = self._estimated(points.where(~free))
+            return found
+        return self._estimated(points)
 
-    def _likely(self, point: Point) -> float:
+    def _estimated(self, points: Points) -> Floats:
+        if not len(points):
+            return np.zeros(0)
+        whole = points.laid_as("free", "data")
+        busy = self.work.busy(points)
+        waiting = self.exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
+        reduced = self.exchanges.reduction(whole) * np.where(points.zero == 3, 1.5, 1.0)
+        even = busy * (1 + (points.stages - 1) / (points.micro_batches * points.turns))
+        late = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
+        over = self._likely(whole) / (self.limit or inf)
+        found: Floats = late * np.where(over > 1, 10.0 * over, 1.0)
+        return found
+
+    def _likely(self, points: Points) -> Floats:
         """Bytes that a rank takes about."""
-        flying = (
-            min(point.stages, point.micro_batches)
-            if point.schedule != "gpipe"
-            else point.micro_batches
+        m, s, facts = points.micro_batches, points.stages, self.facts
+        flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
+        count = facts.blocks.count if facts.blocks is not None else 1
+        away = 0.85 * (points.recompute + points.offload) / count
+        kept = facts.kept * (1 - away)
+        cut = s * np.where(points.laid("data"), 1, points.tensor)
+        whole = np.where(
+            (points.zero == 1) | (points.zero == 2), facts.parameters * facts.narrowed, 0.0
         )
-        part = point.stages * point.data * point.tensor * point.micro_batches
-        kept = self.facts.kept * (0.15 if point.recompute else 1.0)
-        held = replace(point, layouts="data") if point.layouts == "free" else point
-        cut = point.stages * (point.tensor if held.layouts != "data" else 1)
-        whole = self.facts.parameters * self.facts.narrowed if point.zero in (1, 2) else 0.0
-        return self.states(held) + kept * flying / part + whole * (1 - 1 / point.data) / cut
+        part = s * points.data * points.tensor * m
+        return self.states(points) + kept * flying / part + whole * (1 - 1 / points.data) / cut
 
-    def _peaks(self, point: Point) -> Seconds:
+    def _peaks(self, points: Points) -> Floats:
         """The operations of the step over those that all devices can do in a second, in any dtype."""
         peaks = [
             max(self._costs.capacity(rank).peaks.values(), default=0.0) for rank in self.facts.ranks
         ]
-        used = sum(sorted(peaks)[::-1][: point.ranks])
-        return Seconds(self.facts.flops / used if all(peaks) and used else 0.0)
+        if not all(peaks):
+            return np.zeros(len(points))
+        used = np.cumsum(sorted(peaks)[::-1])
+        found: Floats = self.facts.flops / used[points.ranks - 1]
+        return found
 
-    def states(self, point: Point) -> float:
+    def states_of(self, point: Point) -> float:
         """Bytes of parameters and optimizer states on a rank, and what its device reserves, at least."""
-        facts, cut = self.facts, point.tensor if point.layouts != "data" else 1
-        shards = point.data if point.zero else 1
-        states = facts.states / cut / shards
-        held = facts.parameters / cut / shards
-        if point.layouts == "free":
-            states, held = states / point.data, held / point.data
-        return (states + held) / point.stages + self._costs.capacity(self.facts.ranks[0]).reserve
+        return float(self.states(Points.one(point))[0])
 
-    def memory(self, point: Point) -> Bytes:
+    def states(self, points: Points) -> Floats:
+        """The same for points."""
+        cut = np.where(points.laid("data"), 1, points.tensor)
+        shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
+        whole = self.facts.states + self.facts.parameters
+        found: Floats = whole / (cut * shards * points.stages) + self._reserve
+        return found
+
+    @cached_property
+    def _reserve(self) -> int:
+        return self._costs.capacity(self.facts.ranks[0]).reserve
+
+    def memory_of(self, point: Point) -> Bytes:
         """Bytes that a rank takes at least."""
-        return Bytes(int(self.states(point)))
+        return Bytes(int(self.states_of(point)))
+
+    def memory(self, points: Points) -> Floats:
+        """The same for points."""
+        return np.floor(self.states(points))

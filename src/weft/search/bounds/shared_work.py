@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import final
+
+import numpy as np
 
 from weft.cached import cached_property
 from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.search.bounds.once import once
-from weft.search.space import Point
-from weft.search.steps.facts import StepFacts
+from weft.search.space.points import Floats, Points
+from weft.search.steps.facts import CountedCall, StepFacts
 
 # A product as large as these is as quick as any, but for its last wave.
 _LARGE, _WAVE = 16384, 1.01
 # The part of a step that a pipeline's first stage cannot leave for later: all but gradients of weights.
 _WAITED = 0.6
+# The part of a step's forward that a stage surely waits for, where stages have unlike shares of forward and backward.
+_SURELY = 0.9
 # Matrix products: no pass leaves them out.
 _MATRIX = frozenset(
     ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
@@ -48,6 +52,7 @@ class StepWork:
         again: of the products in blocks that run again when blocks are recomputed.
         update: of all updates.
         losses: of cross-entropies, which take fewer passes where their classes are split.
+        forward: of the calls of the forward, but for cross-entropies.
     """
 
     calls: float
@@ -55,14 +60,11 @@ class StepWork:
     again: float
     update: float
     losses: float
+    forward: float
 
     def along(self, other: StepWork, times: float) -> StepWork:
         """On a straight line through the work of two steps."""
-        pairs = zip(
-            (self.calls, self.products, self.again, self.update, self.losses),
-            (other.calls, other.products, other.again, other.update, other.losses),
-            strict=True,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
         return StepWork(*(one + times * (two - one) for one, two in pairs))
 
 
@@ -76,6 +78,7 @@ class _Together:
         again: of those that run again.
         update: of all updates.
         losses: of cross-entropies.
+        forward: of the calls of the forward, but for cross-entropies.
         start: of all products' starts, on the device that starts them the quickest.
     """
 
@@ -83,6 +86,7 @@ class _Together:
     again: float
     update: float
     losses: float
+    forward: float
     start: float
 
 
@@ -115,10 +119,10 @@ class SharedWork:
         update = self._costs.of_update(first, "AdamW", self.facts.updated).seconds
         return replace(one, update=max(update - self._start(first), 0.0))
 
-    def _work_of(self, first: int, calls: Mapping[tuple[OpCall, bool], int]) -> StepWork:
+    def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
         start = self._start(first)
-        total = products = again = losses = 0.0
-        for (call, repeats), count in calls.items():
+        total = products = again = losses = forward = 0.0
+        for (call, repeats, ahead), count in calls.items():
             seconds = max(self._costs.of_call(first, call).seconds - start, 0.0)
             dtype = next((spec.dtype for spec in call.operands if "float" in spec.dtype), "float32")
             if call.op in _MATRIX:
@@ -126,9 +130,11 @@ class SharedWork:
                 seconds = min(seconds, work / self._rate(first, dtype)) if work else seconds
                 products += count
                 again += count * seconds if repeats else 0.0
-            losses += count * seconds if call.op in _LOSS else 0.0
+            loss = call.op in _LOSS
+            losses += count * seconds if loss else 0.0
+            forward += count * seconds if ahead and not loss else 0.0
             total += count * seconds
-        return StepWork(total, products, again, 0.0, losses)
+        return StepWork(total, products, again, 0.0, losses, forward)
 
     def _start(self, first: int) -> float:
         tiny = tensor_spec((1,), "float32")
@@ -147,33 +153,53 @@ class SharedWork:
 
         return once(self._seconds, ("rate", first, dtype), rate)
 
-    def busy(self, point: Point, least: bool = False) -> float:
+    def busy(self, points: Points, least: bool = False) -> Floats:
         """Seconds of the busiest compute queue.
 
         Args:
-            point: of the space.
+            points: of the space.
             least: without what some plan of the point can leave out.
         """
-        together = self._together(point.ranks)
-        calls = self._calls(point, least)
-        return calls + point.micro_batches * together.start / point.stages + together.update
+        start = self._of_ranks(points, lambda each: each.start)
+        update = self._of_ranks(points, lambda each: each.update)
+        calls = self._calls(points, least)
+        return calls + points.micro_batches * start / points.stages + update
 
-    def chain(self, point: Point) -> float:
+    def chain(self, points: Points) -> Floats:
         """Seconds of the longest chain through all stages, at least; 0 without any.
 
-        A stage waits, in each step, for the forward of those before it and for their backward, but for gradients
-        of weights; of stages of any size, the best balance counts.
+        A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
+        their backward, but for gradients of weights; of stages of any size, the best balance counts.
         """
-        m, s = point.micro_batches, point.stages
-        if point.schedule in ("", "zero_bubble") or s == 1:
-            return 0.0
-        return _WAITED * self._calls(point, least=True) * s / m / (1 - (1 - 1 / m) ** s)
+        calls = self._calls(points, least=True)
+        both = points.scheduled("gpipe", "1f1b")
+        forward = _SURELY * self._of_ranks(points, lambda each: each.forward)
+        waited = np.where(both, _WAITED * calls, np.minimum(forward, _WAITED * calls))
+        late = np.where(both, (calls - waited) / points.micro_batches, 0.0)
+        found = _through(waited, calls - late, points)
+        return np.where((points.stages == 1) | (points.turns > 1), 0.0, found)
 
-    def _calls(self, point: Point, least: bool) -> float:
+    def _calls(self, points: Points, least: bool) -> Floats:
         """Seconds of calls without their starts."""
-        together = self._together(point.ranks)
-        calls = together.calls + (together.again if point.recompute else 0.0)
-        return calls - (together.losses if least and point.layouts != "data" else 0.0)
+        calls = self._of_ranks(points, lambda each: each.calls)
+        calls += np.where(
+            points.recompute > 0,
+            self._of_ranks(points, lambda each: each.again) * points.recompute / self._blocks,
+            0.0,
+        )
+        if not least:
+            return calls
+        losses = self._of_ranks(points, lambda each: each.losses)
+        return calls - np.where(points.laid("data"), 0.0, losses)
+
+    @cached_property
+    def _blocks(self) -> int:
+        return self.facts.blocks.count if self.facts.blocks is not None else 1
+
+    def _of_ranks(self, points: Points, seconds: Callable[[_Together], float]) -> Floats:
+        """Seconds that hang on the number of ranks alone."""
+        every, inverse = np.unique(points.ranks, return_inverse=True)
+        return np.array([seconds(self._together(int(ranks))) for ranks in every])[inverse]
 
     def _together(self, ranks: int) -> _Together:
         """The work of the step on the first ranks, divided by how quick each is."""
@@ -191,6 +217,22 @@ class SharedWork:
                 with_again - whole,
                 shared(lambda work: work.update),
                 whole - shared(lambda work: work.calls - work.losses),
+                shared(lambda work: work.forward),
                 min(self._start(kind) * self.of_kind[kind].products for kind in kinds),
             )
         return self._shared[ranks]
+
+
+def _through(waited: Floats, own: Floats, points: Points) -> Floats:
+    """Seconds in which the last of some stages is done, at least.
+
+    A stage does its part of `own` for all micro-batches, and waits before it for the part of `waited`, of one
+    micro-batch, of each stage before it. The balance of stages that ends first has all of them end at the same time.
+
+    Args:
+        waited, own: seconds of all ranks together, of a whole step.
+        points: with stages and micro-batches.
+    """
+    part = np.minimum(waited / (np.maximum(own, 1e-30) * points.micro_batches), 1.0)
+    share = 1 - (1 - part) ** points.stages
+    return waited * points.stages / points.micro_batches / np.maximum(share, 1e-30)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from random import Random
 
 from weft.search.enumeration import Enumeration
-from weft.search.fixed import fits, hand_only
 from weft.search.moves.neighbours import Moves
-from weft.search.space import Point
+from weft.search.space.fixed import fits, hand_only
+from weft.search.space.point import Point
 from weft.strategy.strategy import Strategy
 
 # Random moves away from the best.
@@ -43,4 +43,4 @@ def by_hand(found: Enumeration) -> Iterator[Strategy]:
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
     for point in points:
         if fits(point, facts.base):
-            yield point.strategy(facts.linears, facts.base, "*")
+            yield point.strategy(facts.linears, facts.base, facts.blocks)

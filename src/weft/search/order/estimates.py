@@ -6,26 +6,31 @@ each. Its stages share that step's work; the first and the last micro-batches fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from statistics import median
 from typing import TypeAlias, final
 
+import numpy as np
+
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
-from weft.search.order.lines import Lines
+from weft.search.order.lines import Lines, along
 from weft.search.record.learned import Learned, Look
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Ints, Mask, Points
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
-_Key: TypeAlias = tuple[object, ...]
+_Key: TypeAlias = tuple[tuple[str, int], ...]
 # The part of a pipeline's bubble that is left where other orders fill it. Gradients of weights fill it on paper; steps
 # of deep pipelines were simulated to be longer with them apart, not shorter.
 _BUBBLE = {"": 0.7}
 # Times as long as others that plans take in which gradients of weights are acts of their own.
 _SPLIT = 1.4
+# The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
+_ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
 _NO_ROOM = 100.0
 
@@ -57,13 +62,22 @@ class Estimates:
                 self.learn(point, answer.seconds)
 
     @property
+    def known(self) -> int:
+        """How much was learned so far."""
+        return len(self._factors.get((), ()))
+
+    @property
     def looks(self) -> Mapping[Point, Look]:
         """The looks so far, at points without stages."""
         return self._looks
 
-    def rough(self, point: Point) -> Seconds:
-        """Seconds of a step by floors, times what points alike took longer than theirs."""
-        return Seconds(self.floors.estimate(point) * self._factor(point))
+    def rough(self, points: Points) -> Floats:
+        """Seconds of steps by floors, times what points alike took longer than theirs."""
+        return self.floors.estimate(points) * self._factors_of(points)
+
+    def rough_of(self, point: Point) -> Seconds:
+        """The same of one."""
+        return Seconds(float(self.rough(Points.one(point))[0]))
 
     def refined(self, point: Point) -> Measures | None:
         """The measures of a step, about: of an earlier search, or by small steps.
@@ -73,6 +87,8 @@ class Estimates:
         before = self.learned.points.get(point)
         if isinstance(before, Measures):
             return before
+        if self._is_partial(point):
+            return self._in_part(point)
         flat = _flat(point)
         if flat not in self._looks:
             self._looks[flat] = self._look(flat)
@@ -81,9 +97,43 @@ class Estimates:
             return None
         return found if point.stages == 1 else self._in_stages(point, flat, found)
 
+    @property
+    def _blocks(self) -> int:
+        blocks = self.floors.facts.blocks
+        return blocks.count if blocks is not None else 0
+
+    def _is_partial(self, point: Point) -> bool:
+        """True where some of the blocks run again, or wait in host memory, but not all."""
+        return 0 < point.recompute + point.offload < self._blocks
+
+    def _looked(self, point: Point) -> Point:
+        """The point that is looked at for one: without stages, with all blocks like those that are not kept."""
+        return _flat(_with_blocks(point, self._blocks) if self._is_partial(point) else point)
+
+    def _in_part(self, point: Point) -> Measures | None:
+        """On the line between none of the blocks and all of them."""
+        none = self.refined(_with_blocks(point, 0))
+        every = self.refined(_with_blocks(point, self._blocks))
+        if none is None or every is None:
+            return None
+        return along(none, every, (point.recompute + point.offload) / self._blocks)
+
+    def just_enough(self, point: Point) -> Point | None:
+        """The point with as few blocks that run again, or wait, as have room; None where all must, or none must."""
+        limit, count = self.floors.limit, point.recompute + point.offload
+        if limit is None or count < self._blocks or not count:
+            return None
+        none, every = self.refined(_with_blocks(point, 0)), self.refined(point)
+        if none is None or every is None or not every.memory <= limit < none.memory:
+            return None
+        part = (none.memory - _ROOM * limit) / (none.memory - every.memory)
+        parts = point.stages * point.turns
+        fewest = ceil(max(part, 0.0) * self._blocks / parts) * parts
+        return _with_blocks(point, fewest) if 0 < fewest < self._blocks else None
+
     def ahead(self, point: Point) -> bool:
         """Have a point's small steps planned by other processes that have time; false where none has."""
-        return self.looked_at(point) or self.lines.ahead(self.strategy(_flat(point)))
+        return self.looked_at(point) or self.lines.ahead(self.strategy(self._looked(point)))
 
     def _look(self, flat: Point) -> Look:
         strategy = self.strategy(flat)
@@ -96,7 +146,9 @@ class Estimates:
         """Seconds by which points are ordered once they were looked at: of those without room many more."""
         found = self.refined(point)
         if found is None:
-            return self.rough(point) if self._looks[_flat(point)].answer is None else Seconds(inf)
+            look = self._looks.get(self._looked(point))
+            small = look is not None and look.answer is None
+            return self.rough_of(point) if small else Seconds(inf)
         over = found.memory / (self.floors.limit or inf)
         return Seconds(found.seconds * (_NO_ROOM * over if over > 1 else 1.0))
 
@@ -107,23 +159,23 @@ class Estimates:
 
     def looked_at(self, point: Point) -> bool:
         """True where a point's small steps were planned, or the point itself in an earlier search."""
-        return _flat(point) in self._looks or point in self.learned.points
+        return self._looked(point) in self._looks or point in self.learned.points
 
     def seconds_of_plan(self, point: Point) -> float:
         """Seconds in which a point would be planned and simulated, about; 0 where it was not looked at."""
         times = _SPLIT if point.schedule == "zero_bubble" else 1.0
-        look = self._looks.get(_flat(point))
+        look = self._looks.get(self._looked(point))
         return times * look.seconds if look is not None else 0.0
 
     def _in_stages(self, point: Point, flat: Point, found: Measures) -> Measures:
         s, m = point.stages, point.micro_batches
-        sums = self.floors.exchanges.sums(flat)
+        sums = float(self.floors.exchanges.sums(Points.one(flat))[0])
         reduced = min(max(found.exposed - sums, 0.0), found.seconds)
-        late = (s - 1) / m * _BUBBLE.get(point.schedule, 1.0)
+        late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
         seconds = ((found.seconds - reduced) * (1 + late) + reduced) / s
         kept, beside = self._in_flight(flat, found)
-        flying = m if point.schedule == "gpipe" else min(s, m)
-        memory = self.floors.states(point) + (beside + kept * flying) / s
+        flying = m if point.schedule == "gpipe" else min(_ahead(s, point.turns), m)
+        memory = self.floors.states_of(point) + (beside + kept * flying) / s
         waits = Seconds(found.idle + seconds * late / (1 + late))
         return Measures(
             Seconds(seconds), Bytes(int(memory)), Seconds(reduced / s + sums / s), waits
@@ -139,34 +191,63 @@ class Estimates:
         held = facts.parameters / (flat.data if flat.zero > 1 else 1)
         if flat.zero in (1, 2) or facts.narrowed < 1:
             held += facts.parameters * facts.narrowed
-        more = max(found.memory - self.floors.states(flat), 0.0)
+        more = max(found.memory - self.floors.states_of(flat), 0.0)
         beside = min(held / cut, more)
         return more - beside, beside
 
     def learn(self, point: Point, seconds: Seconds) -> None:
         """Correct the rough estimates of points alike by what this one took."""
-        ratio = seconds / max(self.floors.estimate(point), 1e-30)
-        for key in _keys(point, self.floors.facts.samples):
+        one = Points.one(point)
+        ratio = seconds / max(float(self.floors.estimate(one)[0]), 1e-30)
+        columns = self._columns(one)
+        for names in _ALIKE:
+            key = tuple((name, int(columns[name][0])) for name in names)
             self._factors.setdefault(key, []).append(ratio)
 
-    def _factor(self, point: Point) -> float:
-        for key in _keys(point, self.floors.facts.samples):
-            if key in self._factors:
-                return median(self._factors[key])
-        return 1.0
+    def _factors_of(self, points: Points) -> Floats:
+        """Of each point that of those most alike of which any is known."""
+        found, columns = np.ones(len(points)), self._columns(points)
+        for key in sorted(self._factors, key=len):
+            mask = np.ones(len(points), np.bool_)
+            for name, value in key:
+                mask &= columns[name] == value
+            found[mask] = median(self._factors[key])
+        return found
+
+    def _columns(self, points: Points) -> Mapping[str, Ints | Mask]:
+        return {
+            "layouts": points.layouts,
+            "staged": points.stages > 1,
+            "tensor": points.tensor,
+            "outer": points.outer,
+            "samples": self.floors.facts.samples // (points.data * points.micro_batches),
+            "recompute": points.recompute > 0,
+            "gathers": points.zero == 3,
+        }
+
+
+# What points have in common that are alike, the most alike last.
+_ALIKE: tuple[tuple[str, ...], ...] = (
+    (),
+    ("layouts", "staged"),
+    ("layouts", "staged", "tensor", "outer"),
+    ("layouts", "staged", "tensor", "outer", "samples", "recompute"),
+    ("layouts", "staged", "tensor", "outer", "samples", "recompute", "gathers"),
+)
+
+
+def _ahead(stages: int, turns: int) -> float:
+    """Micro-batches, of all parts together, that the first group of ranks holds at most."""
+    return stages if turns == 1 else stages + (stages - 1) / turns
+
+
+def _with_blocks(point: Point, count: int) -> Point:
+    """The point with so many blocks that run again, or wait, whichever do."""
+    if point.offload:
+        return replace(point, offload=count)
+    return replace(point, recompute=count)
 
 
 def _flat(point: Point) -> Point:
     """The point without its stages."""
-    return replace(point, stages=1, schedule="")
-
-
-def _keys(point: Point, samples: int) -> Iterator[_Key]:
-    """Names of points alike, the most alike first."""
-    each = samples // (point.data * point.micro_batches)
-    layouts = (point.layouts, point.tensor, point.outer, point.stages > 1)
-    yield (*layouts, each, point.recompute, point.zero == 3)
-    yield (*layouts, each, point.recompute)
-    yield layouts
-    yield (point.layouts, point.stages > 1)
-    yield ()
+    return replace(point, stages=1, schedule="", turns=1)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, nsmallest
+from collections.abc import Callable, Iterator
 from math import inf
-from typing import TypeAlias, final
+from typing import final
+
+import numpy as np
 
 from weft.search.order.estimates import Estimates
-from weft.search.space import Point
-
-# Seconds; false before true where people write such points by hand; the point; whether it was looked at.
-_Entry: TypeAlias = tuple[float, bool, Point, bool]
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Mask, Points
+from weft.units import Seconds
 
 # So many of the next points are looked at ahead.
 _AHEAD = 8
@@ -25,30 +25,54 @@ class Frontier:
 
     Args:
         points: all.
+        least: seconds that each takes at least.
         estimates: of them.
     """
 
-    def __init__(self, points: Sequence[Point], estimates: Estimates) -> None:
-        self._estimates = estimates
-        self._heap: list[_Entry] = [
-            (estimates.rough(each), not each.by_hand, each, False) for each in points
-        ]
-        heapify(self._heap)
+    def __init__(self, points: Points, least: Floats, estimates: Estimates) -> None:
+        self._points, self._least, self._estimates = points, least, estimates
+        self._left: Mask = np.ones(len(points), np.bool_)
+        self._seen: Mask = np.zeros(len(points), np.bool_)
+        self._order: Floats = np.zeros(len(points))
+        self._known = -1
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return int(self._left.sum())
 
-    def __iter__(self) -> Iterator[Point]:
-        return (point for _, _, point, _ in self._heap)
+    @property
+    def points(self) -> Points:
+        """All that are left."""
+        return self._points.where(self._left)
+
+    def drop(self, seconds: Seconds) -> int:
+        """Leave out all points that take at least so long whatever their plan; their number."""
+        gone: Mask = self._left & (self._least >= seconds)
+        self._left &= ~gone
+        return int(gone.sum())
+
+    def add(self, point: Point, least: Seconds) -> None:
+        """A point more, which was looked at."""
+        self._points = self._points.and_one(point)
+        self._least = np.append(self._least, least)
+        self._left, self._seen = np.append(self._left, True), np.append(self._seen, True)
+        self._order = np.append(self._order, self._estimates.seconds(point))
+
+    def put_back(self, point: Point, seconds: Seconds) -> None:
+        """A point that came out, behind others that take so long."""
+        number = self._number(point)
+        self._left[number], self._order[number] = True, seconds
 
     @property
     def next_seconds(self) -> float:
         """Seconds of the next point, about; endless without one."""
-        return self._heap[0][0] if self._heap else inf
+        return float(self._now().min(initial=inf))
 
     def next_point(self, unseen: bool) -> Point | None:
         """The next point; with `unseen` false only where it was looked at."""
-        return self._heap[0][2] if self._heap and (unseen or self._heap[0][3]) else None
+        number = self._first()
+        if number is None or not (unseen or self._seen[number]):
+            return None
+        return self._points.point(number)
 
     def first(self) -> Point:
         """The next point as it stands.
@@ -56,69 +80,93 @@ class Frontier:
         Raises:
             IndexError: there is none left.
         """
-        return heappop(self._heap)[2]
+        number = self._first()
+        if number is None:
+            raise IndexError("no point is left")
+        return self._taken(number)
 
-    def pop(
-        self,
-        more: Callable[[], bool],
-        hopeless: Callable[[Point], bool],
-        in_time: Callable[[Point], bool],
-    ) -> Point | None:
-        """The point that should be the quickest of all, or one that cannot be.
+    def pop(self, more: Callable[[], bool], in_time: Callable[[Point], bool]) -> Point | None:
+        """The point that should be the quickest of all.
 
         Args:
             more: true while there is time to look at further points; then the quickest of those counts that were
                 looked at and have room.
-            hopeless: true where a point need not be looked at.
             in_time: true where there is time to plan a point.
 
         Returns:
             None where none is left, or none of them was looked at and there is no time for it.
         """
-        while self._heap:
-            seconds, hand, point, looked_at = heappop(self._heap)
-            if looked_at or hopeless(point):
-                return point
-            now = float(self._estimates.rough(point))
-            if now > seconds * (1 + 1e-9):
-                heappush(self._heap, (now, hand, point, False))
-            elif self._estimates.looked_at(point) or more():
-                self._look_ahead()
-                heappush(self._heap, (self._estimates.seconds(point), hand, point, True))
-            else:
-                heappush(self._heap, (seconds, hand, point, False))
+        while True:
+            number = self._first()
+            if number is None:
+                return None
+            if self._seen[number]:
+                return self._taken(number)
+            point = self._points.point(number)
+            if not self._estimates.looked_at(point) and not more():
                 return self._pop_known(in_time)
-        return None
+            self._look_ahead()
+            self._order[number] = self._estimates.seconds(point)
+            self._seen[number] = True
+
+    def _now(self) -> Floats:
+        """Seconds of all points as they are known now; endless for those that are gone."""
+        known = self._estimates.known
+        if known != self._known:
+            rough = ~self._seen
+            self._order[rough] = self._estimates.rough(self._points.where(rough))
+            self._known = known
+        return np.where(self._left, self._order, inf)
+
+    def _first(self) -> int | None:
+        if not self._left.any():
+            return None
+        number = int(self._now().argmin())
+        # All that are left may be endless.
+        return number if self._left[number] else int(self._left.argmax())
+
+    def _taken(self, number: int) -> Point:
+        self._left[number] = False
+        return self._points.point(number)
+
+    def _number(self, point: Point) -> int:
+        rows = self._points.rows
+        return int((rows == Points.one(point).rows).all(axis=1).argmax())
 
     def _look_ahead(self) -> None:
         """Have those that are looked at next planned by other processes that have time."""
-        for _, _, point, looked_at in nsmallest(_AHEAD, self._heap):
-            if not looked_at and not self._estimates.ahead(point):
+        for number in self._next(_AHEAD):
+            point = self._points.point(number)
+            if not self._seen[number] and not self._estimates.ahead(point):
                 return
+
+    def _next(self, count: int) -> Iterator[int]:
+        """The numbers of the next points."""
+        now = self._now()
+        several = np.argpartition(now, min(count, len(now) - 1))[:count]
+        yield from (int(each) for each in several[np.argsort(now[several], kind="stable")])
 
     def _pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
         """The quickest point that was looked at, has room and can be planned in time; None where there is none.
 
         Where none can be, the one that is planned the quickest.
         """
-        estimates = self._estimates
-        places = [
-            place
-            for place, (_, _, point, _) in enumerate(self._heap)
-            if estimates.looked_at(point) and estimates.has_room(point)
-        ]
-        if not places:
+        estimates, points = self._estimates, self._points
+        known = [int(each) for each in np.flatnonzero(self._left & self._looked_at())]
+        known = [number for number in known if estimates.has_room(points.point(number))]
+        if not known:
             return None
 
-        def order(place: int) -> tuple[bool, float]:
-            point = self._heap[place][2]
+        def order(number: int) -> tuple[bool, float]:
+            point = points.point(number)
             if in_time(point):
                 return False, estimates.seconds(point)
             return True, estimates.seconds_of_plan(point)
 
-        place = min(places, key=order)
-        point = self._heap[place][2]
-        self._heap[place] = self._heap[-1]
-        del self._heap[-1]
-        heapify(self._heap)
-        return point
+        return self._taken(min(known, key=order))
+
+    def _looked_at(self) -> Mask:
+        """The points of which the one without stages was looked at."""
+        flat = [self._points.flat_as(point) for point in self._estimates.looks]
+        found: Mask = np.any([self._seen, *flat], axis=0)
+        return found

@@ -6,7 +6,7 @@ hundred, and the line through them meets it to some thousandths where nothing bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.planning.stored_step import StoredStep
@@ -48,7 +48,7 @@ class Lines:
             if not isinstance(answer, Measures):
                 return answer
             found.append(answer)
-        return _along(found[0], found[1], self.facts.along)
+        return _longer(found[0], found[1], self.facts.along)
 
     def seconds_of_plan(self, strategy: Strategy) -> float:
         """Seconds in which the whole step would be planned and simulated, by those of the small one; 0 if not known."""
@@ -73,11 +73,18 @@ class Lines:
         return self._small
 
 
-def _along(one: Measures, two: Measures, times: float) -> Measures:
-    """The measures as far from one as `times` the way to the other, none below the larger one's."""
+def _longer(one: Measures, two: Measures, times: float) -> Measures:
+    """The same where the other has more of everything: seconds and bytes are none below the first one's."""
+    found = along(one, two, times)
+    seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory)
+    return replace(found, seconds=Seconds(seconds), memory=Bytes(memory))
+
+
+def along(one: Measures, two: Measures, times: float) -> Measures:
+    """The measures as far from one as `times` the way to the other."""
     return Measures(
-        Seconds(max(one.seconds + times * (two.seconds - one.seconds), one.seconds)),
-        Bytes(int(max(one.memory + times * (two.memory - one.memory), one.memory))),
+        Seconds(one.seconds + times * (two.seconds - one.seconds)),
+        Bytes(int(one.memory + times * (two.memory - one.memory))),
         Seconds(max(one.exposed + times * (two.exposed - one.exposed), 0.0)),
         Seconds(max(one.idle + times * (two.idle - one.idle), 0.0)),
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, TypeAlias, final
+
+import numpy as np
 
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.terms import loses_by, too_much
-from weft.search.space import Point
+from weft.search.space.point import Point
+from weft.search.space.points import SCHEDULES, Floats, Ints, Points
 from weft.units import Bytes, Seconds
 
 # How well the figures are known: of the whole plan; on a line through plans of few blocks; no plan takes less.
@@ -50,20 +54,22 @@ class Sources:
 
     Attributes:
         simulated: points that were planned.
+        looked_at: points without stages that were looked at.
         estimated: gives the measures of a point that was looked at; None for others.
-        least: seconds that a point takes at least.
-        held: bytes that a point takes at least.
+        least: seconds that points take at least.
+        held: bytes that points take at least.
         limit: bytes of memory; None where it is not known.
     """
 
     simulated: Mapping[Point, Measures | Refused]
+    looked_at: Collection[Point]
     estimated: Callable[[Point], Measures | None]
-    least: Callable[[Point], Seconds]
-    held: Callable[[Point], Bytes]
+    least: Callable[[Points], Floats]
+    held: Callable[[Points], Floats]
     limit: int | None
 
 
-def why_not(points: Iterable[Point], best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
+def why_not(points: Points, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
     """The rows of all kinds that these points have.
 
     Args:
@@ -71,50 +77,68 @@ def why_not(points: Iterable[Point], best: Measures, sources: Sources) -> tuple[
         best: the figures of the best strategy.
         sources: of figures.
     """
-    kinds: dict[str, list[WhyNot]] = {}
-    for point in points:
-        kinds.setdefault(kind_of(point), []).append(_row(point, best, sources))
-    return tuple(min(kinds[kind], key=_place(sources.limit)) for kind in sorted(kinds, key=_order))
+    kinds = kinds_of(points)
+    every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
+    return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))
 
 
-def kind_of(point: Point) -> str:
-    """The kind of a strategy that people write by hand."""
-    if point.stages > 1:
-        return {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}[point.schedule]
-    if point.layouts != "data":
-        return "Megatron grid"
-    return f"ZeRO {point.zero}" if point.zero else "data parallel"
-
-
-_ORDER = (
+# The kinds of strategies that people write by hand.
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved",
+    "zero_bubble": "zero bubble",
+}
+KINDS = (
     *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
-    *("Megatron grid", "GPipe", "1F1B", "zero bubble"),
+    *("Megatron grid", *_SCHEDULES.values()),
 )
 
 
-def _order(kind: str) -> int:
-    return _ORDER.index(kind)
+def kinds_of(points: Points) -> Ints:
+    """The kinds of strategies that people write by hand, by their numbers in `KINDS`."""
+    staged = [KINDS.index(_SCHEDULES.get(name, "Megatron grid")) for name in SCHEDULES]
+    alone = np.where(points.laid("data"), points.zero, KINDS.index("Megatron grid"))
+    return np.where(points.stages > 1, np.array(staged)[points.schedule], alone)
 
 
-def _row(point: Point, best: Measures, sources: Sources) -> WhyNot:
+def _of_kind(kind: str, points: Points, best: Measures, sources: Sources) -> WhyNot:
+    """The best of a kind: that has room, of those that are known, the quickest."""
+    known = [point for point in sources.simulated if points.has(point)]
+    flat = [points.where(points.flat_as(each)) for each in sources.looked_at]
+    known += [point for each in flat for point in each]
+    rows = {point: _known(kind, point, best, sources) for point in dict.fromkeys(known)}
+    found = [row for row in rows.values() if row is not None]
+    rest = points.without([point for point, row in rows.items() if row is not None])
+    found += [_at_least(kind, rest, best, sources)] if len(rest) else []
+    return min(found, key=_place(sources.limit))
+
+
+def _known(kind: str, point: Point, best: Measures, sources: Sources) -> WhyNot | None:
     found, known = sources.simulated.get(point), "simulated"
     if not isinstance(found, Measures):
         found, known = sources.estimated(point), "estimated"
-    if isinstance(found, Measures):
-        over = too_much(found.memory, sources.limit)
-        slower = found.seconds > best.seconds
-        why = over or (loses_by(found, best) if slower else "")
-        return WhyNot(kind_of(point), str(point), known, found.seconds, found.memory, why)  # type: ignore[arg-type]
-    held, least = sources.held(point), sources.least(point)
-    why = too_much(held, sources.limit)
+    if not isinstance(found, Measures):
+        return None
+    over = too_much(found.memory, sources.limit)
+    slower = found.seconds > best.seconds
+    why = over or (loses_by(found, best) if slower else "")
+    return WhyNot(kind, str(point), known, found.seconds, found.memory, why)  # type: ignore[arg-type]
+
+
+def _at_least(kind: str, points: Points, best: Measures, sources: Sources) -> WhyNot:
+    """The one that is not ruled out, or rules out all: of those that may have room the quickest."""
+    least, held = sources.least(points), sources.held(points)
+    over = held > (inf if sources.limit is None else sources.limit)
+    number = int(np.lexsort((np.where(over, held, least), over))[0])
+    seconds, memory = Seconds(float(least[number])), Bytes(int(held[number]))
+    why = too_much(memory, sources.limit)
     if not why:
-        why = "no quicker, whatever its plan" if least >= best.seconds else "not reached in time"
-    return WhyNot(kind_of(point), str(point), "at least", least, held, why)
+        why = "no quicker, whatever its plan" if seconds >= best.seconds else "not reached in time"
+    return WhyNot(kind, str(points.point(number)), "at least", seconds, memory, why)
 
 
 def _place(limit: int | None) -> Callable[[WhyNot], tuple[bool, bool, float]]:
-    """The best of a kind: that has room, of those that are known, the quickest."""
-
     def place(row: WhyNot) -> tuple[bool, bool, float]:
         fits = limit is None or row.memory <= limit
         return not fits, row.known == "at least", row.seconds if fits else row.memory

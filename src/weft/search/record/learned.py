@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from weft.search.evaluation.measures import Answer, Longer, Measures
-from weft.search.space import Point
+from weft.search.space.point import Point
 
 
 @final

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import astuple, fields
 from math import isfinite
-from typing import Any, get_args
+from typing import Any
 
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.record.learned import Learned, Look
-from weft.search.space import NAMED, Layouts, Point
+from weft.search.space.point import LAYOUTS, NAMED, Point
 from weft.units import Bytes, Seconds
 
-# Of each coordinate of a point, what it may be; numbers are from 1.
+# Of each coordinate of a point, what it may be; others are whole numbers.
 _ALLOWED: Mapping[str, tuple[object, ...]] = {
-    "layouts": get_args(Layouts),
+    "layouts": LAYOUTS,
     "schedule": ("", *NAMED),
     "zero": (0, 1, 2, 3),
-    "recompute": (False, True),
     "outer": (False, True),
 }
+
+# Coordinates that may be 0.
+_FROM_ZERO = ("recompute", "offload")
 
 
 def to_json(learned: Learned) -> dict[str, Any]:
@@ -80,7 +82,8 @@ def _point(row: list[Any]) -> Point:
         raise ValueError(f"expected the {len(names)} coordinates of a point, found {row!r}")
     for name, found in zip(names, row, strict=True):
         allowed = _ALLOWED.get(name)
-        whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
+        fewest = 0 if name in _FROM_ZERO else 1
+        whole = isinstance(found, int) and not isinstance(found, bool) and found >= fewest
         # By type too: True is equal to 1.
         fits = found in allowed and type(found) is type(allowed[0]) if allowed else whole
         if not fits:

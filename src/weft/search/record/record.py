@@ -16,7 +16,7 @@ from weft.strategy.strategy import Strategy
 from weft.version import __version__
 from weft.whole_files import write_whole
 
-FORMAT = 1
+FORMAT = 2
 # Of a file; ten thousand strategies take a megabyte or two.
 MAX_BYTES = 1 << 28
 # Entries that change what every strategy takes.

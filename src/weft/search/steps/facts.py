@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import final
+from typing import NamedTuple, final
 
 from weft.cached import cached_property
 from weft.compiler.families.table import takes_statistics
@@ -30,6 +30,21 @@ from weft.units import ITEM_SIZE, Bytes
 
 # Numbers of blocks of the two small steps that the whole one is a line through.
 FEW, MORE = 3, 4
+
+
+@final
+class CountedCall(NamedTuple):
+    """A call of a step.
+
+    Attributes:
+        call: the op and its operands.
+        again: true where recompute makes it once more.
+        forward: true where it is of the forward.
+    """
+
+    call: OpCall
+    again: bool
+    forward: bool
 
 
 @final
@@ -90,15 +105,16 @@ class StepFacts:
             )
 
     @cached_property
-    def calls(self) -> tuple[Mapping[tuple[OpCall, bool], int], ...]:
-        """The calls of those plans, and how often each stands; with true those that recompute makes again."""
+    def calls(self) -> tuple[Mapping[CountedCall, int], ...]:
+        """The calls of those plans, and how often each stands."""
         return tuple(self._calls(each) for each in self._alone)
 
-    def _calls(self, compiled: Compiled) -> Mapping[tuple[OpCall, bool], int]:
-        graph, found = compiled.graph, Counter[tuple[OpCall, bool]]()
+    def _calls(self, compiled: Compiled) -> Mapping[CountedCall, int]:
+        graph, found = compiled.graph, Counter[CountedCall]()
         for node in graph.of_kind(Call):
             if node.hint is None:
-                found[op_call(graph, node), self._again(node)] += 1
+                ahead = node.phase.kind == "forward"
+                found[CountedCall(op_call(graph, node), self._again(node), ahead)] += 1
         return found
 
     def _again(self, node: Call) -> bool:

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from weft.errors import StrategyError, UserError
-from weft.search.space import NAMED, Point, Sizes, fixed_first, points, ranks_used
+from weft.hardware import is_launched
+from weft.search.space.point import NAMED, Point, fixed_first
+from weft.search.space.points import Mask, Points
+from weft.search.space.space import Sizes, points, ranks_used
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 
@@ -23,23 +28,40 @@ def fits(point: Point, base: Strategy) -> bool:
     Raises:
         StrategyError: when something is fixed that no point can have.
     """
+    return bool(fitting(Points.one(point), base)[0])
+
+
+def fitting(found: Points, base: Strategy) -> Mask:
+    """Those of the points that do.
+
+    Raises:
+        StrategyError: when something is fixed that no point can have.
+    """
     if base.zero is not None and base.zero.axis > 1:
         raise StrategyError(
             f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {base.zero.axis} "
             "is none of these; give it axis 0"
         )
-    stages = base.stages if isinstance(base.stages, int) else 1
-    return (
-        (stages == 1 or point.stages == stages)
-        and base.micro_batches in (1, point.micro_batches)
-        and (base.schedule is None or point.schedule == _named(point, base))
-        and (base.zero is None or (point.zero == base.zero.level and not point.outer))
-        and not (base.recompute and point.recompute)
-        and (not base.grid or point.grid == tuple(base.grid))
-    )
+    mask = np.ones(len(found), np.bool_)
+    if isinstance(base.stages, int) and base.stages != 1:
+        mask &= found.stages * found.turns == base.stages
+    if base.micro_batches != 1:
+        mask &= found.micro_batches == base.micro_batches
+    if base.schedule is not None:
+        named = base.schedule if base.schedule in NAMED else ""
+        mask &= found.scheduled(named) | ((found.stages == 1) & found.scheduled(""))
+    if base.zero is not None:
+        mask &= (found.zero == base.zero.level) & ~found.outer
+    for entry, blocks in (("recompute", found.recompute), ("offload", found.offload)):
+        if getattr(base, entry):
+            mask &= blocks == 0
+    if base.grid:
+        grid = tuple(base.grid)
+        mask &= np.array([point.grid == grid for point in found])
+    return mask
 
 
-def space_of(facts: StepFacts, every_rank: bool) -> list[Point]:
+def space_of(facts: StepFacts, every_rank: bool) -> Points:
     """The points of a step's space that keep what is fixed.
 
     Args:
@@ -56,13 +78,13 @@ def space_of(facts: StepFacts, every_rank: bool) -> list[Point]:
         facts.blocks.count if facts.blocks is not None else 1,
         bool(facts.linears.rows),
         facts.positions,
+        is_launched(facts.machine.device_type),
     )
-    found = [
-        point
-        for point in points(sizes)
-        if fits(point, base) and (point.micro_batches == base.micro_batches or not facts.statistics)
-    ]
-    if not found:
+    every = points(sizes)
+    mask = fitting(every, base)
+    if facts.statistics:
+        mask &= every.micro_batches == base.micro_batches
+    if not mask.any():
         ranks_text = " or ".join(map(str, sizes.ranks))
         raise UserError(
             f"weft.search: no strategy on {ranks_text} ranks has all that is fixed: ranks of the data axis, "
@@ -70,7 +92,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> list[Point]:
             f"along that axis, and {sizes.blocks} repeated blocks make as many stages at most; fix less, or take "
             "another size of batch or number of ranks"
         )
-    return found
+    return every.where(mask)
 
 
 def with_fixed(start: Strategy, base: Strategy) -> Strategy:
@@ -83,8 +105,3 @@ def with_fixed(start: Strategy, base: Strategy) -> Strategy:
         elif fixed != getattr(plain, name):
             changed[name] = fixed
     return replace(start, **changed)
-
-
-def _named(point: Point, base: Strategy) -> str:
-    """The schedule that a point names where one is fixed: that one, once, or none where no point names it."""
-    return base.schedule if point.stages > 1 and base.schedule in NAMED else ""

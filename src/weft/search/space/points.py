@@ -1,0 +1,204 @@
+"""Points by column: floors and estimates of a hundred thousand of them are a few sums of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cached import cached_property
+from weft.search.space.point import LAYOUTS, NAMED, Layouts, Point
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+SCHEDULES = ("", *NAMED)
+# Bits that a number of ranks along an axis takes at most.
+_BITS = 21
+
+
+def layouts_code(layouts: Layouts) -> int:
+    """The number of a way to lay a model out, in columns."""
+    return LAYOUTS.index(layouts)
+
+
+def schedule_code(schedule: str) -> int:
+    """The number of a schedule, in columns."""
+    return SCHEDULES.index(schedule)
+
+
+@final
+@dataclass(frozen=True)
+class Points:
+    """Points of the space.
+
+    Attributes:
+        rows: [points, coordinates], in the order of `Point`'s fields; names and truths as numbers.
+    """
+
+    rows: Ints
+    _made: dict[int, Point] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(points: Iterable[Point]) -> Points:
+        """These points."""
+        return Points(np.array([_row(each) for each in points], np.int64).reshape(-1, _WIDTH))
+
+    @staticmethod
+    def one(point: Point) -> Points:
+        """A single one."""
+        return Points(np.array([_row(point)], np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Point]:
+        return map(self.point, range(len(self)))
+
+    def point(self, number: int) -> Point:
+        """One of them."""
+        found = self._made.get(number)
+        if found is None:
+            row: list[Any] = self.rows[number].tolist()
+            row[3], row[5], row[8] = LAYOUTS[row[3]], SCHEDULES[row[5]], bool(row[8])
+            found = self._made[number] = Point(*row)
+        return found
+
+    def where(self, mask: Mask) -> Points:
+        """Those of a mask."""
+        return Points(self.rows[mask])
+
+    def and_one(self, point: Point) -> Points:
+        """With one more, the last."""
+        return Points(np.concatenate([self.rows, np.array([_row(point)], np.int64)]))
+
+    def flat(self) -> Points:
+        """With all ranks along the data axis, and every parameter whole."""
+        rows = self.rows.copy()
+        rows[:, 0] *= rows[:, 1]
+        rows[:, 1], rows[:, 3], rows[:, 8] = 1, layouts_code("data"), 0
+        return Points(rows)
+
+    def laid_as(self, layouts: Layouts, others: Layouts) -> Points:
+        """With those that are laid out so laid out otherwise."""
+        rows = self.rows.copy()
+        rows[self.laid(layouts), 3] = layouts_code(others)
+        return Points(rows)
+
+    def has(self, point: Point) -> bool:
+        """True where a point is one of them."""
+        return bool(self._is(point).any())
+
+    def without(self, points: Iterable[Point]) -> Points:
+        """All but these."""
+        left = np.ones(len(self), np.bool_)
+        for point in points:
+            left &= ~self._is(point)
+        return self.where(left)
+
+    def _is(self, point: Point) -> Mask:
+        found: Mask = (self.rows == np.array(_row(point))).all(axis=1)
+        return found
+
+    def flat_as(self, point: Point) -> Mask:
+        """Those that are this point but for their stages, turns and schedule."""
+        same = self.rows == np.array(_row(point))
+        same[:, [2, 5, 9]] = True
+        found: Mask = same.all(axis=1)
+        return found
+
+    @property
+    def data(self) -> Ints:
+        return self.rows[:, 0]
+
+    @property
+    def tensor(self) -> Ints:
+        return self.rows[:, 1]
+
+    @property
+    def stages(self) -> Ints:
+        return self.rows[:, 2]
+
+    @property
+    def layouts(self) -> Ints:
+        """Numbers of `layouts_code`."""
+        return self.rows[:, 3]
+
+    @property
+    def micro_batches(self) -> Ints:
+        return self.rows[:, 4]
+
+    @property
+    def schedule(self) -> Ints:
+        """Numbers of `schedule_code`."""
+        return self.rows[:, 5]
+
+    @property
+    def zero(self) -> Ints:
+        return self.rows[:, 6]
+
+    @property
+    def recompute(self) -> Ints:
+        return self.rows[:, 7]
+
+    @property
+    def outer(self) -> Mask:
+        found: Mask = self.rows[:, 8] == 1
+        return found
+
+    @property
+    def turns(self) -> Ints:
+        return self.rows[:, 9]
+
+    @property
+    def offload(self) -> Ints:
+        return self.rows[:, 10]
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """All that take part."""
+        found: Ints = self.data * self.tensor * self.stages
+        return found
+
+    def laid(self, layouts: Layouts) -> Mask:
+        """Those that are laid out so."""
+        found: Mask = self.layouts == layouts_code(layouts)
+        return found
+
+    def scheduled(self, *schedules: str) -> Mask:
+        """Those with one of these schedules."""
+        found: Mask = np.isin(self.schedule, [schedule_code(each) for each in schedules])
+        return found
+
+    @cached_property
+    def by_hand(self) -> Mask:
+        """True where people write such strategies without a search: the result is never worse than these."""
+        plain = ~self.laid("free") & ~self.outer & (self.recompute == 0) & (self.offload == 0)
+        alone = (self.stages == 1) & (self.laid("data") | (self.zero < 2))
+        times = self.micro_batches // self.stages
+        deep = (self.micro_batches % self.stages == 0) & ((times == 2) | (times == 4))
+        staged = deep & (self.zero == 0) & ~self.scheduled("") & (self.turns <= 2)
+        found: Mask = plain & np.where(self.stages == 1, alone, staged)
+        return found
+
+    @cached_property
+    def grids(self) -> Ints:
+        """For each point the number of its grid (data, tensor, stages)."""
+        key = (self.data << 2 * _BITS) | (self.tensor << _BITS) | self.stages
+        found: Ints = np.unique(key, return_inverse=True)[1]
+        return found
+
+
+def _row(point: Point) -> tuple[int, ...]:
+    return (
+        *(point.data, point.tensor, point.stages, layouts_code(point.layouts)),
+        *(point.micro_batches, schedule_code(point.schedule), point.zero, point.recompute),
+        *(int(point.outer), point.turns, point.offload),
+    )
+
+
+_WIDTH = len(_row(Point(1)))

@@ -1,0 +1,131 @@
+"""All points of a step's space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import TypeAlias, final
+
+import numpy as np
+
+from weft.search.space.point import IN_TURN, ONCE, Layouts
+from weft.search.space.points import Ints, Points, layouts_code, schedule_code
+
+# Numbers of blocks that run again, and of those that wait in host memory.
+_Kept: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@final
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that say how large the space is.
+
+    Attributes:
+        ranks: numbers of ranks that may be used.
+        samples: of the batch; 0 where it cannot be cut.
+        blocks: that stages can be made of.
+        cuts: true where there are layers that a Megatron grid cuts.
+        positions: true where the activations between them have positions that can be split.
+        hosts: true where devices have a host whose memory is not their own.
+    """
+
+    ranks: tuple[int, ...]
+    samples: int
+    blocks: int
+    cuts: bool
+    positions: bool
+    hosts: bool = False
+
+    @property
+    def kept(self) -> _Kept:
+        """What becomes of the results of blocks: kept, made again, or sent to the host."""
+        if self.blocks < 2:
+            return ((0, 0),)
+        host = ((0, self.blocks),) if self.hosts else ()
+        return ((0, 0), (self.blocks, 0), *host)
+
+
+def points(sizes: Sizes) -> Points:
+    """All points of the space, each once.
+
+    Of blocks all or none run again here: how many of them suffice is found when the memory of both is known.
+    """
+    found = [part for ranks in sizes.ranks for part in _of_ranks(sizes, ranks)]
+    return Points(np.concatenate(found)) if found else Points.of(())
+
+
+def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
+    for stages in _divisors(ranks):
+        if stages > max(sizes.blocks, 1):
+            continue
+        for tensor in _divisors(ranks // stages):
+            data = ranks // stages // tensor
+            micro = [1, *_powers(sizes.samples // data)] if sizes.samples else [1]
+            fits = tuple(each for each in micro if sizes.samples % (data * each) == 0)
+            for turns in _turns(sizes.blocks, stages):
+                for layouts, outer in _ways(sizes, data, tensor, stages):
+                    zeros = 4 if data > 1 and layouts != "free" else 1
+                    inner = _inner(fits, _schedules(stages, turns), zeros, sizes.kept)
+                    yield _rows((data, tensor, stages, turns), layouts, outer, inner)
+
+
+def _turns(blocks: int, stages: int) -> list[int]:
+    """Numbers of parts of a pipeline that each group of ranks may run: of equally many blocks, where these can be."""
+    if stages == 1:
+        return [1]
+    most = blocks // stages
+    return _divisors(most) if blocks % stages == 0 else [1, *_powers(most)]
+
+
+def _schedules(stages: int, turns: int) -> tuple[str, ...]:
+    if stages == 1:
+        return ("",)
+    return ("", *(IN_TURN if turns > 1 else ONCE))
+
+
+@cache
+def _inner(micro: tuple[int, ...], schedules: tuple[str, ...], zeros: int, kept: _Kept) -> Ints:
+    """Micro-batches, schedules, levels of ZeRO, and what becomes of the results of blocks: all combinations."""
+    codes = map(schedule_code, schedules)
+    every = product(micro, codes, range(zeros), kept)
+    return np.array([(m, s, z, *k) for m, s, z, k in every], np.int64).reshape(-1, 5)
+
+
+def _rows(grid: tuple[int, int, int, int], layouts: Layouts, outer: bool, inner: Ints) -> Ints:
+    data, tensor, stages, turns = grid
+    rows = np.empty((len(inner), 11), np.int64)
+    rows[:, :4] = data, tensor, stages, layouts_code(layouts)
+    rows[:, 4:8] = inner[:, :4]
+    rows[:, 8:10] = int(outer), turns
+    rows[:, 10] = inner[:, 4]
+    return rows
+
+
+def _ways(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[tuple[Layouts, bool]]:
+    """Ways to lay a model out on a grid, and whether the tensor axis is the outer one."""
+    if tensor == 1:
+        yield "data", False
+    if stages == 1 and data * tensor > 1 and (tensor == 1 or data > 1):  # one axis has no two names
+        yield "free", False
+    if tensor == 1 or not sizes.cuts:
+        return
+    for outer in (False, True) if data > 1 else (False,):
+        yield "columns", outer
+        if sizes.positions:
+            yield "sequence", outer
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """2, 4, … up to `most`."""
+    return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
+
+
+def ranks_used(devices: int) -> tuple[int, ...]:
+    """Numbers of ranks that are tried, all first: the divisors of the number of devices."""
+    return tuple(reversed(_divisors(devices)))
