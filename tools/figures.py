@@ -26,6 +26,7 @@ What is fitted to measurements stands in [accuracy](accuracy.md).
 # Of a device kind, in the order of the page.
 FIGURES = (
     *("peaks_tflops", "traffic_gb_per_second", "memory_gib", "units", "slowdown"),
+    "host_gb_per_second",
     *("start_microseconds", "act_microseconds", "tiles"),
 )
 

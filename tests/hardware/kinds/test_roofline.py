@@ -84,6 +84,15 @@ def test_classes_of_ops() -> None:
     assert op_class(unary("_scaled_dot_product_flash_attention", (3,))) == "attention"
 
 
+def test_copies_to_the_host_take_what_the_link_to_it_needs() -> None:
+    size = 2 * 4096 * 4096
+    for op in ("offload", "load"):
+        call = replace(unary("relu", (4096, 4096)), op=f"weft.{op}")
+        taken = call_seconds(A100, call) - A100.start
+        assert taken == pytest.approx(size / A100.host)
+    assert size / A100.host > 10 * size / A100.traffic
+
+
 def test_updates_move_bytes() -> None:
     share = A100.efficiency["update"].traffic
     expected = A100.start + 1e9 / (A100.traffic * share)

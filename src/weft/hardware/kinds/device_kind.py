@@ -77,6 +77,7 @@ class DeviceKind:
         units: parts of the device that make tiles at the same time (streaming multiprocessors).
         tiles: those that matrix products may be made of; the quickest counts. None: any shape is as good.
         slowdown: factor by which calls take longer while a communication runs beside them.
+        host: bytes a second that it sends to its host's memory, or gets from there.
     """
 
     name: str
@@ -91,6 +92,7 @@ class DeviceKind:
     units: int = 1
     tiles: tuple[Tile, ...] = ()
     slowdown: float = 1.0
+    host: float = 12.5e9
 
     def has_peak(self, dtype: str) -> bool:
         """False where a dtype computes as float32 does, for want of a figure."""

@@ -20,9 +20,11 @@ DEVICES = Path(__file__).parent.parent / "catalogue" / "devices"
 _KEYS = (
     *("name", "device_type", "peaks_tflops", "traffic_gb_per_second", "memory_gib"),
     *("start_microseconds", "act_microseconds", "reserve_mib", "units", "tiles"),
-    *("slowdown", "efficiency", "sources"),
+    *("slowdown", "host_gb_per_second", "efficiency", "sources"),
 )
 _PEAKS = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4", "int8")
+# 10^9 bytes a second to the host where a file does not say it: 80 % of PCIe 3.0 x16.
+HOST = 12.5
 MOST_SLOWDOWN = 100.0
 _SHARES = ("compute", "traffic", "of_dtype", "depth")
 
@@ -77,6 +79,7 @@ def parse_device_kind(content: Any, where: str) -> DeviceKind:
         units=round(number(fields, "units", where, 1, above=0.5)),
         tiles=_tiles(fields.get("tiles", []), f"{where}: tiles"),
         slowdown=_slowdown(fields, where),
+        host=1e9 * number(fields, "host_gb_per_second", where, HOST, above=SLOWEST),
     )
 
 

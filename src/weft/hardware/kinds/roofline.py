@@ -36,6 +36,10 @@ _NAMED = (
     ("nll_loss", "normalisation"),
 )
 
+# Copies between the device and its host, which take as long as the link between them needs.
+_HOST_COPIES = frozenset(("weft.offload", "weft.load"))
+_HOST = "host"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,10 @@ class CallWork:
     """The part of a call that its seconds depend on.
 
     Attributes:
-        op_class: one of `weft.hardware.kinds.device_kind.OP_CLASSES`.
+        op_class: one of `weft.hardware.kinds.device_kind.OP_CLASSES`, or "host" for a copy to or from the host.
         dtype: that it computes in.
         flops: floating-point operations.
-        moved: bytes read and written.
+        moved: bytes read and written; of a copy to or from the host those that are sent.
         product: its sizes, where it is a matrix product.
     """
 
@@ -108,6 +112,8 @@ def work_of(call: OpCall) -> CallWork | None:
     """The work of a call; None for a view, which has none."""
     call = _as_aten(call)
     dtype = _dtype(call)
+    if call.op in _HOST_COPIES:
+        return CallWork(_HOST, dtype, Flops(0), Bytes(tensor_bytes(call.operands[0])))
     try:
         rule = rule_of(call)
         if rule.view and rule.flops is None and rule.traffic is None:
@@ -162,10 +168,14 @@ def _as_aten(call: OpCall) -> OpCall:
 
 
 def _moving(kind: DeviceKind, cls: str, moved: Bytes) -> float:
+    if cls == _HOST:
+        return moved / kind.host
     return moved / (kind.traffic * kind.efficiency[cls].traffic)
 
 
 def _computing(kind: DeviceKind, work: CallWork) -> float:
+    if work.op_class == _HOST:
+        return 0.0
     dtype = work.dtype if work.op_class in ON_MATRIX_UNITS else "float32"
     efficiency, product = kind.efficiency[work.op_class], work.product
     rate = kind.peak(dtype) * efficiency.share(dtype)

@@ -103,11 +103,20 @@ class Floors:
         busy = self.work.busy(points)
         waiting = self.exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
         reduced = self.exchanges.reduction(whole) * np.where(points.zero == 3, 1.5, 1.0)
+        busy = busy + self._sent(points)
         even = busy * (1 + (points.stages - 1) / (points.micro_batches * points.turns))
         late = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         over = self._likely(whole) / (self.limit or inf)
         found: Floats = late * np.where(over > 1, 10.0 * over, 1.0)
         return found
+
+    def _sent(self, points: Points) -> Floats:
+        """Seconds in which a rank sends what blocks keep to the host, and gets it back."""
+        blocks = self.facts.blocks
+        if blocks is None or not points.offload.any():
+            return np.zeros(len(points))
+        part = points.offload / blocks.count / points.ranks
+        return 2 * self.work.to_host(Bytes(int(self.facts.kept))) * part
 
     def _likely(self, points: Points) -> Floats:
         """Bytes that a rank takes about."""

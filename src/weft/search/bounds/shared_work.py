@@ -20,6 +20,7 @@ from weft.ops.call import operand, tensor_spec
 from weft.search.bounds.once import once
 from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import CountedCall, StepFacts
+from weft.units import Bytes, Seconds
 
 # A product as large as these is as quick as any, but for its last wave.
 _LARGE, _WAVE = 16384, 1.01
@@ -152,6 +153,12 @@ class SharedWork:
             return _WAVE * flops(call) / self._costs.of_call(first, call).seconds
 
         return once(self._seconds, ("rate", first, dtype), rate)
+
+    def to_host(self, size: Bytes) -> Seconds:
+        """Seconds in which the first device sends so many bytes to its host."""
+        whole = tensor_spec((max(size // 4, 1),), "float32")
+        call = OpCall("weft.offload", (operand(0),), (), (whole,), (whole,))
+        return self._costs.of_call(self.facts.ranks[0], call).seconds
 
     def busy(self, points: Points, least: bool = False) -> Floats:
         """Seconds of the busiest compute queue.
