@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,3 +82,17 @@ def test_memory_of_the_device() -> None:
             peaks[patterns] = memory.measured.activations
             assert memory.predicted.activations == pytest.approx(peaks[patterns], rel=0.02)
     assert peaks["blocks.*",] < 0.4 * peaks[()]
+
+
+def test_casts_of_parameters_stay() -> None:
+    """They are made once a step and read for each micro-batch: loaded again for the first they would wait for the last."""
+    batch, plain = token_batch(4, time=16), CASES["stages, micro-batches, parameters sharded"][1]
+    found = []
+    for patterns in ((), ("blocks.*",)):
+        torch.manual_seed(0)
+        model = GPT(context=16).float()
+        strategy = replace(plain, precision="bf16", offload=patterns)
+        with compiled(model, token_loss, batch, [0, 1, 2, 3], strategy) as program:
+            assert ("weft.load" in str(program.plan)) == bool(patterns)
+            found.append([float(program.step(batch)) for _ in range(2)])
+    assert found[0] == found[1]

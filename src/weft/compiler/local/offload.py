@@ -28,7 +28,7 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     """Let values of the modules that `Options.offload` names wait in host memory for the backward.
 
     Values of less than 1 KiB stay, and so do those that share memory with variables, with the
-    batch, or with what the step returns.
+    batch, or with what the step returns; and what is made once a step and read for each micro-batch.
 
     Args:
         program: of one rank.
@@ -50,7 +50,9 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     first = {
         value.name: place
         for value, place in _kept(program)
-        if value.name in named and value_bytes(value) >= SMALLEST
+        if value.name in named
+        and value_bytes(value) >= SMALLEST
+        and not _is_read_again(program, value, place)
     }
     looped = first.keys() & program.loop
     new = {f"{name}.{end}" for name in looped for end in ("host", "back")}
@@ -87,6 +89,15 @@ def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
             for value in node.makes:
                 if value.name in first and bases.get(value.name, value.name) not in staying:
                     yield value, first[value.name]
+
+
+def _is_read_again(program: LocalProgram, value: LocalValue, place: int) -> bool:
+    """True for what is made once a step, where the first that reads it in the backward does so for each micro-batch.
+
+    It would be loaded before all of them, as soon as it was sent away.
+    """
+    made = {each.name for each in program.nodes[place].makes}
+    return value.name not in program.loop and not made.isdisjoint(program.loop)
 
 
 def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> Iterator[LocalNode]:
