@@ -85,7 +85,7 @@ def test_memory_of_the_device() -> None:
 
 
 def test_casts_of_parameters_stay() -> None:
-    """They are made once a step and read for each micro-batch: loaded again for the first they would wait for the last."""
+    """They are made once a step and read for each micro-batch: loads for the first would wait for the last."""
     batch, plain = token_batch(4, time=16), CASES["stages, micro-batches, parameters sharded"][1]
     found = []
     for patterns in ((), ("blocks.*",)):
