@@ -7,7 +7,7 @@ that sum to the least as a place from which to search.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -16,10 +16,10 @@ from weft.compiler.stages.lay_out import Deduced
 from weft.errors import RuleError
 from weft.hardware.seconds_model import seconds_model
 from weft.ir.logical import Call, Input, LogicalGraph
-from weft.layout import SBP
 from weft.patterns import matches
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
 
 
 @final
@@ -113,7 +113,7 @@ def _with_cheapest(
     }
     roles = {node.key: node.role for node in facts.step.graph.of_kind(Input)}
     signatures: dict[str, str | tuple[str, ...]] = {}
-    inputs: dict[str, dict[str, SBP | tuple[SBP, ...]]] = {"parameter": {}, "batch": {}}
+    inputs: dict[str, dict[str, SBPs]] = {"parameter": {}, "batch": {}}
     for one in found:
         for name, every in one.cheapest.items():
             if name in calls:
@@ -126,6 +126,14 @@ def _with_cheapest(
     return replace(
         strategy,
         signatures={**dict(sorted(signatures.items())), **base.signatures},
-        parameters={**base.parameters, **inputs["parameter"], **strategy.parameters},
-        batch={**base.batch, **inputs["batch"], **strategy.batch},
+        parameters=_laid(base.parameters, inputs["parameter"], strategy.parameters),
+        batch=_laid(base.batch, inputs["batch"], strategy.batch),
     )
+
+
+def _laid(*entries: Mapping[str, SBPs]) -> dict[str, SBPs]:
+    """All entries in order, of which the first that says something of a pattern counts."""
+    found: dict[str, SBPs] = {}
+    for own in entries:
+        found |= {pattern: said for pattern, said in own.items() if pattern not in found}
+    return found

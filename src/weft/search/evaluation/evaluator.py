@@ -148,13 +148,14 @@ class Evaluator:
             UserError: the step cannot be planned so.
         """
         with uncollected():
-            compiled = self.compiled(strategy)
-            return Whole(self._priced(compiled).simulation, compiled.deduced)
+            compiled, priced = self._priced(strategy)
+            return Whole(priced.simulation, compiled.deduced)
 
-    def _priced(self, compiled: Compiled) -> PricedStep:
+    def _priced(self, strategy: Strategy) -> tuple[Compiled, PricedStep]:
+        compiled = self.compiled(strategy)
         with uncollected():
             planned = planned_step(self.step.graph, compiled, self._kept)
-            return priced_step(planned, self.machine.costs)
+            return compiled, priced_step(planned, self.machine.costs)
 
     def last(self, strategy: Strategy) -> Whole | None:
         """The same of the strategy that was planned last, and here."""
@@ -207,8 +208,7 @@ class Evaluator:
 
     def _anew(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         try:
-            compiled = self.compiled(strategy)
-            priced = self._priced(compiled)
+            compiled, priced = self._priced(strategy)
             with uncollected():
                 if most != UNBOUNDED:
                     for least in (priced.bound, lambda: priced.ran.step_seconds):
