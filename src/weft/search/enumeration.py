@@ -280,7 +280,8 @@ class Enumeration:
 
     def strategy(self, point: Point) -> Strategy:
         """The strategy of a point."""
-        return point.strategy(self.facts.linears, self.facts.base, self.facts.blocks)
+        facts = self.facts
+        return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
     def result(self) -> SearchResult:
         """The result of the search.

@@ -43,7 +43,7 @@ class AdditivePart:
         return max(0.0, 1 - self.least / self.cost) if self.cost else 0.0
 
     def __str__(self) -> str:
-        """How far the layouts are from the cheapest."""
+        """The distance of the layouts from the cheapest."""
         return (
             f"their calls and boxing sum to {self.gap:.2%} more than the least of any in this grid"
         )

@@ -46,4 +46,4 @@ def by_hand(found: Enumeration) -> Iterator[Strategy]:
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
     for point in points:
         if fits(point, facts.base):
-            yield point.strategy(facts.linears, facts.base, facts.blocks)
+            yield point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)

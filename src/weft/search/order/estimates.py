@@ -63,7 +63,7 @@ class Estimates:
 
     @property
     def known(self) -> int:
-        """How much was learned so far."""
+        """The number of points whose seconds are known."""
         return len(self._factors.get((), ()))
 
     @property
@@ -222,6 +222,7 @@ class Estimates:
             "outer": points.outer,
             "samples": self.floors.facts.samples // (points.data * points.micro_batches),
             "recompute": points.recompute > 0,
+            "experts": points.experts,
             "gathers": points.zero == 3,
         }
 
@@ -230,9 +231,9 @@ class Estimates:
 _ALIKE: tuple[tuple[str, ...], ...] = (
     (),
     ("layouts", "staged"),
-    ("layouts", "staged", "tensor", "outer"),
-    ("layouts", "staged", "tensor", "outer", "samples", "recompute"),
-    ("layouts", "staged", "tensor", "outer", "samples", "recompute", "gathers"),
+    ("layouts", "staged", "experts", "tensor", "outer"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
 )
 
 

@@ -79,6 +79,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
         bool(facts.linears.rows),
         facts.positions,
         is_launched(facts.machine.device_type),
+        facts.experts.count,
     )
     every = points(sizes)
     mask = fitting(every, base)

@@ -1,4 +1,4 @@
-"""How far the layouts of a stage are from those whose calls and boxing sum to the least.
+"""The distance of a stage's layouts from those whose calls and boxing sum to the least.
 
 Deduction solves one axis of a grid after the other, and keeps what a strategy says. Here all axes are solved at once
 and nothing is said, with elimination as there (`layouts/solver.py`): what comes out is a bound for all layouts, and,
