@@ -209,9 +209,10 @@ class _Making:
         actors = segment(program, buckets, self.communicators, self.staged)
         if rule is not None:
             actors = with_priorities(actors, rule, early_actors(actors))
-        actors, controls = prefetch(program, actors, self.context.options.zero)
+        zero = self.context.options.zero
+        actors, controls = prefetch(program, actors, zero)
         if rule is None:
-            actors, controls = gathers_first(program, actors, controls)
+            actors, controls = gathers_first(program, actors, controls, zero)
         plan = credit(program, actors, controls)
         verify_communicators(plan, self.communicators)
         return plan

@@ -99,7 +99,7 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
     local = backward(cast)
     actors = segment(local, bucket(local, 1), (Communicator(0, (0, 1)),))
     told = prefetch(local, actors, Zero(3))
-    early = credit(local, *gathers_first(local, *told))
+    early = credit(local, *gathers_first(local, *told, Zero(3)))
     prove_live(early)
 
     def order(plan: RankPlan) -> list[str]:
@@ -121,7 +121,7 @@ def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
     reduced = [call("n", "x"), all_reduce("n!", "n"), call("h1", "n!", "w0")]
     made = replace(local, nodes=(first, last, *reduced, *rest[1:]))
     actors = segment(made, bucket(made, 1), (Communicator(0, (0, 1)),))
-    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3))))
+    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3)), Zero(3)))
     prove_live(plan)
     order = [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
     assert order[-1] == "w4"
