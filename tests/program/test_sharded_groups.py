@@ -132,3 +132,28 @@ def test_a_block_between_whole_ones_is_gathered_twice() -> None:
         strategy = replace(DATA, zero=zero)
         with compiled(GPT(), token_loss, token_batch(4), PAIR, strategy) as program:
             assert gathers(program, (48, 16)) == times
+
+
+def test_memory_of_a_real_size_lies_between_that_of_the_levels() -> None:
+    """A decoder of 116 million parameters on 8 H100: the bytes of what lies in shards leave each rank."""
+    with torch.device("meta"):
+        model = GPT(vocabulary=32_000, width=1024, layers=4, heads=16, context=512)
+        batch = token_batch(16, 512, 32_000)
+    stored = weft.Job(model, token_loss, adamw(model), batch).stored()
+    blocks = sum(p.numel() for name, p in model.named_parameters() if name[:6] == "blocks")
+
+    def planned(zero: weft.Zero | Zeros | None) -> int:
+        strategy = replace(DATA, zero=zero, micro_batches=2)
+        memory = weft.simulate(stored, strategy, "h100x8").memory
+        assert memory is not None
+        return int(memory.planned)
+
+    whole, states, every = planned(None), planned(Zero(1)), planned(Zero(3))
+    rest = planned({"blocks.*": None, "*": Zero(3)})
+    tokens = planned({"tokens*": Zero(1), "*": Zero(3)})
+    assert every < tokens < states < whole
+    assert every < rest < whole
+    # Seven eighths of a parameter, its gradient and two states of float32 (double in this test).
+    item = torch.get_default_dtype().itemsize
+    assert rest - every == pytest.approx(7 / 8 * 4 * item * blocks, rel=0.2)
+    assert planned({"*.bias": None, "*": Zero(3)}) == planned({"*.weight": Zero(3)})
