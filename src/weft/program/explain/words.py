@@ -28,6 +28,8 @@ def strategy_words(compiled: Compiled, options: Options) -> str:
     if stages > 1:
         words.append(f"{stages} stages × {graph.micro_batches} micro-batches")
         words.append(f"schedule {compiled.schedule.name}")
+        if options.in_flight is not None:
+            words.append(f"in flight {', '.join(map(str, options.in_flight))}")
     elif graph.micro_batches > 1:
         words.append(f"{graph.micro_batches} micro-batches")
     if options.precision is not None:
