@@ -156,5 +156,9 @@ def test_many_small_vectors_are_left_whole() -> None:
 
 def test_they_are_moves_of_the_search() -> None:
     found = enumeration(tables(), "h100x4")
-    names = {move.name for move in Neighbours(found).every(BASE)}
+    names = [move.name for move in Neighbours(found).every(BASE)]
     assert "ZeRO 3 along axis 0 for blocks.*.up.weight" in names
+    assert "ZeRO" not in names[0]
+    # What is sharded may be more than there is need for.
+    first = Neighbours(found).every(replace(BASE, zero=Zero(3)))[0]
+    assert first.name == "ZeRO 0 along axis 0 for blocks"

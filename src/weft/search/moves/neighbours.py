@@ -61,7 +61,9 @@ class Neighbours:
         held = in_flight_moves(strategy, facts.base, self._in_flight(strategy))
         stages = (*self._of_borders(strategy), *held)
         zero = tuple(self._zero.moves(strategy, facts.base))
-        return layouts.tensors, rest, zero, stages, layouts.groupwise, layouts.single
+        # Where something is sharded, it may be more than there is need for.
+        first = (zero, layouts.tensors, rest) if strategy.zero else (layouts.tensors, rest, zero)
+        return *first, stages, layouts.groupwise, layouts.single
 
     def _in_flight(self, strategy: Strategy) -> tuple[int, ...]:
         """The micro-batches in flight of each stage, as given or as planned; none where there are no stages."""
