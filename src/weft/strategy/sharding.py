@@ -25,7 +25,7 @@ def zero_rules(zero: Zeros | ZeroRules | None) -> ZeroRules:
 
 
 def zero_of(rules: ZeroRules, key: str) -> Zero | None:
-    """How a parameter is sharded, by the first pattern that matches its name; None where none does."""
+    """The `Zero` of a parameter, by the first pattern that matches its name; None where it stays whole."""
     given = dict(rules)
     chosen = first_match(given, key)
     return given[chosen] if chosen is not None else None
