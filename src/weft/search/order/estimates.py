@@ -175,6 +175,8 @@ class Estimates:
         seconds = ((found.seconds - reduced) * (1 + late) + reduced) / s
         kept, beside = self._in_flight(flat, found)
         flying = m if point.schedule == "gpipe" else min(_ahead(s, point.turns), m)
+        given = self.floors.facts.base.in_flight
+        flying = min(max(given), m) if given is not None else flying
         memory = self.floors.states_of(point) + (beside + kept * flying) / s
         waits = Seconds(found.idle + seconds * late / (1 + late))
         return Measures(

@@ -112,6 +112,7 @@ class Point:
             stages=stages or base.stages,
             micro_batches=self.micro_batches,
             schedule=self.schedule or base.schedule,  # type: ignore[arg-type]
+            in_flight=base.in_flight,
             zero=base.zero or zero,
             recompute=(*base.recompute, *_spread(self.recompute, blocks)),
             offload=(*base.offload, *_spread(self.offload, blocks)),
