@@ -43,8 +43,7 @@ def any_order(
         free = [
             queue
             for queue, act in idle
-            if ended.issuperset(needs[act])
-            and not (waits and act in of and of[act].waits > count)
+            if ended.issuperset(needs[act]) and not (waits and act in of and of[act].waits > count)
         ]
         assert free or running, "the step is stuck"
         if free and (not running or random.random() < begins):

@@ -109,7 +109,7 @@ class Channel(ABC):
                 self._all_reduce(tensors, reduction)
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        """Some of it at a time: each rank reduces a part and sends it to all; two ranks send each other little at once."""
+        """Slice by slice, each rank reduces a part and sends it to all; two ranks send each other little at once."""
         for views in in_slices(tensors):
             if self.size == 2 and sum(view.nbytes for view in views) <= SMALL:
                 self._reduce_at_once(views, reduction)
