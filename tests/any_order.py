@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from weft.actors.dependencies import dependencies_in_step
+from weft.actors.messages import Turn
 from weft.compiler.memory.order import Moment
-from weft.compiler.memory.turns import Turn
 from weft.ir.plan import Hold, RankPlan
 
 Act = tuple[int, int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.memory.turns import Turn
+from weft.actors.messages import Turn
 from weft.runtime.executor.gate import Gate
 
 # Ends stand in the order of actors 1, 3, 2; actor 2 waits for the ends of 1 and 3.

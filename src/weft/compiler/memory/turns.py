@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from weft.actors.dependencies import dependencies_in_step
+from weft.actors.messages import Turn
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import MemoryWalk, Storage
 from weft.ir.plan import Communicate, Compute, RankPlan
@@ -24,23 +25,6 @@ from weft.ir.plan import Communicate, Compute, RankPlan
 # The moments by which windows grow on either side, in turns, so that the acts of a place get alike.
 _WIDTHS = (2, 8, 32, 128)
 _Key: TypeAlias = tuple[int, int]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An act of a step, and what it waits for.
-
-    Attributes:
-        actor, micro: the act.
-        place: of its end in an order of all ends.
-        waits: it begins when the first so many ends of that order have been.
-    """
-
-    actor: int
-    micro: int
-    place: int
-    waits: int
 
 
 def turns(plan: RankPlan, order: Sequence[Moment]) -> tuple[Turn, ...]:

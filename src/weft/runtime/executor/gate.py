@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import final
 
-from weft.compiler.memory.turns import Turn
+from weft.actors.messages import Turn
 
 
 @final

@@ -18,8 +18,8 @@ from weft.actors import (
     QueueMachine,
     machines,
 )
+from weft.actors.messages import Turn
 from weft.capture.optimizers.groups import Optimizing
-from weft.compiler.memory.turns import Turn
 from weft.errors import RankFailure
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
