@@ -136,6 +136,14 @@ class QueueMachine:
         return actions
 
     @property
+    def upcoming(self) -> Act | None:
+        """The act that `start` would start now; None where the queue keeps no order."""
+        if not self._turns or self._running is not None:
+            return None
+        actor = self._turns[self.started % len(self._turns)]
+        return None if actor.waits else Act(actor.id, *divmod(actor.acted, actor.acts))
+
+    @property
     def may_act(self) -> bool:
         """True when some act may start now, in any order; never while one runs or when in order."""
         return self._running is None and bool(self._ready)

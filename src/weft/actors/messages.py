@@ -9,6 +9,7 @@ it makes is numbered likewise, plus one in a register that was full before the f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, final
 
 
@@ -81,3 +82,20 @@ class EndStep(NamedTuple):
 
 Event: TypeAlias = Begin | Ready | Released | Finished
 Action: TypeAlias = Send | Free | EndStep
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An act of a step, and what it waits for.
+
+    Attributes:
+        actor, micro: the act.
+        place: of its end in an order of all ends.
+        waits: it begins when the first so many ends of that order have been.
+    """
+
+    actor: int
+    micro: int
+    place: int
+    waits: int

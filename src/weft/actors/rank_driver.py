@@ -21,14 +21,15 @@ def queues_of(plan: RankPlan) -> tuple[str, ...]:
 
 
 def machines(plan: RankPlan) -> dict[str, QueueMachine]:
-    """One machine for each queue; those of communicators keep the order that the plan gives.
+    """One machine for each queue; those of communicators, and those with an order in the plan, keep that of the plan.
 
     Raises:
         InternalError: when actors and registers of the plan do not fit each other.
     """
     verify_plan(plan)
+    ordered = {order.queue for order in plan.orders}
     return {
-        queue: QueueMachine(plan, queue, in_order=queue not in (COMPUTE, HOST))
+        queue: QueueMachine(plan, queue, queue in ordered or queue not in (COMPUTE, HOST))
         for queue in queues_of(plan)
     }
 

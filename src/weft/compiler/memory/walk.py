@@ -56,7 +56,7 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
         plan: what the rank runs.
         order: when its acts begin and end, in the order of time; by default the order of the plan.
     """
-    walk = _MemoryWalk(plan)
+    walk = MemoryWalk(plan)
     for moment in moments(plan) if order is None else order:
         walk.take(moment)
     return walk.peak()
@@ -64,19 +64,26 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
 
 def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
     """The bytes that a rank holds after each moment of a step: `memory` is about the highest of them."""
-    walk = _MemoryWalk(plan)
+    walk = MemoryWalk(plan)
     for moment in order:
         walk.take(moment)
         yield walk.total()
 
 
 @final
-@dataclass(slots=True)
-class _Storage:
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Memory that versions of registers stand on; compared by identity.
+
+    Attributes:
+        register: that it was made for.
+        kind, bytes: what it is, and how much.
+        users: how many versions of registers stand on it.
+    """
+
     register: str
     kind: Kind
     bytes: Bytes
-    # How many versions of registers stand on it.
     users: int = 0
 
 
@@ -87,7 +94,7 @@ class _Most:
 
     total: Bytes
     kinds: Counter[Kind]
-    held: tuple[_Storage, ...] = ()
+    held: tuple[Storage, ...] = ()
     taken: Mapping[int, frozenset[Taken]] = field(default_factory=dict)
     actor: int | None = None
 
@@ -98,8 +105,8 @@ _Version: TypeAlias = tuple[str, int]
 
 @final
 @dataclass
-class _MemoryWalk:
-    """The memory held now, and that held when it was most.
+class MemoryWalk:
+    """The memory of a rank, moment after moment: held now, and that held when it was most.
 
     Attributes:
         versions: the storage of every version that is there; None for views of what always is.
@@ -113,9 +120,9 @@ class _MemoryWalk:
     """
 
     plan: RankPlan
-    versions: dict[_Version, _Storage | None] = field(default_factory=dict)
+    versions: dict[_Version, Storage | None] = field(default_factory=dict)
     readers: dict[_Version, int] = field(default_factory=dict)
-    storages: dict[int, _Storage] = field(default_factory=dict)
+    storages: dict[int, Storage] = field(default_factory=dict)
     running: dict[int, Counter[Kind]] = field(default_factory=dict)
     extras: dict[tuple[int, frozenset[Taken]], Counter[Kind]] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
@@ -144,6 +151,19 @@ class _MemoryWalk:
             self.begin(moment.actor, moment.micro)
         else:
             self.end(moment.actor, moment.micro)
+
+    def reads(self, actor: int, micro: int) -> dict[str, Storage]:
+        """The storages that an act that is to begin reads, by register, but for those that are there all the time."""
+        found = {}
+        for name in self.plan.actors[actor].consumes:
+            storage = self.versions.get((name, self._version(actor, micro, self.registers[name])))
+            if storage is not None:
+                found[name] = storage
+        return found
+
+    def saved(self, actor: int) -> Bytes:
+        """The bytes that an act that runs takes less, as it frees what it is the last to read on its way."""
+        return Bytes(self.acts[actor].extra(frozenset()).total() - self.running[actor].total())
 
     def total(self) -> Bytes:
         """Bytes held now, without the host's."""
@@ -191,7 +211,7 @@ class _MemoryWalk:
 
     def _publish(self, actor: int, micro: int, *, kept: bool) -> None:
         act = self.acts[actor]
-        made: dict[str, _Storage] = {}
+        made: dict[str, Storage] = {}
         for name, base in act.bases.items():
             register = self.registers.get(name)
             if register is None or (base in act.kept) != kept:
@@ -201,17 +221,17 @@ class _MemoryWalk:
                 continue
             if base in act.fresh and base not in made:
                 kind, size = act.fresh[base]
-                made[base] = _Storage(base, kind, size)
+                made[base] = Storage(base, kind, size)
             self._hold(key, made.get(base) or self._read(actor, micro, base), register)
 
-    def _read(self, actor: int, micro: int, base: str) -> _Storage | None:
+    def _read(self, actor: int, micro: int, base: str) -> Storage | None:
         """The storage of what an act reads."""
         register = self.registers.get(base)
         if register is None:
             return None
         return self.versions.get((base, self._version(actor, micro, register)))
 
-    def _hold(self, key: _Version, storage: _Storage | None, register: Register) -> None:
+    def _hold(self, key: _Version, storage: Storage | None, register: Register) -> None:
         self.versions[key] = storage
         self.readers[key] = len(register.consumers)
         if storage is not None:

@@ -14,6 +14,8 @@ from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.watch import Entry
 from weft.compiler.hints import Hints
+from weft.compiler.memory.order import moments
+from weft.compiler.memory.turns import turns
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.repeats import outline
@@ -115,11 +117,14 @@ def _executor(
     if setting.kernels != "aten":
         plan = outline(plan)
     backend = backend_of(device)
-    make: Callable[..., ThreadExecutor | DeviceExecutor] = ThreadExecutor
+    make: Callable[..., ThreadExecutor | DeviceExecutor]
     if backend.streams is not None:
         replayer = make_replayer(setting, compiled, plan, device)
         plan = plan if replayer is None else replayer.plan
         make = _on_streams(compiled, plan, backend.streams, replayer)
+    else:
+        order = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
+        make = partial(ThreadExecutor, turns=turns(plan, order))
     plan = specialize(plan, Target(device.type, onednn_is_faster()))
     # What is compiled and measured on the way runs on the current device.
     with backend.current(device):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import RankFailure
+from weft.runtime.channels.scratch import Scratch, in_slices
 
 # What runs when no larger operation says so.
 EXCHANGE = "exchange"
@@ -48,6 +49,8 @@ class Channel(ABC):
         self.while_waiting: Callable[[], None] = _nothing
         self.spins = True
         self.stamp = 0
+        # For what is joined into one message, and for what arrives.
+        self._flat, self._arrived = Scratch(device), Scratch(device)
 
     @property
     def size(self) -> int:
@@ -106,20 +109,31 @@ class Channel(ABC):
                 self._all_reduce(tensors, reduction)
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        """Each rank reduces one part of every tensor and sends it to all; two ranks send each other little at once."""
-        if self.size == 2 and sum(tensor.nbytes for tensor in tensors) <= SMALL:
-            self._reduce_at_once(tensors, reduction)
-            return
-        with joined(tensors) as whole:
-            pieces = parts_for(whole, self.size)
-            mine = self.reduce_scatter(pieces, reduction)
-            for piece, made in zip(pieces[self.index], mine, strict=True):
-                piece.copy_(made)
-            self.exchange([pieces[self.index]] * self.size, pieces)
+        """Slice by slice, each rank reduces a part and sends it to all; two ranks send each other little at once."""
+        for views in in_slices(tensors):
+            if self.size == 2 and sum(view.nbytes for view in views) <= SMALL:
+                self._reduce_at_once(views, reduction)
+            else:
+                with joined(views, self._flat) as whole:
+                    self._reduce_parts(parts_for(whole, self.size), reduction)
+
+    def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
+        """Reduce the pieces of this rank, and fetch those that others have reduced."""
+        mine, others = pieces[self.index], self.size - 1
+        counts = [piece.numel() for piece in mine]
+        places = self._arrived.places(counts * others, mine[0].dtype)
+        buffers = [places[peer * len(mine) : (peer + 1) * len(mine)] for peer in range(others)]
+        buffers.insert(self.index, list(mine))
+        with self.counting("reduce_scatter"):
+            self.exchange(pieces, buffers)
+        for number, piece in enumerate(mine):
+            of_ranks = [parts[number] for parts in buffers]
+            piece.copy_(reduce_in_order(of_ranks, reduction, of_ranks[not self.index]))
+        self.exchange([mine] * self.size, pieces)
 
     def _reduce_at_once(self, tensors: Sequence[Tensor], reduction: str) -> None:
         """Two ranks in one exchange: the bytes are the same, and there is one latency."""
-        came = [torch.empty_like(tensor) for tensor in tensors]
+        came = self._arrived.places([each.numel() for each in tensors], tensors[0].dtype)
         self.exchange([tensors] * 2, [came] * 2)
         for own, other in zip(tensors, came, strict=True):
             pair = (other, own) if self.index else (own, other)
@@ -234,15 +248,17 @@ def parts_for(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
 
 
 @contextmanager
-def joined(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors, the small ones as a single one; they hold afterwards what it holds."""
+def joined(tensors: Sequence[Tensor], scratch: Scratch) -> Iterator[list[Tensor]]:
+    """The tensors, the small ones as a single one in a scratch; they hold afterwards what it holds."""
     small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
     if len(small) < 2:
         yield list(tensors)
         return
-    flat = torch.cat([tensor.view(-1) for tensor in small])
+    sizes = [tensor.numel() for tensor in small]
+    (flat,) = scratch.places([sum(sizes)], small[0].dtype)
+    torch.cat([tensor.view(-1) for tensor in small], out=flat)
     yield [*(tensor for tensor in tensors if tensor.nbytes > SMALL), flat]
-    for tensor, part in zip(small, flat.split_with_sizes([s.numel() for s in small]), strict=True):
+    for tensor, part in zip(small, flat.split_with_sizes(sizes), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 

@@ -139,7 +139,7 @@ def _exchange(
     """Send `pieces[i][peer]` for every collective `i` and concatenate what arrives along its `dim`."""
     buffers = []
     for collective, own in zip(collectives, pieces, strict=True):
-        buffers.append(_buffers(collective, own[channel.index]))
+        buffers.append(_buffers(collective, own[channel.index], channel.index))
     sends = [[own[peer] for own in pieces] for peer in range(channel.size)]
     receives = [[parts[peer] for _, parts in buffers] for peer in range(channel.size)]
     channel.exchange(sends, receives)
@@ -150,16 +150,18 @@ def _exchange(
             parts[channel.index].copy_(mine)
             outputs.append(whole)
         else:
-            parts[channel.index] = mine
             outputs.append(torch.cat(parts, collective.dim))
     return tuple(outputs)
 
 
-def _buffers(collective: Collective, mine: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+def _buffers(
+    collective: Collective, mine: Tensor, index: int
+) -> tuple[Tensor | None, list[Tensor]]:
     """Places for the pieces of all ranks: parts of the output itself where they are contiguous in it (dimension 0)."""
     shapes = [_with_size(mine.shape, collective.dim, size) for size in collective.sizes]
     if collective.dim:
-        return None, [mine.new_empty(shape) for shape in shapes]
+        parts = [mine if peer == index else mine.new_empty(s) for peer, s in enumerate(shapes)]
+        return None, parts
     whole = mine.new_empty(_with_size(mine.shape, 0, sum(collective.sizes)))
     return whole, list(whole.split_with_sizes(collective.sizes))
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import InternalError, RankFailure
-from weft.runtime.channels.channel import Channel, parts_for, reduce_into
+from weft.runtime.channels.channel import Channel, parts_for, reduce_in_order, reduce_into
+from weft.runtime.channels.scratch import in_slices
 from weft.runtime.failures.board import PeerFailure, first_line
 
 
@@ -87,6 +88,13 @@ class LocalChannel(Channel):
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
+        self._copy_from_others(sends, receives)
+        # Nothing of other ranks is held any more: they may free it at once.
+        self._group.leave(self.index, self.running)
+
+    def _copy_from_others(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
+    ) -> None:
         everyone = self._group.put(self.index, self.running, sends)
         for peer, buffers in enumerate(receives):
             if peer == self.index:
@@ -94,11 +102,14 @@ class LocalChannel(Channel):
             for buffer, tensor in zip(buffers, everyone[peer][self.index], strict=True):
                 _check_piece(self.ranks[peer], buffer, tensor)
                 buffer.copy_(tensor)
-        self._group.leave(self.index, self.running)
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
         """Each rank reduces one part of all ranks' tensors where it lies, then fetches the others."""
-        pieces = parts_for(tensors, self.size)
+        # Cut by their own rank: whoever reduces them makes no views of tensors that are not its own.
+        pieces = [
+            [view for views in in_slices(parts) for view in views]
+            for parts in parts_for(tensors, self.size)
+        ]
         own = sum(piece.nbytes for piece in pieces[self.index])
         whole = sum(tensor.nbytes for tensor in tensors)
         self.sent[self.running] += whole + (self.size - 2) * own
@@ -112,11 +123,20 @@ class LocalChannel(Channel):
             others = [of_rank[self.index][number] for of_rank in everyone]
             for rank, other in zip(self.ranks, others, strict=True):
                 _check_piece(rank, piece, other)
-            reduce_into(piece, others, reduction)
+            self._reduce_piece(piece, others, reduction)
         self._group.meet(self.index, self.running)
         for peer, of_rank in enumerate(everyone):
-            if peer != self.index:
+            if peer != self.index and of_rank[peer]:
                 torch._foreach_copy_(list(pieces[peer]), of_rank[peer])
+
+    def _reduce_piece(self, piece: Tensor, others: Sequence[Tensor], reduction: str) -> None:
+        """Reduce from the first rank's to the last's: into this rank's where it is one of the first two."""
+        if self.index < 2:
+            reduce_into(piece, others, reduction)
+            return
+        (place,) = self._arrived.places([piece.numel()], piece.dtype)
+        first = place.copy_(others[0])
+        piece.copy_(reduce_in_order([first, *others[1:]], reduction, first))
 
     def abort(self, error: BaseException) -> None:
         self._group.abort(self.rank, error)

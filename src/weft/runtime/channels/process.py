@@ -228,7 +228,7 @@ class NcclChannel(GroupChannel):
         if not _reduces(tensors[0], reduction):
             super()._all_reduce(tensors, reduction)
             return
-        with joined(tensors) as whole, self._explained("an all_reduce"):
+        with joined(tensors, self._flat) as whole, self._explained("an all_reduce"):
             for tensor in whole:
                 # NCCL's ring: every piece goes once around to be reduced, and once around to be shared.
                 pieces = [piece.nbytes for piece in tensor.view(-1).tensor_split(self.size)]

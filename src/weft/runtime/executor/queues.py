@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias, final
 
 from weft.actors import Act, Driver, Event, QueueMachine, Ready, Released
 from weft.ir.plan import COMPUTE
+from weft.runtime.executor.gate import Gate
 from weft.runtime.executor.queue_work import QueueWork
 from weft.runtime.executor.work import Work
 
@@ -26,7 +27,12 @@ class Stop(NamedTuple):
     """To a queue: start no further act; the rank has failed or closes."""
 
 
-Control: TypeAlias = "Ended | Stop"
+@final
+class Opened(NamedTuple):
+    """To a queue: its next act need not wait any more for the end of others."""
+
+
+Control: TypeAlias = "Ended | Opened | Stop"
 Mailbox: TypeAlias = "SimpleQueue[Event | Control]"
 
 
@@ -43,6 +49,7 @@ class Queue:
         queues: all queues of the rank by name; this one adds itself.
         on_end: called with a step when all actors of this queue have acted for it.
         on_control: called with what arrives and is no event.
+        gate: says for queues that keep an order whether the next act must wait for others; None for never.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Queue:
         queues: dict[str, Queue],
         on_end: Callable[[int], None],
         on_control: Callable[[Control], None],
+        gate: Gate | None = None,
     ) -> None:
         self.name = machine.queue
         self.machine = machine
@@ -70,6 +78,7 @@ class Queue:
         self._queues = queues
         self._on_end = on_end
         self._on_control = on_control
+        self._gate = gate
         queues[self.name] = self
 
     def receive(self, message: Event | Control) -> None:
@@ -79,7 +88,7 @@ class Queue:
             ActError: when an actor raises.
         """
         self._handle(message)
-        self._go_on(self.driver.next())
+        self._go_on(self._next())
 
     def serve(self) -> None:
         """Wait for the bell, then run what was left and handle all messages.
@@ -134,10 +143,10 @@ class Queue:
         """
         act, self.left = self.left, None
         if act is not None:
-            self.driver.run(act)
+            self._run(act)
             while self._handle_next():
                 pass
-            self.left = self.driver.next()
+            self.left = self._next()
         self.call()
         if not self.rests:
             self.bell.put(None)
@@ -147,9 +156,7 @@ class Queue:
         target = self._queues[queue]
         if type(event) is Ready:
             self.work.hand_on(event.register, event.version, target.work)
-        target.mailbox.put(event)
-        if target.name != COMPUTE:
-            self.told.append(target)
+        self._tell(target, event)
 
     def end_step(self, step: int) -> None:
         """All actors of this queue have acted for a step."""
@@ -158,20 +165,41 @@ class Queue:
     def _catch_up(self) -> None:
         """Handle messages up to one that starts an act, in place of the thread of this queue."""
         while self.left is None and self._handle_next():
-            self.left = self.driver.next()
+            self.left = self._next()
         self.call()
 
     def _go_on(self, act: Act | None) -> None:
         """Run an act that was started, and all that follow from it."""
-        driver, mailbox = self.driver, self.mailbox
+        mailbox = self.mailbox
         while act is not None:
             if self.told:
                 self.call()
-            driver.run(act)
+            self._run(act)
             # What arrived meanwhile counts when the next actor is chosen.
             while not mailbox.empty():
                 self._handle(mailbox.get())
-            act = driver.next()
+            act = self._next()
+
+    def _next(self) -> Act | None:
+        """The next act, which counts as started; None if none may start."""
+        if self._gate is not None:
+            act = self.machine.upcoming
+            if act is None or not self._gate.opens(self.name, act.actor, act.micro):
+                return None
+        return self.driver.next()
+
+    def _run(self, act: Act) -> None:
+        """Do an act, and tell the queues that waited for its end."""
+        self.driver.run(act)
+        if self._gate is None:
+            return
+        for name in self._gate.end(act.actor, act.micro):
+            self._tell(self._queues[name], Opened())
+
+    def _tell(self, queue: Queue, message: Event | Control) -> None:
+        queue.mailbox.put(message)
+        if queue.name != COMPUTE:
+            self.told.append(queue)
 
     def _handle_next(self) -> bool:
         """Handle a message in place of the thread of this queue; False if there is none for others."""
@@ -187,5 +215,5 @@ class Queue:
     def _handle(self, message: Event | Control) -> None:
         if isinstance(message, (Ended, Stop)):
             self._on_control(message)
-        else:
+        elif not isinstance(message, Opened):
             self.driver.receive(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,13 @@ from weft.actors import (
     QueueMachine,
     machines,
 )
+from weft.actors.messages import Turn
 from weft.capture.optimizers.groups import Optimizing
 from weft.errors import RankFailure
-from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, RankPlan
+from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.executor.gate import Gate
 from weft.runtime.executor.lone_acts import LoneActs
 from weft.runtime.executor.queue_work import ActError
 from weft.runtime.executor.queues import Control, Ended, Queue, Stop
@@ -55,6 +57,8 @@ class ThreadExecutor(RankExecutor):
         seed: of the random ops.
         timeout: seconds without any act after which a step gives up.
         kernels: how segments run.
+        turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
+            the compute queue takes what is ready, and no act waits for what it does not read.
     """
 
     def __init__(
@@ -68,20 +72,23 @@ class ThreadExecutor(RankExecutor):
         seed: int = 0,
         timeout: float = TIMEOUT,
         kernels: Kernels = "aten",
+        turns: Sequence[Turn] = (),
     ) -> None:
-        own = _own_thread(plan)
+        own = _own_thread(plan, turns)
         rank = Rank(own, device, channels, variables, optimizer, seed, kernels=kernels)
         super().__init__(plan, rank)
         self.timeout = timeout
         # Queues that have not ended the step that runs.
         self._open = 0
         self._queues: dict[str, Queue] = {}
+        gate = Gate(turns)
+        self._gate = gate if gate.needed else None
         every = machines(own)
         every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
         for name, machine in every.items():
             end = self._end_own if name == COMPUTE else partial(self._end_other, name)
             control = self._control_own if name == COMPUTE else self._control_other
-            Queue(machine, self._works, self._queues, end, control)
+            Queue(machine, self._works, self._queues, end, control, self._gate)
         self._compute = self._queues[COMPUTE]
         others = [queue for name, queue in self._queues.items() if name != COMPUTE]
         self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
@@ -107,6 +114,8 @@ class ThreadExecutor(RankExecutor):
 
     def _run(self, step: int) -> None:
         self._open = len(self._queues)
+        if self._gate is not None:
+            self._gate.begin()
         for name, queue in self._queues.items():
             if name != COMPUTE:
                 queue.mailbox.put(Begin(step))
@@ -187,16 +196,23 @@ class _Stopped(Exception):
     """A queue was told to start no further act."""
 
 
-def _own_thread(plan: RankPlan) -> RankPlan:
+def _own_thread(plan: RankPlan, turns: Sequence[Turn]) -> RankPlan:
     """The plan with feed and fetch on the compute queue: a thread of their own would cost more than they do.
 
-    What may fire stays so until it fires, so a plan that is live remains so.
+    What may fire stays so until it fires, so a plan that is live remains so. With turns the compute queue keeps their
+    order, between feed and fetch.
     """
-    actors = (
+    actors = tuple(
         replace(actor, queue=COMPUTE) if isinstance(actor, (Feed, Fetch)) else actor
         for actor in plan.actors
     )
-    return replace(plan, actors=tuple(actors))
+    if not turns:
+        return replace(plan, actors=actors)
+    computes = ((turn.actor, turn.micro) for turn in turns if actors[turn.actor].queue == COMPUTE)
+    feeds = ((actor.id, 0) for actor in actors if isinstance(actor, Feed))
+    fetches = ((actor.id, 0) for actor in actors if isinstance(actor, Fetch))
+    order = Order(COMPUTE, (*feeds, *computes, *fetches))
+    return replace(plan, actors=actors, orders=(*plan.orders, order))
 
 
 def _by_queue(plan: RankPlan, channels: Mapping[int, Channel]) -> dict[str, Channel]:
