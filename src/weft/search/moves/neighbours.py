@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from math import prod
 from random import Random
 from typing import Protocol, final
 
-from weft.errors import InternalError, UserError
 from weft.search.enumeration import Enumeration
-from weft.search.moves.borders import border_moves, with_named_stages
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import memory_moves, time_moves
+from weft.search.moves.runs import Run, run_moves, runs_of, weights_of
+from weft.search.moves.staged import StageMoves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.strategy import Strategy
 
@@ -80,37 +80,3 @@ class Neighbours:
         shape = self._evaluator.placement(strategy).shape
         count = stages if isinstance(stages, int) else 1
         return (shape[0] // count, *shape[1:])
-
-    def _of_borders(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
-        """Moves of borders; where stages are a number, of the strategy that names their modules."""
-        stages = strategy.stages
-        if not isinstance(stages, int):
-            return tuple(border_moves(strategy)) if not self._facts.base.stages else ()
-        key = str(strategy)
-        if key not in self._borders:
-            self._borders[key] = self._named_borders(strategy)
-        return self._borders[key]
-
-    def _named_borders(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
-        if self._facts.base.stages or self._facts.base.grid:
-            return ()
-        try:
-            compiled = self._evaluator.compiled(strategy)
-        except (UserError, InternalError):
-            return ()
-        named = with_named_stages(strategy, compiled, self._facts.blocks)
-        if named is None:
-            return ()
-        return tuple(
-            StrategyMove(each.name, partial(_named_and, named, each))
-            for each in border_moves(named)
-        )
-
-
-def _named(named: Strategy, strategy: Strategy) -> Strategy:
-    return replace(strategy, stages=named.stages, grid=())
-
-
-def _named_and(named: Strategy, change: StrategyMove, strategy: Strategy) -> Strategy:
-    """The change of a strategy once its stages have names."""
-    return change.on(_named(named, strategy))
