@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from math import prod
 from random import Random
@@ -11,10 +11,12 @@ from typing import Protocol, final
 from weft.search.enumeration import Enumeration
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import memory_moves, time_moves
-from weft.search.moves.runs import Run, run_moves, runs_of, weights_of
 from weft.search.moves.staged import StageMoves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.strategy import Strategy
+
+# The part of a step that ranks wait, from which on places come first.
+_WORTH = 0.01
 
 
 class Moves(Protocol):
@@ -36,34 +38,60 @@ class Neighbours:
     """
 
     def __init__(self, found: Enumeration) -> None:
-        self._facts, self._evaluator = found.facts, found.evaluator
+        self._found, self._facts, self._evaluator = found, found.facts, found.evaluator
         self._by_grid: dict[tuple[int, ...], LayoutMoves] = {}
-        self._borders: dict[str, tuple[StrategyMove, ...]] = {}
+        self._stages = StageMoves(found.facts, found.evaluator)
 
     def families(self, strategy: Strategy) -> tuple[Sequence[StrategyMove], ...]:
-        """All single moves, in families: those of tensors, of time and memory, of borders, of groups, of single calls.
+        """All single moves, in families: of tensors, time and memory, stages, places and runs, groups, single calls.
 
         Moves after which the strategy is the same are among them.
         """
-        facts, layouts = self._facts, self._layouts(strategy)
-        # Micro-batches have statistics of their own: their number changes what a step computes.
-        samples = 0 if facts.statistics else facts.samples
-        rest = (
-            *time_moves(strategy, facts.base, samples),
-            *memory_moves(strategy, facts.base, facts.blocks),
-        )
-        borders = self._of_borders(strategy)
-        return layouts.tensors, rest, borders, layouts.groupwise, layouts.single
+        layouts = self._layouts(strategy)
+        likely, others = self._along(strategy)
+        borders = self._stages.borders(strategy)
+        rest = self._rest(strategy)
+        return layouts.tensors, rest, borders, (*likely, *others), layouts.groupwise, layouts.single
 
     def every(self, strategy: Strategy) -> list[StrategyMove]:
-        """All single moves."""
-        return [change for family in self.families(strategy) for change in family]
+        """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
+        tensors, rest, borders, along, groupwise, single = self.families(strategy)
+        likely = self._along(strategy)[0] if self._waits() else ()
+        first = [each for pair in zip_longest(tensors, likely) for each in pair if each is not None]
+        return [*first, *rest, *borders, *along[len(likely) :], *groupwise, *single]
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move: of one family like of the others, or along an edge."""
         along = self._layouts(strategy).drawn_along_edge(random) if random.random() < 0.25 else None
         families = [family for family in self.families(strategy) if family]
         return along or random.choice(random.choice(families))
+
+    def _rest(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
+        """Moves of time and memory."""
+        facts = self._facts
+        # Micro-batches have statistics of their own: their number changes what a step computes.
+        samples = 0 if facts.statistics else facts.samples
+        return (
+            *time_moves(strategy, facts.base, samples),
+            *memory_moves(strategy, facts.base, facts.blocks),
+        )
+
+    def _along(
+        self, strategy: Strategy
+    ) -> tuple[tuple[StrategyMove, ...], tuple[StrategyMove, ...]]:
+        """Moves of places and of runs: those that should save bytes, and the others."""
+        grid, fixed = self._grid(strategy), self._facts.base.parameters
+        worth = [(each.worth, each.move) for each in self._stages.places(strategy)]
+        for run in self._stages.runs if prod(grid) > 1 else ():
+            worth += [(float(run.saved), move) for move in run.moves(grid, fixed)]
+        worth.sort(key=lambda each: -each[0])
+        likely = tuple(move for saved, move in worth if saved > 0)
+        return likely, tuple(move for saved, move in worth if saved <= 0)
+
+    def _waits(self) -> bool:
+        """True where ranks of the best wait for a part of the step that is worth moves."""
+        best = self._found.best
+        return best is not None and best[2].exposed + best[2].idle > _WORTH * best[2].seconds
 
     def _layouts(self, strategy: Strategy) -> LayoutMoves:
         grid = self._grid(strategy)
@@ -73,10 +101,10 @@ class Neighbours:
         return self._by_grid[grid]
 
     def _grid(self, strategy: Strategy) -> tuple[int, ...]:
-        """The grid of each stage, in which layouts are."""
+        """The grid in which layouts are: that of the largest stage."""
         stages = strategy.stages
         if not isinstance(stages, int) and stages:
-            return tuple(stages[0].placement.shape)
+            return tuple(max((each.placement.shape for each in stages), key=prod))
         shape = self._evaluator.placement(strategy).shape
         count = stages if isinstance(stages, int) else 1
         return (shape[0] // count, *shape[1:])

@@ -170,7 +170,9 @@ class PlacementMoves:
         )
         name = f"{others[0]} and what follows on {_text(there)}"
         for micro in self.micro_batches:
-            took = _in_turn(self._work(own) / len(rows), self._work(others) / (count - len(rows)), micro)
+            took = _in_turn(
+                self._work(own) / len(rows), self._work(others) / (count - len(rows)), micro
+            )
             yield Placed(saved + self._work(stage.patterns) - count * took, name, stages, micro)
 
     def _first(self, stage: Stage) -> int:
@@ -207,5 +209,5 @@ def _text(placement: Placement) -> str:
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if len(ranks) < 3:
         return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
-    apart = "" if step == 1 else f", every {step}th"
+    apart = "" if step == 1 else f", {step} apart"
     return f"{len(ranks)} ranks from {ranks[0]}{apart}"

@@ -13,9 +13,10 @@ from functools import partial
 from itertools import product
 from typing import Any, final
 
-from weft.ir.logical import Input, LogicalGraph
+from weft.ir.logical import Input
 from weft.layout import broadcast, split
 from weft.patterns import first_match
+from weft.planning.stored_step import StoredStep
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.forward_calls import ForwardCalls
 from weft.strategy.strategy import Strategy
@@ -43,17 +44,19 @@ class Weight:
     saved: int
 
 
-def weights_of(graph: LogicalGraph, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
-    """The weights of a step that lie in units.
+def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
+    """The weights of a step that lie in units, but for those of recurrent layers, which lie as they were captured.
 
     Args:
-        graph: the step.
+        step: as it was captured.
         calls: its forward calls.
         units: paths of modules, in order.
     """
     number = {path: place for place, path in enumerate(units)}
     found = []
-    for node in graph.of_kind(Input):
+    for node in step.graph.of_kind(Input):
+        if node.key in step.recurrent:
+            continue
         place = next((number[path] for path in _around(node.key) if path in number), None)
         if node.role == "parameter" and len(node.value.shape) > 1 and place is not None:
             own = calls.inside.get(node.key.rpartition(".")[0], frozenset())
@@ -62,50 +65,69 @@ def weights_of(graph: LogicalGraph, calls: ForwardCalls, units: Sequence[str]) -
     return found
 
 
-def run_moves(
-    weights: Sequence[Weight], grid: Sequence[int], base: Strategy
-) -> tuple[StrategyMove, ...]:
-    """Every layout of the runs that save most, those of the most first.
+@final
+@dataclass(frozen=True)
+class Run:
+    """Weights of one kind, from one unit on or up to one.
+
+    Attributes:
+        weights: of it, two at least.
+    """
+
+    weights: tuple[Weight, ...]
+
+    @property
+    def saved(self) -> int:
+        """Bytes of their gradients beyond those that go in and out of their modules."""
+        return sum(each.saved for each in self.weights)
+
+    def moves(self, grid: Sequence[int], fixed: Mapping[str, SBPs]) -> Iterator[StrategyMove]:
+        """Every layout of all of them.
+
+        Args:
+            grid: the number of ranks along each axis.
+            fixed: layouts of parameters that hold for every strategy.
+        """
+        shapes = [each.shape for each in self.weights]
+        least = [min(sizes) for sizes in zip(*shapes, strict=True)]
+        choices = (
+            [broadcast, *(split(d) for d, size in enumerate(least) if size >= parts > 1)]
+            for parts in grid
+        )
+        for sbps in product(*choices):
+            said: SBPs = sbps[0] if len(sbps) == 1 else sbps
+            name = f"{self.weights[0].key} to {self.weights[-1].key} {', '.join(map(str, sbps))}"
+            laid = {each.key: said for each in self.weights}
+            yield StrategyMove(name, partial(_laid, laid, fixed))
+
+
+def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Run, ...]:
+    """The runs that save most, in this order.
 
     Args:
         weights: of the model.
-        grid: the number of ranks along each axis.
-        base: entries that hold for every strategy: its parameters are in no run.
+        fixed: layouts of parameters that hold for every strategy: those are in no run.
     """
-    free = [each for each in weights if first_match(base.parameters, each.key) is None]
-    runs = {tuple(each.key for each in run): run for run in _runs(free)}
-    best = sorted(runs.values(), key=lambda run: -sum(each.saved for each in run))[:MOST]
-    return tuple(move for run in best for move in _of_run(run, grid, base))
-
-
-def _runs(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
-    """Of each kind, by name and dimensions, those in all units from one on, or up to one; two of them at least."""
     kinds: dict[tuple[str, int], list[Weight]] = defaultdict(list)
     for each in weights:
-        kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
+        if first_match(fixed, each.key) is None:
+            kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
+    found: dict[tuple[Weight, ...], Run] = {}
     for own in kinds.values():
         for place in sorted({each.unit for each in own}):
-            runs = [w for w in own if w.unit >= place], [w for w in own if w.unit <= place]
-            yield from (run for run in runs if len(run) > 1)
+            for run in (w for w in own if w.unit >= place), (w for w in own if w.unit <= place):
+                several = tuple(run)
+                if len(several) > 1:
+                    found[several] = Run(several)
+    return tuple(sorted(found.values(), key=lambda run: -run.saved)[:MOST])
 
 
-def _of_run(run: Sequence[Weight], grid: Sequence[int], base: Strategy) -> Iterator[StrategyMove]:
-    least = [min(sizes) for sizes in zip(*(each.shape for each in run), strict=True)]
-    choices = [
-        [broadcast, *(split(d) for d, size in enumerate(least) if size >= parts > 1)]
-        for parts in grid
-    ]
-    for sbps in product(*choices):
-        said: SBPs = sbps[0] if len(sbps) == 1 else sbps
-        name = f"{run[0].key} to {run[-1].key} {', '.join(map(str, sbps))}"
-        laid = {each.key: said for each in run}
-        yield StrategyMove(name, partial(_laid, laid, base.parameters))
-
-
-def _laid(
-    laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strategy
-) -> Strategy:
-    """Behind what is fixed, before all other patterns, of which the first counts."""
+def _laid(laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strategy) -> Strategy:
+    """Behind what is fixed, before all other patterns, of which the first counts; as it is where nothing changes."""
+    held = strategy.parameters
+    first = {key: first_match(held, key) for key in laid}
+    if all(pattern and held[pattern] == laid[key] for key, pattern in first.items()):
+        return strategy
     rest = {name: said for name, said in strategy.parameters.items() if name not in laid}
     changed: dict[str, Any] = {**fixed, **laid, **rest}
     return replace(strategy, parameters=changed)

@@ -1,4 +1,4 @@
-"""Moves of the ranks of stages: some go to the stage next to it, a stage on a part of another's gets more, two become one."""
+"""Moves of the ranks of stages: some go to the next stage, a stage on some of another's gets more, two become one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def _joined(stages: Stages) -> Iterator[tuple[str, Stages]]:
         placement = joined_rows(one.placement, two.placement)
         if placement is not None:
             both = Stage((*one.patterns, *two.patterns), placement)
-            yield f"stages {number} and {number + 1} as one", (
-                *stages[:number],
-                both,
-                *stages[number + 2 :],
+            yield (
+                f"stages {number} and {number + 1} as one",
+                (
+                    *stages[:number],
+                    both,
+                    *stages[number + 2 :],
+                ),
             )
 
 

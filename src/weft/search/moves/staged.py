@@ -12,6 +12,7 @@ from weft.hardware.seconds_model import seconds_model
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.borders import border_moves, with_named_stages
 from weft.search.moves.placements import Placed, PlacementMoves
+from weft.search.moves.runs import Run, runs_of, weights_of
 from weft.search.moves.shares import share_moves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.facts import StepFacts
@@ -45,6 +46,13 @@ class StageMoves:
         facts = self.facts
         model = seconds_model(facts.machine.planned, facts.ranks)
         return parts_of(facts.step.graph, facts.blocks, model)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Weights of one kind along the model, those first that save most where they are split."""
+        parts = self.parts
+        weights = weights_of(self.facts.step, parts.calls, tuple(parts.units))
+        return runs_of(weights, self.facts.base.parameters)
 
     def borders(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
         """Modules, and ranks, that go to another stage; none where it has no stages."""
@@ -86,7 +94,7 @@ class StageMoves:
         if not isinstance(stages, int) and stages:
             return strategy
         if stages in ((), 1):
-            whole = Stage(self.parts.units, self.evaluator.placement(strategy))
+            whole = Stage(tuple(self.parts.units), self.evaluator.placement(strategy))
             return replace(strategy, stages=(whole,), grid=())
         key = str(strategy)
         if key not in self._named:
