@@ -1,4 +1,4 @@
-"""Moves of layouts along a model: all weights of one kind from one place on, or up to it, lie alike.
+"""Moves of layouts along a model: all parameters, or those of one kind, from one place on or up to it, lie alike.
 
 So the wide layers at the end of a net are split by channels together, where a single one would only be laid anew. Runs
 come first whose gradients are larger than what goes in and out of their layers, which travels instead.
@@ -29,13 +29,14 @@ MOST = 32
 @final
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of several dimensions.
+    """A parameter.
 
     Attributes:
         key: its name.
         shape: its size along each dimension.
         unit: the number of the unit that it is in.
-        saved: bytes of its gradient beyond those that go in and out of its module.
+        saved: bytes of its gradient beyond those that go in and out of its module; 0 with one dimension, since biases
+            and norms lie as is best for the weights around them.
     """
 
     key: str
@@ -45,7 +46,7 @@ class Weight:
 
 
 def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
-    """The weights of a step that lie in units, but for those of recurrent layers, which lie as they were captured.
+    """The parameters of a step that lie in units, but for those of recurrent layers, which lie as they were captured.
 
     Args:
         step: as it was captured.
@@ -58,9 +59,10 @@ def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> l
         if node.key in step.recurrent:
             continue
         place = next((number[path] for path in _around(node.key) if path in number), None)
-        if node.role == "parameter" and len(node.value.shape) > 1 and place is not None:
+        if node.role == "parameter" and node.value.shape and place is not None:
             own = calls.inside.get(node.key.rpartition(".")[0], frozenset())
-            saved = calls.sizes[node.value.name] - calls.moved(own)
+            several = len(node.value.shape) > 1
+            saved = calls.sizes[node.value.name] - calls.moved(own) if several else 0
             found.append(Weight(node.key, tuple(node.value.shape), place, saved))
     return found
 
@@ -68,7 +70,7 @@ def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> l
 @final
 @dataclass(frozen=True)
 class Run:
-    """Weights of one kind, from one unit on or up to one.
+    """Parameters of one name and as many dimensions, or all, from one unit on or up to one.
 
     Attributes:
         weights: of it, two at least.
@@ -89,7 +91,7 @@ class Run:
             fixed: layouts of parameters that hold for every strategy.
         """
         shapes = [each.shape for each in self.weights]
-        least = [min(sizes) for sizes in zip(*shapes, strict=True)]
+        least = [min(sizes) for sizes in zip(*shapes, strict=False)]
         choices = (
             [broadcast, *(split(d) for d, size in enumerate(least) if size >= parts > 1)]
             for parts in grid
@@ -111,7 +113,9 @@ def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Run, 
     kinds: dict[tuple[str, int], list[Weight]] = defaultdict(list)
     for each in weights:
         if first_match(fixed, each.key) is None:
-            kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
+            kinds["any", 0].append(each)
+            if len(each.shape) > 1:
+                kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
     found: dict[tuple[Weight, ...], Run] = {}
     for own in kinds.values():
         for place in sorted({each.unit for each in own}):

@@ -14,6 +14,8 @@ from weft.search.steps.forward_calls import ForwardCalls, forward_calls_of
 from weft.search.steps.repeated import Blocks
 from weft.units import Bytes
 
+# A part that holds and does so little of all is in no way a place of its own.
+_SMALL = 0.01
 # Up to the end of the first numbers of a path: "stages.2.5" of "stages.2.5.body.0".
 _NUMBERED = re.compile(r".*?\.\d+(\.\d+)*(?=\.|$)")
 
@@ -49,8 +51,8 @@ class Parts:
     Attributes:
         units: modules of which none lies in another, in the order of their first calls: each with these alone as a
             part.
-        every: parts, none of them all of the model: units, what is inside and around them, the same place in all
-            blocks, units with parameters of equal shapes.
+        every: parts, none of them all of the model or next to nothing of it: units, what is inside and around them, the
+            same place in all blocks, units with parameters of equal shapes.
         calls: that they are made of.
     """
 
@@ -69,11 +71,18 @@ def parts_of(graph: LogicalGraph, blocks: Blocks | None, model: CostModel) -> Pa
     """
     calls = forward_calls_of(graph, model)
     units = {path: _part(calls, (path,), calls.inside[path]) for path in _units(calls, blocks)}
+    whole = _part(calls, (), calls.inside[""])
     found: dict[frozenset[int], Part] = {}
     for patterns, own in _groups(graph, calls, units, blocks):
         if own not in found and own != calls.inside[""]:
             found[own] = _part(calls, patterns, own)
-    return Parts(units, tuple(found.values()), calls)
+    every = (part for part in found.values() if _counts(part, whole))
+    return Parts(units, tuple(every), calls)
+
+
+def _counts(part: Part, whole: Part) -> bool:
+    """True where a part is worth ranks of its own."""
+    return part.parameters > _SMALL * whole.parameters or part.work > _SMALL * whole.work
 
 
 def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -> Part:
