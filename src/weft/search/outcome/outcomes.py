@@ -15,7 +15,7 @@ Planned: TypeAlias = tuple[str, Strategy, Measures | Refused, bool]
 
 
 _NOT_SEARCHED = (
-    "stages of named modules, expert parallelism, offload, halves of precision: as `fixed` says them",
+    "expert parallelism, offload, halves of precision: as `fixed` says them",
     "copies of registers: as planning gives them",
 )
 _OF_EACH = (
