@@ -17,7 +17,7 @@ def test_units_stand_in_the_order_of_their_calls_and_blocks_are_whole() -> None:
     units = list(parts_of_decoder().units)
     blocks = [path for path in units if path.startswith("blocks.")]
     assert blocks == ["blocks.0", "blocks.1", "blocks.2"]
-    assert units.index("token") < units.index("blocks.0") < units.index("head")
+    assert units.index("tokens") < units.index("blocks.0") < units.index("head")
 
 
 def test_a_part_holds_what_nothing_else_reads_and_moves_what_goes_in_and_out() -> None:
