@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.search.delta_time --only NMT RNNLM --devices 4 16 --moves 40
 
-A Metropolis chain from data parallel draws its moves by a seed. The same chain is made twice: with all passes and
-tables anew for each strategy (full), and with what the passes keep (delta). Both must give the same seconds, to the bit.
+A Metropolis chain from data parallel draws its moves by a seed. It is made twice: with all passes and
+tables anew for each strategy (full), and with what the passes keep (delta). Both must give the same seconds.
 Times are the processor's, of planning and simulating alone.
 """
 
