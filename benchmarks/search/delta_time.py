@@ -34,6 +34,7 @@ from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.improved import TEMPERATURE
 from weft.search.moves.neighbours import Neighbours
 from weft.search.steps.facts import StepFacts
+from weft.units import Seconds
 
 # Results that each pass keeps, as in a search.
 KEPT = 4
@@ -77,7 +78,7 @@ def chain(step: StoredStep, on: Machine, topology: str, moves: int, seed: int, k
             continue
         begin = time.process_time()
         try:
-            seconds: float | None = explorer.apply(OtherStrategy(other))
+            seconds: Seconds | None = explorer.apply(OtherStrategy(other))
         except UserError:
             seconds = None
         took += time.process_time() - begin

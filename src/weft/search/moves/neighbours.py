@@ -47,18 +47,29 @@ class Neighbours:
 
         Moves after which the strategy is the same are among them.
         """
-        layouts = self._layouts(strategy)
-        likely, others = self._along(strategy)
-        borders = self._stages.borders(strategy)
-        rest = self._rest(strategy)
-        return layouts.tensors, rest, borders, (*likely, *others), layouts.groupwise, layouts.single
+        layouts, borders = self._layouts(strategy), self._stages.borders(strategy)
+        places = tuple(each.move for each in self._stages.places(strategy))
+        runs = tuple(move for _, move in self._runs(strategy))
+        along = *places, *runs
+        return (
+            layouts.tensors,
+            self._rest(strategy),
+            borders,
+            along,
+            layouts.groupwise,
+            layouts.single,
+        )
 
     def every(self, strategy: Strategy) -> list[StrategyMove]:
-        """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
-        tensors, rest, borders, along, groupwise, single = self.families(strategy)
-        likely = self._along(strategy)[0] if self._waits() else ()
-        first = [each for pair in zip_longest(tensors, likely) for each in pair if each is not None]
-        return [*first, *rest, *borders, *along[len(likely) :], *groupwise, *single]
+        """All single moves; where ranks wait, runs that save bytes stand between tensors, and places before groups."""
+        tensors, rest, borders, _, groupwise, single = self.families(strategy)
+        waits = self._waits()
+        runs = [(waits and saved > 0, move) for saved, move in self._runs(strategy)]
+        places = [(waits and each.worth > 0, each.move) for each in self._stages.places(strategy)]
+        likely = [move for first, move in runs if first]
+        found = [each for pair in zip_longest(tensors, likely) for each in pair if each is not None]
+        found += [*rest, *borders, *(move for first, move in places if first), *groupwise]
+        return [*found, *(move for first, move in (*places, *runs) if not first), *single]
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move: of one family like of the others, or along an edge."""
@@ -76,17 +87,11 @@ class Neighbours:
             *memory_moves(strategy, facts.base, facts.blocks),
         )
 
-    def _along(
-        self, strategy: Strategy
-    ) -> tuple[tuple[StrategyMove, ...], tuple[StrategyMove, ...]]:
-        """Moves of places and of runs: those that should save bytes, and the others."""
+    def _runs(self, strategy: Strategy) -> list[tuple[int, StrategyMove]]:
+        """Moves of runs of parameters, with the bytes that each run should save."""
         grid, fixed = self._grid(strategy), self._facts.base.parameters
-        worth = [(each.worth, each.move) for each in self._stages.places(strategy)]
-        for run in self._stages.runs if prod(grid) > 1 else ():
-            worth += [(float(run.saved), move) for move in run.moves(grid, fixed)]
-        worth.sort(key=lambda each: -each[0])
-        likely = tuple(move for saved, move in worth if saved > 0)
-        return likely, tuple(move for saved, move in worth if saved <= 0)
+        runs = self._stages.runs if prod(grid) > 1 else ()
+        return [(run.saved, move) for run in runs for move in run.moves(grid, fixed)]
 
     def _waits(self) -> bool:
         """True where ranks of the best wait for a part of the step that is worth moves."""

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, final
 
 from weft.ir.logical import Input
-from weft.layout import broadcast, split
+from weft.layout import SBP, broadcast, split
 from weft.patterns import first_match
 from weft.planning.stored_step import StoredStep
 from weft.search.moves.strategy_move import StrategyMove
@@ -92,12 +92,12 @@ class Run:
         """
         shapes = [each.shape for each in self.weights]
         least = [min(sizes) for sizes in zip(*shapes, strict=False)]
-        choices = (
+        choices: Iterator[list[SBP]] = (
             [broadcast, *(split(d) for d, size in enumerate(least) if size >= parts > 1)]
             for parts in grid
         )
         for sbps in product(*choices):
-            said: SBPs = sbps[0] if len(sbps) == 1 else sbps
+            said: SBPs = sbps[0] if len(sbps) == 1 else tuple(sbps)
             name = f"{self.weights[0].key} to {self.weights[-1].key} {', '.join(map(str, sbps))}"
             laid = {each.key: said for each in self.weights}
             yield StrategyMove(name, partial(_laid, laid, fixed))
