@@ -61,15 +61,16 @@ class Neighbours:
         )
 
     def every(self, strategy: Strategy) -> list[StrategyMove]:
-        """All single moves; where ranks wait, runs that save bytes stand between tensors, and places before groups."""
+        """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
         tensors, rest, borders, _, groupwise, single = self.families(strategy)
-        waits = self._waits()
-        runs = [(waits and saved > 0, move) for saved, move in self._runs(strategy)]
-        places = [(waits and each.worth > 0, each.move) for each in self._stages.places(strategy)]
-        likely = [move for first, move in runs if first]
-        found = [each for pair in zip_longest(tensors, likely) for each in pair if each is not None]
-        found += [*rest, *borders, *(move for first, move in places if first), *groupwise]
-        return [*found, *(move for first, move in (*places, *runs) if not first), *single]
+        along = [(each.worth, each.move) for each in self._stages.places(strategy)]
+        along += [(float(saved), move) for saved, move in self._runs(strategy)]
+        along.sort(key=lambda each: -each[0])
+        count = sum(worth > 0 for worth, _ in along) if self._waits() else 0
+        moves = [move for _, move in along]
+        pairs = zip_longest(tensors, moves[:count])
+        first = [each for pair in pairs for each in pair if each is not None]
+        return [*first, *rest, *borders, *groupwise, *moves[count:], *single]
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move: of one family like of the others, or along an edge."""
