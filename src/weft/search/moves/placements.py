@@ -12,7 +12,7 @@ from functools import partial
 from typing import final
 
 from weft.layout import Placement
-from weft.patterns import covers
+from weft.patterns import around, covers, matches
 from weft.search.moves.rows import row_count, some_rows
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.parts import Part, Parts
@@ -197,7 +197,8 @@ def _in_turn(one: float, other: float, micro_batches: int) -> float:
 
 def _meet(part: Part, path: str) -> bool:
     """True where a module and a part have something in common."""
-    return _holds(part, path) or any(covers(path, pattern) for pattern in part.patterns)
+    inside = (matches(outer, path) for pattern in part.patterns for outer in around(pattern))
+    return _holds(part, path) or any(inside)
 
 
 def _holds(part: Part, path: str) -> bool:
