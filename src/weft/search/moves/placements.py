@@ -15,7 +15,7 @@ from weft.layout import Placement
 from weft.patterns import around, covers, matches
 from weft.search.moves.rows import row_count, some_rows
 from weft.search.moves.strategy_move import StrategyMove
-from weft.search.steps.parts import Part, Parts
+from weft.search.steps.parts import ModelPart, Parts
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
@@ -27,7 +27,7 @@ _CUTS = 3
 
 @final
 @dataclass(frozen=True)
-class Placed:
+class PlacementMove:
     """A move of places.
 
     Attributes:
@@ -72,30 +72,30 @@ class PlacementMoves:
     stages: tuple[Stage, ...]
     micro_batches: tuple[int, ...]
 
-    def best(self) -> list[Placed]:
+    def best(self) -> list[PlacementMove]:
         """Those of the most worth, in this order."""
         found = [*self._of_parts(), *self._cuts()]
         return sorted(found, key=lambda each: -each.worth)[:MOST]
 
-    def _of_parts(self) -> Iterator[Placed]:
+    def _of_parts(self) -> Iterator[PlacementMove]:
         held = [(part, number) for part in self.parts.every for number in self._holders(part)]
         held.sort(key=lambda each: self._half_worth(*each), reverse=True)
         for part, number in held[:MOST_PARTS]:
             yield from self._on_some(part, number)
             yield from self._alone(part, number)
 
-    def _holders(self, part: Part) -> Iterator[int]:
+    def _holders(self, part: ModelPart) -> Iterator[int]:
         """The stage that a part is in, where there is one and it holds more."""
         stages = enumerate(self.stages)
         found = [n for n, stage in stages if any(_meet(part, path) for path in stage.patterns)]
         if len(found) == 1 and not all(_holds(part, p) for p in self.stages[found[0]].patterns):
             yield found[0]
 
-    def _half_worth(self, part: Part, number: int) -> float:
+    def _half_worth(self, part: ModelPart, number: int) -> float:
         every = len(self.stages[number].placement.ranks)
         return _worth(part, every, (every + 1) // 2) - part.work
 
-    def _on_some(self, part: Part, number: int) -> Iterator[Placed]:
+    def _on_some(self, part: ModelPart, number: int) -> Iterator[PlacementMove]:
         """A part on some ranks of its stage, neighbours or far apart; all of them still do the rest."""
         every = self.stages[number].placement
         count = row_count(every)
@@ -105,9 +105,9 @@ class PlacementMoves:
                 waits = part.work * (count / size - 1)
                 worth = _worth(part, len(every.ranks), len(own.ranks)) - waits
                 stages = self._with_own(part, number, own, every)
-                yield Placed(worth, f"{part} on {_text(own)}", stages, self.micro_batches[0])
+                yield PlacementMove(worth, f"{part} on {_text(own)}", stages, self.micro_batches[0])
 
-    def _alone(self, part: Part, number: int) -> Iterator[Placed]:
+    def _alone(self, part: ModelPart, number: int) -> Iterator[PlacementMove]:
         """A part on as many ranks as its work is of the whole; the rest of its stage leaves them."""
         every, held = self.stages[number].placement, self._work(self.stages[number].patterns)
         count = row_count(every)
@@ -121,10 +121,10 @@ class PlacementMoves:
         for micro in self.micro_batches:
             mine, theirs = part.work / size, max(held - part.work, 0.0) / (count - size)
             worth = saved + held - count * _in_turn(mine, theirs, micro)
-            yield Placed(worth, f"{part} alone on {_text(own)}", stages, micro)
+            yield PlacementMove(worth, f"{part} alone on {_text(own)}", stages, micro)
 
     def _with_own(
-        self, part: Part, number: int, own: Placement, others: Placement
+        self, part: ModelPart, number: int, own: Placement, others: Placement
     ) -> tuple[Stage, ...]:
         """The stages with one more, for the part: the first one where it lies inside of a unit, else in its place.
 
@@ -138,7 +138,7 @@ class PlacementMoves:
         stages.insert(0 if inside else before, Stage(part.patterns, own))
         return tuple(stages)
 
-    def _cuts(self) -> Iterator[Placed]:
+    def _cuts(self) -> Iterator[PlacementMove]:
         """A stage as two, each on half of its ranks: neighbours, or every second one."""
         for number, stage in enumerate(self.stages):
             count = row_count(stage.placement)
@@ -157,7 +157,7 @@ class PlacementMoves:
         }
         return sorted(uneven, key=lambda place: uneven[place])[:_CUTS]
 
-    def _cut(self, number: int, place: int, rows: Sequence[int]) -> Iterator[Placed]:
+    def _cut(self, number: int, place: int, rows: Sequence[int]) -> Iterator[PlacementMove]:
         stage = self.stages[number]
         count = row_count(stage.placement)
         own, others = stage.patterns[:place], stage.patterns[place:]
@@ -173,7 +173,9 @@ class PlacementMoves:
             took = _in_turn(
                 self._work(own) / len(rows), self._work(others) / (count - len(rows)), micro
             )
-            yield Placed(saved + self._work(stage.patterns) - count * took, name, stages, micro)
+            yield PlacementMove(
+                saved + self._work(stage.patterns) - count * took, name, stages, micro
+            )
 
     def _first(self, stage: Stage) -> int:
         units = self.parts.units
@@ -184,7 +186,7 @@ class PlacementMoves:
         return sum(units[path].work for path in patterns if path in units)
 
 
-def _worth(part: Part, every: int, here: int) -> float:
+def _worth(part: ModelPart, every: int, here: int) -> float:
     """Bytes that a part's gradients need not travel on fewer ranks, less those of what goes in and out of it there."""
     moved = part.moved * every / here if here < every else 0.0
     return 2.0 * part.parameters * (every - here) - moved
@@ -195,13 +197,13 @@ def _in_turn(one: float, other: float, micro_batches: int) -> float:
     return max(one, other) + min(one, other) / micro_batches
 
 
-def _meet(part: Part, path: str) -> bool:
+def _meet(part: ModelPart, path: str) -> bool:
     """True where a module and a part have something in common."""
     inside = (matches(outer, path) for pattern in part.patterns for outer in around(pattern))
     return _holds(part, path) or any(inside)
 
 
-def _holds(part: Part, path: str) -> bool:
+def _holds(part: ModelPart, path: str) -> bool:
     return any(covers(pattern, path) for pattern in part.patterns)
 
 

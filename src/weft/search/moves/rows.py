@@ -9,7 +9,7 @@ from weft.layout import Placement
 
 
 def row_count(placement: Placement) -> int:
-    """How many rows a grid has along its first axis of several ranks; 1 without any."""
+    """The number of rows of a grid along its first axis of several ranks; 1 without any."""
     return placement.shape[_axis(placement)]
 
 

@@ -69,7 +69,7 @@ def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> l
 
 @final
 @dataclass(frozen=True)
-class Run:
+class WeightRun:
     """Parameters of one name and as many dimensions, or all, from one unit on or up to one.
 
     Attributes:
@@ -103,7 +103,7 @@ class Run:
             yield StrategyMove(name, partial(_laid, laid, fixed))
 
 
-def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Run, ...]:
+def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[WeightRun, ...]:
     """The runs that save most, in this order.
 
     Args:
@@ -116,13 +116,13 @@ def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Run, 
             kinds["any", 0].append(each)
             if len(each.shape) > 1:
                 kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
-    found: dict[tuple[Weight, ...], Run] = {}
+    found: dict[tuple[Weight, ...], WeightRun] = {}
     for own in kinds.values():
         for place in sorted({each.unit for each in own}):
             for run in (w for w in own if w.unit >= place), (w for w in own if w.unit <= place):
                 several = tuple(run)
                 if len(several) > 1:
-                    found[several] = Run(several)
+                    found[several] = WeightRun(several)
     return tuple(sorted(found.values(), key=lambda run: -run.saved)[:MOST])
 
 

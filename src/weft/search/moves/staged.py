@@ -11,8 +11,8 @@ from weft.errors import InternalError, UserError
 from weft.hardware.seconds_model import seconds_model
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.borders import border_moves, with_named_stages
-from weft.search.moves.placements import Placed, PlacementMoves
-from weft.search.moves.runs import Run, runs_of, weights_of
+from weft.search.moves.placements import PlacementMove, PlacementMoves
+from weft.search.moves.runs import WeightRun, runs_of, weights_of
 from weft.search.moves.shares import share_moves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.facts import StepFacts
@@ -38,7 +38,7 @@ class StageMoves:
     evaluator: Evaluator
     _named: dict[str, Strategy | None] = field(default_factory=dict, repr=False)
     _borders: dict[str, tuple[StrategyMove, ...]] = field(default_factory=dict, repr=False)
-    _placed: dict[object, tuple[Placed, ...]] = field(default_factory=dict, repr=False)
+    _placed: dict[object, tuple[PlacementMove, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parts(self) -> Parts:
@@ -48,7 +48,7 @@ class StageMoves:
         return parts_of(facts.step.graph, facts.blocks, model)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[WeightRun, ...]:
         """Weights of one kind along the model, those first that save most where they are split."""
         parts = self.parts
         weights = weights_of(self.facts.step, parts.calls, tuple(parts.units))
@@ -67,7 +67,7 @@ class StageMoves:
             )
         return self._borders[key]
 
-    def places(self, strategy: Strategy) -> tuple[Placed, ...]:
+    def places(self, strategy: Strategy) -> tuple[PlacementMove, ...]:
         """Parts on ranks of their own, and stages that become two; those of the most worth first."""
         if len(self.facts.ranks) == 1:
             return ()

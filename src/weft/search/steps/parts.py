@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r".*?\.\d+(\.\d+)*(?=\.|$)")
 
 @final
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """Some modules of a model.
 
     Attributes:
@@ -56,8 +56,8 @@ class Parts:
         calls: that they are made of.
     """
 
-    units: Mapping[str, Part]
-    every: tuple[Part, ...]
+    units: Mapping[str, ModelPart]
+    every: tuple[ModelPart, ...]
     calls: ForwardCalls
 
 
@@ -72,7 +72,7 @@ def parts_of(graph: LogicalGraph, blocks: Blocks | None, model: CostModel) -> Pa
     calls = forward_calls_of(graph, model)
     units = {path: _part(calls, (path,), calls.inside[path]) for path in _units(calls, blocks)}
     whole = _part(calls, (), calls.inside[""])
-    found: dict[frozenset[int], Part] = {}
+    found: dict[frozenset[int], ModelPart] = {}
     for patterns, own in _groups(graph, calls, units, blocks):
         if own not in found and own != calls.inside[""]:
             found[own] = _part(calls, patterns, own)
@@ -80,15 +80,15 @@ def parts_of(graph: LogicalGraph, blocks: Blocks | None, model: CostModel) -> Pa
     return Parts(units, tuple(every), calls)
 
 
-def _counts(part: Part, whole: Part) -> bool:
+def _counts(part: ModelPart, whole: ModelPart) -> bool:
     """True where a part is worth ranks of its own."""
     return part.parameters > _SMALL * whole.parameters or part.work > _SMALL * whole.work
 
 
-def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -> Part:
+def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -> ModelPart:
     work = sum(calls.work[number] for number in own)
     moved = Bytes(2 * calls.moved(own))
-    return Part(patterns, min(own), calls.parameters(own), work, moved)
+    return ModelPart(patterns, min(own), calls.parameters(own), work, moved)
 
 
 def _units(calls: ForwardCalls, blocks: Blocks | None) -> list[str]:
