@@ -40,6 +40,8 @@ _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
 _FAR = 1.1
 # Layouts are summed up in this part of the time of a plan, about.
 _ADDED_UP = 0.5
+# Reasons that are told for which moves were refused.
+_REASONS = 3
 # Seconds that differ by less than so many times are about the same.
 _ABOUT = 1.25
 
@@ -65,6 +67,7 @@ class Enumeration:
         self.evaluator, self.floors, self.budget = evaluator, floors, budget
         self.facts = floors.facts
         self.skipped = Counter[str]()
+        self._refused = Counter[str]()
         self._tried: dict[str, Planned] = {}
         self._best: tuple[Seconds, str] | None = None
         self._whole: Whole | None = None
@@ -138,6 +141,8 @@ class Enumeration:
         known = self.evaluator.knows(strategy, most)
         found = self.evaluator.within(strategy, most)
         self._note(key, strategy, known)
+        if isinstance(found, Refused) and key not in self._moves:
+            self._refused[f"refused: {found.why}"] += 1
         self._moves.add(key)
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
             self._tried.setdefault(key, (name, strategy, found, False))
@@ -301,7 +306,7 @@ class Enumeration:
             simulation,
             self.bound,
             tried,
-            dict(self.skipped),
+            {**self.skipped, **dict(self._refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
             self.locality,
             why_not(self._by_hand, best, self._sources()),

@@ -167,7 +167,8 @@ class LayoutMoves:
         return {
             node.key: tuple(node.value.shape)
             for node in self.step.graph.of_kind(Input)
-            if node.role == role and node.value.shape
+            # Recurrent layers lie as they were captured.
+            if node.role == role and node.value.shape and node.key not in self.step.recurrent
         }
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from itertools import zip_longest
+from math import prod
 from random import Random
 from typing import Protocol, final
 
 from weft.compiler.schedule.scheduled import in_flight
 from weft.errors import InternalError, UserError
 from weft.search.enumeration import Enumeration
-from weft.search.moves.borders import border_moves, with_named_stages
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
+from weft.search.moves.staged import StageMoves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
 from weft.strategy.strategy import Strategy
+
+# The part of a step that ranks wait, from which on places come first.
+_WORTH = 0.01
 
 
 class Moves(Protocol):
@@ -38,32 +41,64 @@ class Neighbours:
     """
 
     def __init__(self, found: Enumeration) -> None:
-        self._facts, self._evaluator = found.facts, found.evaluator
+        self._found, self._facts, self._evaluator = found, found.facts, found.evaluator
         self._by_grid: dict[tuple[int, ...], LayoutMoves] = {}
-        self._borders: dict[str, tuple[StrategyMove, ...]] = {}
         self._held: dict[str, tuple[int, ...]] = {}
         self._zero = ZeroMoves(self._facts.step.graph, self._facts.blocks)
+        self._stages = StageMoves(found.facts, found.evaluator)
 
     def families(self, strategy: Strategy) -> tuple[Sequence[StrategyMove], ...]:
         """All single moves, in families.
 
-        Those of tensors, of time and memory, of ZeRO for groups of parameters, of stages, of groups, of single calls.
-
-        Moves after which the strategy is the same are among them.
+        Those of tensors, of time and memory, of ZeRO for groups of parameters, of stages, of places and runs, of
+        groups, of single calls. Moves after which the strategy is the same are among them.
         """
-        facts, layouts = self._facts, self._layouts(strategy)
+        layouts = self._layouts(strategy)
+        places = tuple(each.move for each in self._stages.places(strategy))
+        runs = tuple(move for _, move in self._runs(strategy))
+        return (
+            layouts.tensors,
+            self._rest(strategy),
+            tuple(self._zero.moves(strategy, self._facts.base)),
+            (*self._stages.borders(strategy), *self._held_moves(strategy)),
+            (*places, *runs),
+            layouts.groupwise,
+            layouts.single,
+        )
+
+    def every(self, strategy: Strategy) -> list[StrategyMove]:
+        """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
+        tensors, rest, zero, stages, _, groupwise, single = self.families(strategy)
+        along = [(each.worth, each.move) for each in self._stages.places(strategy)]
+        along += [(float(saved), move) for saved, move in self._runs(strategy)]
+        along.sort(key=lambda each: -each[0])
+        count = sum(worth > 0 for worth, _ in along) if self._waits() else 0
+        moves = [move for _, move in along]
+        pairs = zip_longest(tensors, moves[:count])
+        laid = [each for pair in pairs for each in pair if each is not None]
+        # Where something is sharded, it may be more than there is need for.
+        first = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
+        return [*first, *stages, *groupwise, *moves[count:], *single]
+
+    def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
+        """A move: of one family like of the others, or along an edge."""
+        along = self._layouts(strategy).drawn_along_edge(random) if random.random() < 0.25 else None
+        families = [family for family in self.families(strategy) if family]
+        return along or random.choice(random.choice(families))
+
+    def _rest(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
+        """Moves of time and memory."""
+        facts = self._facts
         # Micro-batches have statistics of their own: their number changes what a step computes.
         samples = 0 if facts.statistics else facts.samples
-        rest = (
+        return (
             *time_moves(strategy, facts.base, samples),
             *memory_moves(strategy, facts.base, facts.blocks),
         )
-        held = in_flight_moves(strategy, facts.base, self._in_flight(strategy))
-        stages = (*self._of_borders(strategy), *held)
-        zero = tuple(self._zero.moves(strategy, facts.base))
-        # Where something is sharded, it may be more than there is need for.
-        first = (zero, layouts.tensors, rest) if strategy.zero else (layouts.tensors, rest, zero)
-        return *first, stages, layouts.groupwise, layouts.single
+
+    def _held_moves(self, strategy: Strategy) -> Sequence[StrategyMove]:
+        """Moves of the micro-batches that stages hold."""
+        return tuple(in_flight_moves(strategy, self._facts.base, self._in_flight(strategy)))
 
     def _in_flight(self, strategy: Strategy) -> tuple[int, ...]:
         """The micro-batches in flight of each stage, as given or as planned; none where there are no stages."""
@@ -88,15 +123,16 @@ class Neighbours:
             for stage, placement in enumerate(compiled.stages.placements)
         )
 
-    def every(self, strategy: Strategy) -> list[StrategyMove]:
-        """All single moves."""
-        return [change for family in self.families(strategy) for change in family]
+    def _runs(self, strategy: Strategy) -> list[tuple[int, StrategyMove]]:
+        """Moves of runs of parameters, with the bytes that each run should save."""
+        grid, fixed = self._grid(strategy), self._facts.base.parameters
+        runs = self._stages.runs if prod(grid) > 1 else ()
+        return [(run.saved, move) for run in runs for move in run.moves(grid, fixed)]
 
-    def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
-        """A move: of one family like of the others, or along an edge."""
-        along = self._layouts(strategy).drawn_along_edge(random) if random.random() < 0.25 else None
-        families = [family for family in self.families(strategy) if family]
-        return along or random.choice(random.choice(families))
+    def _waits(self) -> bool:
+        """True where ranks of the best wait for a part of the step that is worth moves."""
+        best = self._found.best
+        return best is not None and best[2].exposed + best[2].idle > _WORTH * best[2].seconds
 
     def _layouts(self, strategy: Strategy) -> LayoutMoves:
         grid = self._grid(strategy)
@@ -106,44 +142,10 @@ class Neighbours:
         return self._by_grid[grid]
 
     def _grid(self, strategy: Strategy) -> tuple[int, ...]:
-        """The grid of each stage, in which layouts are."""
+        """The grid in which layouts are: that of the largest stage."""
         stages = strategy.stages
         if not isinstance(stages, int) and stages:
-            return tuple(stages[0].placement.shape)
+            return tuple(max((each.placement.shape for each in stages), key=prod))
         shape = self._evaluator.placement(strategy).shape
         count = stages if isinstance(stages, int) else 1
         return (shape[0] // count, *shape[1:])
-
-    def _of_borders(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
-        """Moves of borders; where stages are a number, of the strategy that names their modules."""
-        stages = strategy.stages
-        if not isinstance(stages, int):
-            return tuple(border_moves(strategy)) if not self._facts.base.stages else ()
-        key = str(strategy)
-        if key not in self._borders:
-            self._borders[key] = self._named_borders(strategy)
-        return self._borders[key]
-
-    def _named_borders(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
-        if self._facts.base.stages or self._facts.base.grid:
-            return ()
-        try:
-            compiled = self._evaluator.compiled(strategy)
-        except (UserError, InternalError):
-            return ()
-        named = with_named_stages(strategy, compiled, self._facts.blocks)
-        if named is None:
-            return ()
-        return tuple(
-            StrategyMove(each.name, partial(_named_and, named, each))
-            for each in border_moves(named)
-        )
-
-
-def _named(named: Strategy, strategy: Strategy) -> Strategy:
-    return replace(strategy, stages=named.stages, grid=())
-
-
-def _named_and(named: Strategy, change: StrategyMove, strategy: Strategy) -> Strategy:
-    """The change of a strategy once its stages have names."""
-    return change.on(_named(named, strategy))

@@ -60,7 +60,8 @@ class SearchResult:
         simulation: of it, as `weft.simulate` gives it.
         bound: seconds that each strategy of the space takes at least.
         tried: the strategies that were planned, the quickest that fit first.
-        skipped: numbers of strategies that were not planned, by reason.
+        skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
+            frequent reasons.
         not_searched: dimensions that the space has not, in words.
         locality: which moves from the best were tried and are no quicker, in words.
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.

@@ -1,0 +1,144 @@
+"""Moves of layouts along a model: all parameters, or those of one kind, from one place on or up to it, lie alike.
+
+So the wide layers at the end of a net are split by channels together, where a single one would only be laid anew. Runs
+come first whose gradients are larger than what goes in and out of their layers, which travels instead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, final
+
+from weft.ir.logical import Input
+from weft.layout import SBP, broadcast, split
+from weft.patterns import first_match
+from weft.planning.stored_step import StoredStep
+from weft.search.moves.strategy_move import StrategyMove
+from weft.search.steps.forward_calls import ForwardCalls
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
+
+# Runs of which layouts are tried, those that save most.
+MOST = 32
+
+
+@final
+@dataclass(frozen=True)
+class Weight:
+    """A parameter.
+
+    Attributes:
+        key: its name.
+        shape: its size along each dimension.
+        unit: the number of the unit that it is in.
+        saved: bytes of its gradient beyond those that go in and out of its module; 0 with one dimension, since biases
+            and norms lie as is best for the weights around them.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    unit: int
+    saved: int
+
+
+def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
+    """The parameters of a step that lie in units, but for those of recurrent layers, which lie as they were captured.
+
+    Args:
+        step: as it was captured.
+        calls: its forward calls.
+        units: paths of modules, in order.
+    """
+    number = {path: place for place, path in enumerate(units)}
+    found = []
+    for node in step.graph.of_kind(Input):
+        if node.key in step.recurrent:
+            continue
+        place = next((number[path] for path in _around(node.key) if path in number), None)
+        if node.role == "parameter" and node.value.shape and place is not None:
+            own = calls.inside.get(node.key.rpartition(".")[0], frozenset())
+            several = len(node.value.shape) > 1
+            saved = calls.sizes[node.value.name] - calls.moved(own) if several else 0
+            found.append(Weight(node.key, tuple(node.value.shape), place, saved))
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class WeightRun:
+    """Parameters of one name and as many dimensions, or all, from one unit on or up to one.
+
+    Attributes:
+        weights: of it, two at least.
+    """
+
+    weights: tuple[Weight, ...]
+
+    @property
+    def saved(self) -> int:
+        """Bytes of their gradients beyond those that go in and out of their modules."""
+        return sum(each.saved for each in self.weights)
+
+    def moves(self, grid: Sequence[int], fixed: Mapping[str, SBPs]) -> Iterator[StrategyMove]:
+        """Every layout of all of them.
+
+        Args:
+            grid: the number of ranks along each axis.
+            fixed: layouts of parameters that hold for every strategy.
+        """
+        shapes = [each.shape for each in self.weights]
+        least = [min(sizes) for sizes in zip(*shapes, strict=False)]
+        choices: Iterator[list[SBP]] = (
+            [broadcast, *(split(d) for d, size in enumerate(least) if size >= parts > 1)]
+            for parts in grid
+        )
+        for sbps in product(*choices):
+            said: SBPs = sbps[0] if len(sbps) == 1 else tuple(sbps)
+            name = f"{self.weights[0].key} to {self.weights[-1].key} {', '.join(map(str, sbps))}"
+            laid = {each.key: said for each in self.weights}
+            yield StrategyMove(name, partial(_laid, laid, fixed))
+
+
+def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[WeightRun, ...]:
+    """The runs that save most, in this order.
+
+    Args:
+        weights: of the model.
+        fixed: layouts of parameters that hold for every strategy: those are in no run.
+    """
+    kinds: dict[tuple[str, int], list[Weight]] = defaultdict(list)
+    for each in weights:
+        if first_match(fixed, each.key) is None:
+            kinds["any", 0].append(each)
+            if len(each.shape) > 1:
+                kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
+    found: dict[tuple[Weight, ...], WeightRun] = {}
+    for own in kinds.values():
+        for place in sorted({each.unit for each in own}):
+            for run in (w for w in own if w.unit >= place), (w for w in own if w.unit <= place):
+                several = tuple(run)
+                if len(several) > 1:
+                    found[several] = WeightRun(several)
+    return tuple(sorted(found.values(), key=lambda run: -run.saved)[:MOST])
+
+
+def _laid(laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strategy) -> Strategy:
+    """Behind what is fixed, before all other patterns, of which the first counts; as it is where nothing changes."""
+    held = strategy.parameters
+    first = {key: first_match(held, key) for key in laid}
+    if all(pattern and held[pattern] == laid[key] for key, pattern in first.items()):
+        return strategy
+    rest = {name: said for name, said in strategy.parameters.items() if name not in laid}
+    changed: dict[str, Any] = {**fixed, **laid, **rest}
+    return replace(strategy, parameters=changed)
+
+
+def _around(key: str) -> Iterator[str]:
+    """The modules around a parameter."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
