@@ -23,7 +23,7 @@ from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.shared_links import SharedLinks
 from weft.simulator.timing.slowdown import run_beside
-from weft.simulator.timing.tasks import Tasks, tasks_of
+from weft.simulator.timing.tasks import Tasks, repeated, step_tasks
 from weft.traces.names import Lines, actor_name, lines_of
 from weft.traces.parts import parts_of
 from weft.traces.rows import RankTrace
@@ -165,10 +165,10 @@ def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity
     # The host of a device that is launched is one step ahead of it.
     ahead = 2 if all(each.launched for each in capacities.values()) else 1
     host = max((each.step for each in capacities.values()), default=NO_TIME)
-    steps = FIRST
+    one, steps = step_tasks(step.plans, seconds, ahead), FIRST
     while True:
         # Nothing runs beside the end of the last step, or after it: it may be shorter, and is not looked at.
-        tasks = tasks_of(step.plans, seconds, steps + 1, ahead)
+        tasks = repeated(one, steps + 1)
         times = run_beside(tasks, slowdown, shared.sharing, shared.uses(tasks))
         ends = [Seconds(0.0)] * (steps + 1)
         for task, members in enumerate(tasks.members):
