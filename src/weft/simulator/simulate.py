@@ -191,7 +191,11 @@ def _rank_times(step: PlannedStep, ran: SteadySteps) -> tuple[RankTimes, ...]:
         for rank, plan in plans.items()
     }
     times = ran.times
+    # What has ended before the window, whatever nanoseconds round.
+    early = ran.window[0] - 1e-8
     for task, members in enumerate(ran.tasks.members):
+        if times.ends[task] < early:
+            continue
         first, last = nanoseconds(times.starts[task]), nanoseconds(times.ends[task])
         if last > begin and first < end:
             part = max(first, begin), min(last, end)
@@ -260,12 +264,14 @@ def _interval(
 
 def _path(step: PlannedStep, lines: Lines, ran: SteadySteps) -> list[PathAct]:
     plans = {plan.rank: plan for plan in step.plans}
-    found = []
+    found, names = [], dict[tuple[int, int], str]()
     for task in critical_path(ran.tasks, ran.times, ran.last):
         rank, id, _, micro = ran.tasks.members[task][0]
         actor = plans[rank].actors[id]
         start, end = ran.times.starts[task], ran.times.ends[task]
-        found.append(PathAct(rank, actor.queue, actor_name(actor, lines), micro, start, end))
+        if (rank, id) not in names:
+            names[rank, id] = actor_name(actor, lines)
+        found.append(PathAct(rank, actor.queue, names[rank, id], micro, start, end))
     return found
 
 

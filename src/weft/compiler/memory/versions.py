@@ -58,7 +58,9 @@ def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
     found = []
     for actor, act in zip(plan.actors, acts, strict=True):
         left = [
-            _left(registers, name, base, act) for name, base in act.bases.items() if name in registers
+            _left(registers, name, base, act)
+            for name, base in act.bases.items()
+            if name in registers
         ]
         found.append(
             ActVersions(

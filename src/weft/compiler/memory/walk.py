@@ -133,7 +133,7 @@ class _MemoryWalk:
     now: Counter[Kind] = field(default_factory=Counter)
     held: int = 0
     extra: int = 0
-    most: _Most = _Most(-1, {}, None)
+    most: _Most = field(default_factory=lambda: _Most(-1, {}, None))
     since: list[_Storage] = field(default_factory=list)
 
     def __post_init__(self) -> None:

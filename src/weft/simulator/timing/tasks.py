@@ -135,8 +135,7 @@ def repeated(one: StepTasks, steps: int) -> Tasks:
 
 def _members(of_step: Sequence[Sequence[OfStep]], step: int) -> list[tuple[Member, ...]]:
     return [
-        tuple([(rank, actor, step, micro) for rank, actor, micro in members])
-        for members in of_step
+        tuple([(rank, actor, step, micro) for rank, actor, micro in members]) for members in of_step
     ]
 
 
