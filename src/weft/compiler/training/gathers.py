@@ -125,7 +125,7 @@ class _GatherRewriter:
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)
-        self.loop = self.graph.loop
+        self.loop = set(self.graph.loop)
 
     def nodes(self) -> list[Node]:
         """Inputs, what is gathered before the micro-batches, and the rest."""
@@ -253,7 +253,7 @@ class _GatherRewriter:
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
         call = changed(call, phase=reader.phase)
         if self._in_loop(reader) and not early:
-            self.loop |= {_result(call)}
+            self.loop.add(_result(call))
         (self.early if early else self.body).append(call)
 
     def _in_loop(self, reader: Call) -> bool:

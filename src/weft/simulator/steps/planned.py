@@ -11,7 +11,7 @@ from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Communicate, Communicator, Compute, LocalValue, RankPlan
 from weft.ir.queries.op_calls import op_call
-from weft.ops import OpCall, flops
+from weft.ops import flops
 from weft.units import Bytes, Flops
 
 
@@ -70,28 +70,19 @@ class PlannedStep:
 def step_flops(graph: LogicalGraph) -> tuple[Flops, str]:
     """The floating-point operations of all calls of a step at logical size, and the dtype of most of them."""
     by_dtype: dict[str, int] = {}
-    loop, known = graph.loop, dict[OpCall, Flops | None]()
+    loop = graph.loop
     for call in graph.of_kind(Call):
         times = graph.micro_batches if any(v.name in loop for v in call.makes) else 1
         one = op_call(graph, call)
-        if one not in known:  # the calls of repeated blocks are equal
-            known[one] = _flops(one)
-        each = known[one]
-        if each is None:
+        try:
+            work = times * flops(one)
+        except RuleError:
             continue
         floats = (spec.dtype for spec in one.operands if "float" in spec.dtype)
         dtype = next(floats, "float32")
-        by_dtype[dtype] = by_dtype.get(dtype, 0) + times * each
+        by_dtype[dtype] = by_dtype.get(dtype, 0) + work
     most = max(by_dtype, key=lambda dtype: (by_dtype[dtype], dtype), default="float32")
     return Flops(sum(by_dtype.values())), most
-
-
-def _flops(call: OpCall) -> Flops | None:
-    """The operations of a call; None where its op has no rule."""
-    try:
-        return flops(call)
-    except RuleError:
-        return None
 
 
 def values_of(plan: RankPlan) -> dict[str, LocalValue]:
