@@ -15,6 +15,7 @@ from weft.errors import WeftError
 from weft.hardware.here import keep_here, kept_here
 from weft.program.measured.machine import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
+from weft.strategy.sharding import zero_rules
 from weft.strategy.text import SBPs, sbps_of
 
 # Strategies that a search runs before it takes one.
@@ -86,8 +87,12 @@ def in_words(strategy: weft.Strategy) -> Iterator[str]:
         yield f"{count} stages"
     if strategy.micro_batches > 1:
         yield f"{strategy.micro_batches} micro-batches {strategy.schedule or ''}".rstrip()
-    if strategy.zero:
-        yield f"ZeRO {strategy.zero.level}"
+    if strategy.in_flight:
+        yield f"in flight {' '.join(map(str, strategy.in_flight))}"
+    rules = zero_rules(strategy.zero)
+    for pattern, zero in rules[:4]:
+        where = f" {pattern}" if len(rules) > 1 else ""
+        yield f"ZeRO {zero.level if zero is not None else 0}{where}"
     laid = {name: text for name, text in strategy.parameters.items() if name != "*"}
     yield from (f"{name} {_text(sbps)}" for name, sbps in list(laid.items())[:4])
     if not strategy.parameters:

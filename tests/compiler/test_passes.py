@@ -78,7 +78,7 @@ from weft.compiler.training.unscale import unscale
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
-from weft.strategy.parts import Stage
+from weft.strategy.parts import Stage, Zero
 from weft.strategy.precision import Precision
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
@@ -155,7 +155,7 @@ PASSES: dict[str, Row] = {
     "prefetch": lambda graph: (actors_text(actors(graph)), actors_text(*gathering(graph))),
     "gathers_first": lambda graph: (
         actors_text(*gathering(graph)),
-        actors_text(*gathers_first(local(graph), *gathering(graph))),
+        actors_text(*gathers_first(local(graph), *gathering(graph), Zero(3))),
     ),
     "credit": lambda graph: (actors_text(actors(graph)), credit(local(graph), actors(graph))),
     "with_copies": with_copies_of_1f1b,

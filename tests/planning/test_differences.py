@@ -41,6 +41,21 @@ def test_each_difference_is_that_entry_alone(step: StoredStep) -> None:
     assert "recompute: [] -> [blocks.*]\n    by itself " in str(found)
 
 
+def test_patterns_of_zero_and_micro_batches_in_flight_are_entries(step: StoredStep) -> None:
+    """Patterns in another order are another entry; what no stage of the first one can hold says so."""
+    one = {"*.bias": None, "*": weft.Zero(3)}
+    first = replace(FIRST, zero=one)
+    second = replace(FIRST, zero=dict(reversed(one.items())), in_flight=(2, 1))
+    second = replace(second, stages=2, micro_batches=4)
+    by_name = {each.name: each for each in differences(step, first, second, "h100x4").entries}
+    zero, given = by_name["zero"], by_name["in_flight"]
+    assert zero.first == "{'*.bias': null, '*': {level: 3, axis: 0}}"
+    every = weft.simulate(step, replace(FIRST, zero=weft.Zero(3)), "h100x4").step_seconds
+    assert zero.seconds == every
+    assert (given.first, given.second, given.seconds) == ("null", "[2, 1]", None)
+    assert "there is one stage" in given.why
+
+
 def test_equal_strategies_do_not_differ(step: StoredStep) -> None:
     found = differences(step, FIRST, weft.data_parallel(), "h100x4")
     assert found.entries == ()

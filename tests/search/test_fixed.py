@@ -8,7 +8,8 @@ import pytest
 
 import weft
 from search.jobs import decoder, enumeration, layers
-from weft.search.space.fixed import space_of
+from weft.errors import StrategyError
+from weft.search.space.fixed import space_of, with_fixed
 from weft.strategy.parts import Schedule
 from weft.strategy.strategy import Strategy
 
@@ -40,6 +41,39 @@ def test_what_is_fixed_holds_for_the_start_too() -> None:
         best = weft.search(layers(), "h100x2", moves=moves, fixed=fixed, start=start).best
         assert (best.micro_batches, best.zero) == (2, weft.Zero(1))
         assert next(iter(best.parameters.items())) == ("0.weight", weft.split(1))
+
+
+def test_zero_by_patterns_is_fixed_as_a_whole() -> None:
+    start = Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(2))
+    zero = {"0.weight": weft.Zero(3), "*.bias": None}
+    for moves in (1, 12):
+        best = weft.search(
+            layers(), "h100x2", moves=moves, fixed=Strategy(zero=zero), start=start
+        ).best
+        assert best.zero == zero
+    with pytest.raises(StrategyError, match="ZeRO along axis 2 is none of these"):
+        weft.search(layers(), "h100x2", moves=1, fixed=Strategy(zero={"*": weft.Zero(1, axis=2)}))
+
+
+def test_points_with_zero_by_patterns_have_its_highest_level() -> None:
+    for zero, level in (({"0.*": weft.Zero(1), "*": weft.Zero(3)}, 3), ({"*": None}, 0)):
+        found = enumeration(layers(), "h100x4", base=Strategy(zero=zero))
+        space = space_of(found.facts, every_rank=False)
+        assert {point.zero for point in space} == {level}
+        assert {point.data > 1 for point in space} == ({True} if level else {True, False})
+
+
+def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
+    base = Strategy(in_flight=(2, 1))
+    found = enumeration(decoder(4), "h100x4", base=base)
+    space = space_of(found.facts, every_rank=False)
+    assert {point.stages * point.turns for point in space} == {2}
+    best = weft.search(decoder(4), "h100x4", moves=6, fixed=base).best
+    assert best.in_flight == (2, 1)
+    start = Strategy(stages=4, micro_batches=4, in_flight=(4, 3, 2, 1))
+    assert with_fixed(start, Strategy(stages=2)).in_flight is None
+    assert with_fixed(start, Strategy(micro_batches=2)).in_flight == (4, 3, 2, 1)
+    assert with_fixed(start, base).in_flight == (2, 1)
 
 
 def test_a_layout_of_all_parameters_holds() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import weft
 from search.jobs import decoder, layers
+from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.planning.priced import PricedStep
 from weft.search.evaluation import evaluator
@@ -18,7 +19,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Strategy]:
     made: list[Strategy] = []
     before = evaluator.Evaluator._priced
 
-    def noted(self: evaluator.Evaluator, strategy: Strategy) -> PricedStep:
+    def noted(self: evaluator.Evaluator, strategy: Strategy) -> tuple[Compiled, PricedStep]:
         made.append(strategy)
         return before(self, strategy)
 

@@ -37,6 +37,51 @@ def test_a_file_keeps_every_field(strategy: weft.Strategy, tmp_path: Path) -> No
     assert weft.Strategy.load(tmp_path / "strategy.yaml") == strategy
 
 
+ZEROS: weft.Strategy = weft.Strategy(
+    zero={"*.experts.*": None, "*embed*": weft.Zero(1), "*": weft.Zero(3)}
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "version"),
+    [
+        (ZEROS, 3),
+        (weft.Strategy(zero={"level": weft.Zero(2, 1), "axis": None}), 3),
+        (weft.Strategy(stages=2, in_flight=[2, 1], grid=(4,)), 3),
+        (weft.Strategy(zero=weft.Zero(3), grid=(4,)), 2),
+        (weft.Strategy(zero=weft.Zero(3)), 1),
+    ],
+)
+def test_a_file_has_the_first_version_that_says_it(
+    strategy: weft.Strategy, version: int, tmp_path: Path
+) -> None:
+    strategy.save(tmp_path / "s.yaml")
+    assert (tmp_path / "s.yaml").read_text().startswith(f"weft_strategy: {version}\n")
+    read = weft.Strategy.load(tmp_path / "s.yaml")
+    assert read == strategy
+    assert read.to_text() == strategy.to_text()  # the order of patterns counts
+
+
+def test_patterns_of_zero_in_another_order_are_other_options() -> None:
+    """Plans that are kept for one are not taken for the other."""
+    turned = weft.Strategy(zero=dict(reversed(tuple(ZEROS.zero.items()))))  # type: ignore[union-attr]
+    assert options_of(turned) != options_of(ZEROS)
+    assert options_of(ZEROS).zero == (
+        ("*.experts.*", None),
+        ("*embed*", weft.Zero(1)),
+        ("*", weft.Zero(3)),
+    )
+    assert weft.Strategy(zero={}) == weft.Strategy()
+
+
+def test_a_file_says_what_zero_takes(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.yaml"
+    for text in ("{'*': {level: 4}}", "{'*': [1]}", "{level: 3, rank: 1}", "{'*': 'x'}"):
+        path.write_text(f"weft_strategy: 3\nzero: {text}\n")
+        with pytest.raises(StrategyError, match="cannot read the strategy .*: zero: "):
+            weft.Strategy.load(path)
+
+
 def test_a_file_holds_only_what_is_set(tmp_path: Path) -> None:
     weft.data_parallel().save(tmp_path / "strategy.yaml")
     text = (tmp_path / "strategy.yaml").read_text()
@@ -68,7 +113,16 @@ def test_the_compiler_is_told_everything() -> None:
         ({"micro_batches": 0}, "micro_batches= takes a whole number from 1, found 0"),
         ({"micro_batches": True}, "found True"),
         ({"schedule": "2f2b"}, "takes one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"),
-        ({"zero": 3}, "zero= takes weft.Zero\\(level, axis\\), or None, found 3"),
+        ({"zero": 3}, r"zero= takes weft.Zero\(level, axis\), None, or a mapping .*, found 3"),
+        ({"zero": {"*": 3}}, r"mapping from patterns .*, found {'\*': 3}"),
+        ({"zero": {1: None}}, "mapping from patterns .*, found {1: None}"),
+        (
+            {"zero": {"a": weft.Zero(1), "b": weft.Zero(3, axis=1)}},
+            "zero= shards all parameters along one axis, found axes 0, 1 in .*; give each",
+        ),
+        ({"in_flight": 2}, r"in_flight= takes for each stage how many .*\(4, 3, 2, 1\).*found 2"),
+        ({"in_flight": (2, 0)}, r"in_flight= takes .* from 1, .*found \(2, 0\)"),
+        ({"in_flight": ()}, r"in_flight= takes .*found \(\)"),
         ({"recompute": "blocks.*"}, "recompute= takes a list of name patterns"),
         ({"offload": [1]}, "offload= takes a list of name patterns"),
         (

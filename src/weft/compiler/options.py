@@ -10,6 +10,7 @@ from weft.hardware.costs import Costs
 from weft.layout import SBP
 from weft.strategy.parts import Schedule, Stage, Zero
 from weft.strategy.precision import Precision, precision_of
+from weft.strategy.sharding import ZeroRules, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS, sbps_of
 from weft.units import Bytes
@@ -30,7 +31,9 @@ class Options:
         stages: parts of the model in order, or into how many it is cut; () for one.
         micro_batches: number of parts of the batch in time.
         schedule: a named preset of credits and priorities; None for the computed one.
-        zero: how states, gradients and parameters are sharded.
+        in_flight: for each stage, the most micro-batches between its forward and the end of its backward; None
+            for those of the schedule.
+        zero: how states, gradients and parameters are sharded, all alike or by patterns of parameters.
         recompute: patterns of modules whose forward runs again in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
         precision: of work, exchanges and sums; None leaves the model's own.
@@ -53,7 +56,8 @@ class Options:
     stages: tuple[Stage, ...] | int = ()
     micro_batches: int = 1
     schedule: Schedule | None = None
-    zero: Zero | None = None
+    in_flight: tuple[int, ...] | None = None
+    zero: Zero | ZeroRules | None = None
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     precision: Precision | None = None
@@ -75,6 +79,12 @@ def options_of(strategy: Strategy) -> Options:
     laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
     told = {name: getattr(strategy, name) for name in names}
     return Options(
-        **{**told, "precision": precision_of(strategy.precision)},
+        **{**told, "precision": precision_of(strategy.precision), "zero": _zero(strategy)},
         activations=laid,
     )
+
+
+def _zero(strategy: Strategy) -> Zero | ZeroRules | None:
+    """Patterns as pairs: in another order they are something else."""
+    zero = strategy.zero
+    return zero if zero is None or isinstance(zero, Zero) else zero_rules(zero)

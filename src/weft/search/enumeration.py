@@ -11,9 +11,10 @@ from typing import final
 import numpy as np
 
 from weft.errors import UserError
+from weft.search.bounds.additive import AdditivePart, additive_part
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.evaluator import Evaluator, Whole
 from weft.search.evaluation.measures import Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
@@ -25,7 +26,6 @@ from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
-from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -38,6 +38,8 @@ SLOWER_BEFORE = "far slower in the search that this one starts from, with someth
 _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
 # So many times as long as the best: far slower.
 _FAR = 1.1
+# Layouts are summed up in this part of the time of a plan, about.
+_ADDED_UP = 0.5
 # Seconds that differ by less than so many times are about the same.
 _ABOUT = 1.25
 
@@ -65,11 +67,12 @@ class Enumeration:
         self.skipped = Counter[str]()
         self._tried: dict[str, Planned] = {}
         self._best: tuple[Seconds, str] | None = None
-        self._simulation: Simulation | None = None
+        self._whole: Whole | None = None
         self._least = Seconds(float("inf"))
         self._moves = set[str]()
         self._given = set[str]()
         self.locality = ""
+        self._additive: dict[str, AdditivePart | None] = {}
         self._took: list[float] = []
         self.until = 1.0
         self.learned = learned
@@ -109,7 +112,7 @@ class Enumeration:
         The best is planned once more at the end where another process, or an earlier search, has planned it.
         """
         soon = max(self._took[-3:], default=0.0)
-        if self.best is not None and self._simulation is None:
+        if self.best is not None and self._whole is None:
             soon += self.evaluator.took(self.best[1]) or soon
         return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
@@ -150,7 +153,7 @@ class Enumeration:
 
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
         """Take a strategy for the best."""
-        self._simulation = self.evaluator.last(strategy)
+        self._whole = self.evaluator.last(strategy)
         self._best = found.seconds, key
 
     def _beats(self, found: Measures) -> bool:
@@ -277,7 +280,8 @@ class Enumeration:
 
     def strategy(self, point: Point) -> Strategy:
         """The strategy of a point."""
-        return point.strategy(self.facts.linears, self.facts.base, self.facts.blocks)
+        facts = self.facts
+        return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
     def result(self) -> SearchResult:
         """The result of the search.
@@ -290,7 +294,7 @@ class Enumeration:
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
-        simulation = self._simulation or self.evaluator.simulation(strategy)
+        simulation, additive = self._planned_whole().simulation, self.additive()
         tried = rows(self._tried.values(), str(strategy), self.floors.limit)
         return SearchResult(
             strategy,
@@ -301,8 +305,28 @@ class Enumeration:
             not_searched(self.facts.statistics),
             self.locality,
             why_not(self._by_hand, best, self._sources()),
+            additive,
             record=self.record(),
         )
+
+    def _planned_whole(self) -> Whole:
+        """All that a plan of the best says; it is made once more where another process, or search, has made it."""
+        assert self.best is not None
+        if self._whole is None:
+            self._whole = self.evaluator.whole(self.best[1])
+        return self._whole
+
+    def additive(self) -> AdditivePart | None:
+        """The additive part of the best; None where it cannot be said, or time does not suffice."""
+        assert self.best is not None
+        key = str(self.best[1])
+        if key not in self._additive:
+            soon = _ADDED_UP * self.evaluator.took(self.best[1])
+            if not self.budget.allows(0, soon):
+                return None
+            whole = self._planned_whole()
+            self._additive[key] = additive_part(self.facts, self.best[1], whole.deduced)
+        return self._additive[key]
 
     def record(self) -> SearchRecord:
         """The best so far, and all that was learned; once something fits."""

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 from weft.errors import LayoutError, StrategyError
 from weft.layout import Broadcast, Partial, Split
 from weft.patterns import name_patterns
-from weft.strategy.parts import SCHEDULES, Stage, Zero
+from weft.strategy.parts import SCHEDULES, Stage
 from weft.strategy.precision import short_form
+from weft.strategy.sharding import checked_zero
 from weft.strategy.text import SBPs, signature_sides
 
 # Returns the value as the strategy holds it, or raises StrategyError.
@@ -83,10 +84,15 @@ def _choice(choices: tuple[str, ...]) -> Check:
     return check
 
 
-def _zero(name: str, value: Any) -> Zero | None:
-    if value is not None and not isinstance(value, Zero):
-        raise StrategyError(f"{name}= takes weft.Zero(level, axis), or None, found {value!r}")
-    return value
+def _in_flight(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value or not all(map(_is_count, value)):
+        raise StrategyError(
+            f"{name}= takes for each stage how many micro-batches it may hold, from 1, such as (4, 3, 2, 1), or None, "
+            f"found {value!r}"
+        )
+    return tuple(value)
 
 
 def _norm(name: str, value: Any) -> float | None:
@@ -148,7 +154,8 @@ _CHECKS: Mapping[str, Check] = {
     "stages": _stages,
     "micro_batches": _count,
     "schedule": _choice(SCHEDULES),
-    "zero": _zero,
+    "in_flight": _in_flight,
+    "zero": checked_zero,
     "recompute": _patterns,
     "offload": _patterns,
     "precision": _precision,

@@ -13,12 +13,13 @@ from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, broadcast, split
 from weft.strategy.checks import checked
 from weft.strategy.normal import hold
-from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.parts import Schedule, Stage
 from weft.strategy.precision import Half, Precision
+from weft.strategy.sharding import Zeros
 from weft.strategy.text import SBPs, parsed, plain
 
-# Of files: 2 has `grid`. Files of the first are read as well; what has no grid is written as such.
-FORMATS = (1, 2)
+# Of files: 2 has `grid`, 3 `in_flight` and `zero` by patterns. Files are written in the first that has what they say.
+FORMATS = (1, 2, 3)
 
 
 @final
@@ -41,7 +42,13 @@ class Strategy:
             of most of its tensors.
         schedule: order of the pipeline's work, "gpipe", "1f1b", "interleaved" or "zero_bubble";
             None for the one that weft computes.
-        zero: how optimizer states, gradients and parameters are sharded.
+        in_flight: for each stage, how many micro-batches may be between its forward and the end of its
+            backward, such as (4, 3, 2, 1), which is "1f1b" of four stages; None for as many as the
+            schedule gives. More than there are micro-batches count as all of them.
+        zero: how optimizer states, gradients and parameters are sharded: one `Zero` for all
+            parameters, or patterns of parameters with a `Zero` each, None for those that stay whole, as
+            those do that no pattern names: {"*.bias": None, "*embed*": Zero(1), "*": Zero(3)}. All
+            shard along one axis.
         recompute: patterns of modules whose forward runs once more in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
         precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in
@@ -65,7 +72,8 @@ class Strategy:
     stages: Sequence[Stage] | int = ()
     micro_batches: int = 1
     schedule: Schedule | None = None
-    zero: Zero | None = None
+    in_flight: Sequence[int] | None = None
+    zero: Zeros | None = None
     recompute: Sequence[str] = ()
     offload: Sequence[str] = ()
     precision: Precision | Half | None = None
@@ -86,12 +94,18 @@ class Strategy:
 
     def to_text(self) -> str:
         """The text of a file of the strategy."""
-        content: dict[str, Any] = {"weft_strategy": 2 if self.grid else 1}
+        content: dict[str, Any] = {"weft_strategy": self._format}
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("batch", "parameters") or value not in (each.default, {}):
                 content[each.name] = plain(each.name, value)
         return yaml.safe_dump(content, sort_keys=False)
+
+    @property
+    def _format(self) -> int:
+        if self.in_flight is not None or isinstance(self.zero, Mapping):
+            return 3
+        return 2 if self.grid else 1
 
     @staticmethod
     def load(path: str | Path) -> Strategy:

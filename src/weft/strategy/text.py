@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from weft.layout import SBP, parse_sbp, placement
 from weft.strategy.parts import Stage, Zero
 from weft.strategy.precision import Precision
+from weft.strategy.sharding import Zeros
 
 # One SBP for every axis of the grid, or one for each.
 SBPs: TypeAlias = SBP | tuple[SBP, ...]
@@ -43,8 +44,10 @@ def plain(name: str, value: Any) -> Any:
         return {op: list(text) if isinstance(text, tuple) else text for op, text in value.items()}
     if isinstance(value, tuple):
         return [_plain_stage(part) if isinstance(part, Stage) else part for part in value]
+    if name == "zero" and isinstance(value, Mapping):
+        return {pattern: _plain_zero(zero) for pattern, zero in value.items()}
     if isinstance(value, Zero):
-        return {"level": value.level, "axis": value.axis}
+        return _plain_zero(value)
     if isinstance(value, Precision):
         return value.content()
     return value
@@ -61,7 +64,7 @@ def parsed(name: str, content: Any) -> Any:
     if name == "stages" and isinstance(content, list):
         return tuple(_parsed_stage(part) for part in content)
     if name == "zero" and content is not None:
-        return Zero(**content)
+        return _parsed_zero(content)
     if name == "precision" and isinstance(content, dict):
         return Precision(**content)
     return content
@@ -73,6 +76,17 @@ def _plain_sbps(sbp: SBPs) -> Any:
 
 def _parsed_sbps(text: Any) -> SBPs:
     return tuple(map(parse_sbp, text)) if isinstance(text, list) else parse_sbp(text)
+
+
+def _plain_zero(zero: Zero | None) -> dict[str, int] | None:
+    return None if zero is None else {"level": zero.level, "axis": zero.axis}
+
+
+def _parsed_zero(content: Mapping[str, Any]) -> Zeros:
+    """One for all parameters, whose entries are numbers; or one for each pattern."""
+    if any(isinstance(each, int) for each in content.values()):
+        return Zero(**content)
+    return {name: None if each is None else Zero(**each) for name, each in content.items()}
 
 
 def _plain_stage(stage: Stage) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,35 @@ def test_floors_are_below_steps(
     few = np.flatnonzero(space.micro_batches <= 4).tolist()
     for point in map(space.point, random.Random(0).sample(few, 4)):
         answer = found.evaluator.of(found.strategy(point))
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least_of(point) <= answer.seconds, str(point)
+        assert found.floors.memory_of(point) <= answer.memory, str(point)
+
+
+@pytest.mark.parametrize("step", [few_samples, many_samples], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"0.*": None, "*": weft.Zero(3)},
+        {"2.weight": weft.Zero(2), "*": weft.Zero(1)},
+        {"0.weight": weft.Zero(1)},
+        {"*.bias": None},
+    ],
+    ids=str,
+)
+def test_floors_hold_for_zero_by_patterns(
+    tmp_path: Path, zero: Any, step: Callable[[], StoredStep]
+) -> None:
+    """Of the quickest points by floor, the nearest to it, and of drawn ones."""
+    (tmp_path / "t.yaml").write_text(SLOW)
+    found = enumeration(step(), str(tmp_path / "t.yaml"), base=weft.Strategy(zero=zero))
+    space = space_of(found.facts, every_rank=False)
+    few = np.flatnonzero(space.micro_batches <= 2).tolist()
+    quick = sorted(few, key=lambda number: found.floors.least(space)[number])[:2]
+    for point in map(space.point, [*quick, *random.Random(0).sample(few, 3)]):
+        strategy = found.strategy(point)
+        assert strategy.zero == zero
+        answer = found.evaluator.of(strategy)
         assert isinstance(answer, Measures), f"{point}: {answer}"
         assert found.floors.least_of(point) <= answer.seconds, str(point)
         assert found.floors.memory_of(point) <= answer.memory, str(point)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,26 @@ def test_measures_count_for_the_same_step_and_machine_only() -> None:
     other = found.learned_of(step, machine, Strategy(precision=weft.Precision(compute="bf16")))
     assert other == Learned(found.learned.answers, found.learned.longer)
     assert other.answers
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"in_flight": (2, 1)},
+        {"zero": {"0.*": None, "*": weft.Zero(3)}},
+        {"zero": {"*": weft.Zero(3), "0.*": None}},
+    ],
+)
+def test_points_count_no_more_where_all_of_them_take_something_else(fixed: Any) -> None:
+    """Zero of a level is a coordinate of a point; by patterns, in their order, it is not."""
+    step, machine = layers(), machine_of("h100x2")
+    made = replace(RECORD, step=step.fingerprint, machine=machine.fingerprint)
+    same = replace(made, fixed=Strategy(**fixed))
+    assert made.learned_of(step, machine, Strategy(zero=weft.Zero(3))).points
+    assert same.learned_of(step, machine, Strategy(**fixed)).points
+    for record, other in ((made, Strategy(**fixed)), (same, Strategy())):
+        found = record.learned_of(step, machine, other)
+        assert (found.points, found.answers) == ({}, RECORD.learned.answers)
+    if "zero" in fixed:
+        turned = Strategy(zero=dict(reversed(fixed["zero"].items())))
+        assert not same.learned_of(step, machine, turned).points

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import product
@@ -72,6 +72,21 @@ class BoxingCosts:
             if axis in self._several
             else np.full((len(rows), len(columns)), found)
         )
+        return table
+
+    def joint_table(self, spec: TensorSpec, made: Sequence[SBPs], wanted: Sequence[SBPs]) -> Table:
+        """Costs from each of some layouts to each of others, which have an SBP for each axis, in bytes."""
+        present = _reductions(sbp for sbps in (*made, *wanted) for sbp in sbps)
+        numbers = sbp_numbers(len(spec.shape), present)
+        found = self._pairs(spec, present)
+        sizes = found.shape[: len(self._several)]
+
+        def places(layouts: Sequence[SBPs]) -> list[int]:
+            every = ([numbers[sbps[axis]] for axis in self._several] for sbps in layouts)
+            return [int(np.ravel_multi_index(at, sizes)) if at else 0 for at in every]
+
+        flat = found.reshape(math.prod(sizes), -1)
+        table: Table = flat[np.ix_(places(made), places(wanted))]
         return table
 
     def _index(
@@ -202,7 +217,7 @@ def _distinct(dims: int, present: Reductions) -> SBPs:
     return (Broadcast(), *partials, *map(Split, range(dims)))
 
 
-def _reductions(sbps: SBPs) -> Reductions:
+def _reductions(sbps: Iterable[SBP]) -> Reductions:
     """Those of Partials, and sums, which a chain may pass; others than the first ones as the last of these."""
     found = {sbp.reduction for sbp in sbps if isinstance(sbp, Partial)} | {REDUCTIONS[0]}
     if not found.isdisjoint(REDUCTIONS[_TOLD_APART:]):

@@ -145,7 +145,7 @@ class _Descent:
             for edge, spec in zip(self.problem.edges, self.specs, strict=True)
             if free is None or edge.source in free or edge.target in free
         ]
-        unary, pairwise, never = _joined(unary, edges)
+        unary, pairwise, never = joined(unary, edges)
         found = minimize(unary, pairwise, starts=_present(options, axis, chosen))
         broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
         signatures = tuple(
@@ -239,7 +239,7 @@ class _Descent:
         return found
 
 
-def _joined(
+def joined(
     unary: list[Table], edges: Sequence[tuple[ReadEdge, ReadCosts]]
 ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
     """The tables of variables and of pairs, and what is charged for what is forbidden: more than all else together.

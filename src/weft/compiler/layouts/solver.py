@@ -87,12 +87,12 @@ def minimize(
     elimination = _Elimination(unary, pairwise, left, limit)
     among_left = elimination.run()
     choices = [int(kept[choice]) for kept, choice in zip(left, among_left, strict=True)]
-    found = Solution(tuple(choices), _total(choices, unary, pairwise), elimination.bound)
+    found = Solution(tuple(choices), total(choices, unary, pairwise), elimination.bound)
     if found.exact:
         return found
     for start in ([*choices], *map(list, starts)):
         _improve(start, unary, pairwise)
-        cost = _total(start, unary, pairwise)
+        cost = total(start, unary, pairwise)
         if cost < found.cost:
             found = Solution(tuple(start), cost, found.bound)
     return found
@@ -329,8 +329,9 @@ def _improve(
             return
 
 
-def _total(
+def total(
     choices: Sequence[int], unary: Sequence[Table], pairwise: Mapping[tuple[int, int], Table]
 ) -> float:
+    """The sum of all tables' entries for these choices."""
     own = sum(float(table[choice]) for table, choice in zip(unary, choices, strict=True))
     return own + sum(float(table[choices[i], choices[j]]) for (i, j), table in pairwise.items())

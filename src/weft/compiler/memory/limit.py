@@ -15,6 +15,7 @@ from weft.ir import LocalProgram, LogicalGraph
 from weft.ir.logical import Box, Call, Input
 from weft.ir.queries.memory import Memory
 from weft.layout import Broadcast
+from weft.strategy.parts import Zero
 from weft.units import ITEM_SIZE, bytes_text
 
 # How many of the largest values are named.
@@ -143,7 +144,7 @@ def _repeated(module: str) -> str:
 
 def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
     """Variables that lie whole along an axis of several ranks could lie in shards."""
-    if options.zero is not None and options.zero.level == 3:
+    if isinstance(options.zero, Zero) and options.zero.level == 3:
         return
     for axis in range(max(placement.axes for placement in graph.placements)):
         states, parameters = (

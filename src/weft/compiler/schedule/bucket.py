@@ -9,7 +9,7 @@ same on all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -169,9 +169,13 @@ def _once(program: LocalProgram) -> Counter[int]:
     return found
 
 
-def parameter_values(program: LocalProgram) -> frozenset[str]:
-    """The parameters, and what calls make of nothing else, such as casts."""
-    found = {item.value.name for item in program.inputs if item.role == "parameter"}
+def parameter_values(
+    program: LocalProgram, which: Callable[[str], bool] = lambda _: True
+) -> frozenset[str]:
+    """The parameters of which keys say so, and what calls make of nothing else, such as casts."""
+    found = {
+        item.value.name for item in program.inputs if item.role == "parameter" and which(item.key)
+    }
     for node in program.nodes:
         if isinstance(node, LocalCall) and node.reads and node.reads <= found:
             found.update(value.name for value in node.makes)

@@ -10,7 +10,8 @@ from typing import TypeAlias, final
 from weft.actors.cycles import Edge, max_cycle_ratio
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
-from weft.ir.plan import Communicate
+from weft.errors import StrategyError
+from weft.ir.plan import Communicate, Compute
 from weft.ir.queries.memory import value_bytes
 from weft.units import Bytes, Seconds
 
@@ -30,12 +31,30 @@ def fewest(web: Web) -> dict[Slot, int]:
 
 
 def of_preset(web: Web, preset: Preset) -> dict[Slot, int]:
-    """The copies that a named schedule gives."""
+    """The copies that a named schedule gives.
+
+    Raises:
+        StrategyError: a stage must hold more micro-batches than it was given: all, before the first goes on.
+    """
     found = fewest(web)
     for link in _loop_links(web):
+        _check_given(web, link, preset)
         wanted = _of_link(web, link, preset)
         found[link.slot] = max(found[link.slot], min(wanted, web.micro_batches))
     return found
+
+
+def _check_given(web: Web, link: Link, preset: Preset) -> None:
+    source, target = web.actor(link.source), web.actor(link.target)
+    if not preset.given or not isinstance(source, Compute) or target is None:
+        return
+    stage, every = source.phase.stage, web.micro_batches
+    most, kept = preset.in_flight(stage), source.phase.kind != target.phase.kind
+    if kept and most < every and web.crosses_barrier(link):
+        raise StrategyError(
+            f"in_flight={preset.given} lets stage {stage} hold {most} micro-batches, but it must hold all {every}: "
+            f"they wait for one another before the backward of the first; give it {every}, or leave in_flight out"
+        )
 
 
 def _of_link(web: Web, link: Link, preset: Preset) -> int:

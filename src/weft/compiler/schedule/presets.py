@@ -48,12 +48,14 @@ class Preset:
         stages: number of stages.
         around: number of stages after which they begin again on the same ranks.
         micro_batches: of a step.
+        given: for each stage, the micro-batches in flight, in place of those of the schedule; () for these.
     """
 
     name: Schedule
     stages: int
     around: int
     micro_batches: int
+    given: tuple[int, ...] = ()
 
     @property
     def row(self) -> NamedSchedule:
@@ -62,7 +64,8 @@ class Preset:
 
     def in_flight(self, stage: int) -> int:
         """The number of micro-batches that may be between a stage's forward and the end of its backward."""
-        return max(1, min(self.row.in_flight(self, stage), self.micro_batches))
+        found = self.given[stage] if self.given else self.row.in_flight(self, stage)
+        return max(1, min(found, self.micro_batches))
 
     def priority(self, phase: Phase) -> int:
         """Of a phase: lower goes first. Of equal kinds, that of the later stage does."""
@@ -109,8 +112,16 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 }
 
 
-def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
+def preset(
+    name: Schedule, stages: Stages, micro_batches: int, given: Sequence[int] | None = None
+) -> Preset:
     """A named schedule for the stages of a program.
+
+    Args:
+        name: of the schedule.
+        stages: of the program.
+        micro_batches: of a step.
+        given: for each stage, the micro-batches in flight; None for those of the schedule.
 
     Raises:
         StrategyError: when its ranks take turns between several stages, and none has several.
@@ -121,13 +132,14 @@ def preset(name: Schedule, stages: Stages, micro_batches: int) -> Preset:
             f'schedule="{name}" needs several stages on each rank, such as stages=4 on 2 ranks, '
             f'found {count} on ranks of their own; "1f1b" does without'
         )
-    return Preset(name, count, around, micro_batches)
+    return Preset(name, count, around, micro_batches, tuple(given or ()))
 
 
-def computed(stages: Stages, micro_batches: int) -> Preset:
-    """The priorities of computed schedules; their copies are computed."""
+def computed(stages: Stages, micro_batches: int, given: Sequence[int] | None = None) -> Preset:
+    """The priorities of computed schedules; their copies are computed, unless they are given."""
     count, around = len(stages.placements), stages_around(stages)
-    return Preset("zero_bubble" if around == count else "interleaved", count, around, micro_batches)
+    name: Schedule = "zero_bubble" if around == count else "interleaved"
+    return Preset(name, count, around, micro_batches, tuple(given or ()))
 
 
 def stages_around(stages: Stages) -> int:

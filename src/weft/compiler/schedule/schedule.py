@@ -55,7 +55,8 @@ def plan_ranks(
     """The plans of all ranks that have a program.
 
     Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
-    schedule, priorities and copies are its own (`schedule/presets.py`). Otherwise
+    schedule, priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that
+    are given. Otherwise
     there are as few copies as the busiest queue needs (`weft.compiler.schedule.copies.enough`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
@@ -69,7 +70,7 @@ def plan_ranks(
         families: for each communicator, those that run the same exchange at the same time.
 
     Raises:
-        StrategyError: when the schedule does not fit the stages.
+        StrategyError: when the schedule does not fit the stages, or a stage must hold more than it was given.
         InternalError: when the plans would hang; the message names the circle.
     """
     making = _Making(communicators, context, classes, families)
@@ -77,11 +78,12 @@ def plan_ranks(
         plans = tuple(prove_live(making.plan(program)) for program in programs)
         return Scheduled("in the order of the graph", plans)
     first = [program for program in programs if classes[program.rank] == program.rank]
-    named, micro_batches = context.options.schedule, programs[0].micro_batches
+    named, given = context.options.schedule, context.options.in_flight
+    stages, micro_batches = context.stages, programs[0].micro_batches
     if named is None:
-        found = making.best(first, computed(context.stages, micro_batches))
+        found = making.best(first, computed(stages, micro_batches, given))
     else:
-        found = making.named(first, preset(named, context.stages, micro_batches))
+        found = making.named(first, preset(named, stages, micro_batches, given))
     return making.fixed(found, programs)
 
 
@@ -163,6 +165,8 @@ class _Making:
         if not self.staged or whole.web.micro_batches == 1:
             return whole.draft(fewest(whole.web))
         split = self.kind(programs, rule, split=True)
+        if rule.given:
+            return self.better(whole.preset(), split.preset())
         best = self.better(self.enough(whole), self.enough(split))
         if not rule.row.splits_weights:
             best = self.better(best, whole.preset())
@@ -209,9 +213,10 @@ class _Making:
         actors = segment(program, buckets, self.communicators, self.staged)
         if rule is not None:
             actors = with_priorities(actors, rule, early_actors(actors))
-        actors, controls = prefetch(program, actors, self.context.options.zero)
+        zero = self.context.options.zero
+        actors, controls = prefetch(program, actors, zero)
         if rule is None:
-            actors, controls = gathers_first(program, actors, controls)
+            actors, controls = gathers_first(program, actors, controls, zero)
         plan = credit(program, actors, controls)
         verify_communicators(plan, self.communicators)
         return plan

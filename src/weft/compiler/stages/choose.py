@@ -15,6 +15,7 @@ from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
     check_homes,
+    check_in_flight,
     check_patterns,
     pattern_stages,
     stage_placements,
@@ -45,6 +46,7 @@ def choose_stages(graph: LogicalGraph, context: Context) -> Context:
     """
     options, homes = context.options, context.homes
     placements = stage_placements(options.stages, context.placement)
+    check_in_flight(options.in_flight, len(placements))
     if len(placements) == 1:
         return replace(context, stages=Stages(placements))
     before = context.before.calls if context.before else {}

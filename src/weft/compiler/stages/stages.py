@@ -45,6 +45,22 @@ def stage_placements(
     return found
 
 
+def check_in_flight(in_flight: Sequence[int] | None, stages: int) -> None:
+    """Refuse numbers of micro-batches in flight for another number of stages than there is.
+
+    Raises:
+        StrategyError: saying how many there are.
+    """
+    if in_flight is None or len(in_flight) == stages > 1:
+        return
+    there = (
+        f"are {stages} stages; give {stages}" if stages > 1 else "is one stage; cut it with stages="
+    )
+    raise StrategyError(
+        f"in_flight={tuple(in_flight)} gives {len(in_flight)}, but there {there}, or None for those of the schedule"
+    )
+
+
 def _rows(placement: Placement, index: int, stages: int) -> Placement:
     """The rows of the grid that stage number `index` runs on."""
     rows = placement.shape[0]

@@ -109,6 +109,7 @@ class _GatherRewriter:
         body: all other nodes.
         wanted: by group, the values of chains and their readers, where a group is gathered
             together.
+        whole: blocks with parameters, none of which is gathered each time.
     """
 
     graph: LogicalGraph
@@ -121,11 +122,18 @@ class _GatherRewriter:
     early: list[Node] = field(default_factory=list)
     body: list[Node] = field(default_factory=list)
     wanted: dict[Hashable, list[tuple[str, Call]]] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
     count: int = 0
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)
         self.loop = set(self.graph.loop)
+        blocks: dict[bool, set[str]] = {True: set(), False: set()}
+        for node in self.graph.of_kind(Input):
+            if node.role == "parameter":
+                gather = self.gathers.get(node.value.name)
+                blocks[gather is not None and gather.each_time].add(block_of(node.key))
+        self.whole = frozenset(blocks[False] - blocks[True]) if blocks[True] else frozenset()
 
     def nodes(self) -> list[Node]:
         """Inputs, what is gathered before the micro-batches, and the rest."""
@@ -142,6 +150,13 @@ class _GatherRewriter:
                 if self.gathers[self.root[name]].each_time:
                     self._note_group(self._given_group(name, node), node)
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
+            self._note_between(node)
+
+    def _note_between(self, node: Call) -> None:
+        """A block whose parameters are whole stands between the backward of those around it and their forward."""
+        block = block_of(node.location.module) if node.location else ""
+        if block in self.whole:
+            self.last[node.phase.stage] = (node.phase, block), self._in_loop(node)
 
     def _note_group(self, group: Hashable, reader: Call) -> None:
         """Join a group with the one that was read last in its stage, if it is the backward of the same block."""

@@ -15,34 +15,46 @@ from weft.ir.logical import (
     Update,
 )
 from weft.layout import SBP, Placement, Split
-from weft.strategy.parts import Zero
+from weft.strategy.sharding import (
+    ZeroRules,
+    check_zero_patterns,
+    level_of,
+    zero_axis,
+    zero_rules,
+)
 
 
 def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
 
+    Another program may have sharded parameters that are alive; nothing else is sharded then.
+
     The hints get the layouts of the shards; a parameter that stays as it is, is noted.
 
     Args:
         graph: without layouts.
-        context: with level and axis, None for nothing but what hints say is stored in shards; hints and stages.
+        context: with levels and axis, None for nothing but what hints say is stored in shards; hints and stages.
 
     Raises:
-        StrategyError: when no placement has the axis; or a parameter lies in shards, and its update needs it whole.
+        StrategyError: when no placement has the axis; a pattern names no parameter; or a parameter lies in shards, and
+            its update needs it whole.
     """
     stages = context.stages
     stored = _stored(context)
-    zero = zero_level(context, stored)
-    if zero is None:
+    rules = zero_rules(context.options.zero)
+    check_zero_patterns(rules, (n.key for n in graph.of_kind(Input) if n.role == "parameter"))
+    asked = zero_axis(rules)
+    axis = next(iter(stored.values()), None) if asked is None else asked
+    if axis is None:
         return context
-    if all(zero.axis >= placement.axes for placement in stages.placements):
+    if all(axis >= placement.axes for placement in stages.placements):
         first = stages.placements[0]
         raise StrategyError(
-            f"weft.Zero(axis={zero.axis}) shards along an axis that {first} does not have; expected "
+            f"weft.Zero(axis={axis}) shards along an axis that {first} does not have; expected "
             f"one of {', '.join(map(str, range(first.axes)))}"
         )
-    zero, moved = _along_ranks(zero, stages)
-    search = _Search(graph, context.hints, zero, stages, stored)
+    axis, moved = _along_ranks(axis, stages)
+    search = _Search(graph, context.hints, rules, axis, stages, stored)
     dims = {node.key: search.dim(node) for node in graph.of_kind(Input) if search.concerns(node)}
     sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
     notes = tuple(
@@ -51,7 +63,7 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     return replace(
         context,
         hints=search.hints_of(sharded),
-        stored=dict.fromkeys(sharded, zero.axis),
+        stored=dict.fromkeys(sharded, axis),
         notes=(*moved, *notes, *context.notes),
     )
 
@@ -61,25 +73,22 @@ def _stored(context: Context) -> dict[str, int]:
     return {key: axis for each in context.hints.values() for key, axis in each.stored.items()}
 
 
-def zero_level(context: Context, stored: Mapping[str, int]) -> Zero | None:
-    """The level that is asked for; a program that only reads what another has sharded gathers it as level 3 does."""
-    if context.options.zero is None and stored:
-        return Zero(3, next(iter(stored.values())))
-    return context.options.zero
+def shard_level(context: Context, key: str) -> int:
+    """The level of a parameter in shards; one that only another program shards is gathered as level 3 does."""
+    return level_of(zero_rules(context.options.zero), key) or 3
 
 
-def _along_ranks(zero: Zero, stages: Stages) -> tuple[Zero, tuple[str, ...]]:
-    """`zero` along an axis with ranks: that of a placement cut into stages is used up by them; and a note of it."""
+def _along_ranks(asked: int, stages: Stages) -> tuple[int, tuple[str, ...]]:
+    """An axis with ranks: that of a placement cut into stages is used up by them; and a note of it."""
 
     def ranks(axis: int) -> int:
         return max(p.shape[axis] if axis < p.axes else 1 for p in stages.placements)
 
     last = max(placement.axes for placement in stages.placements)
-    axis = next((axis for axis in range(zero.axis, last) if ranks(axis) > 1), zero.axis)
-    if len(stages.placements) == 1 or axis == zero.axis:
-        return zero, ()
-    note = f"zero: axis {zero.axis} has one rank in each stage; shards lie along axis {axis}"
-    return replace(zero, axis=axis), (note,)
+    axis = next((axis for axis in range(asked, last) if ranks(axis) > 1), asked)
+    if len(stages.placements) == 1 or axis == asked:
+        return asked, ()
+    return axis, (f"zero: axis {asked} has one rank in each stage; shards lie along axis {axis}",)
 
 
 @final
@@ -88,12 +97,15 @@ class _Search:
     """Looks for what can be sharded.
 
     Attributes:
+        rules: levels by patterns of parameters.
+        axis: of the shards.
         stored: what another program has sharded; nothing else is then.
     """
 
     graph: LogicalGraph
     hints: Mapping[int, Hints]
-    zero: Zero
+    rules: ZeroRules
+    axis: int
     stages: Stages
     stored: Mapping[str, int]
 
@@ -103,11 +115,12 @@ class _Search:
             return node.key in self.stored  # another plan has decided it
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False
-        return self.zero.level == 3 or self._update(node) is not None
+        level = level_of(self.rules, node.key)
+        return level == 3 or (level > 0 and self._update(node) is not None)
 
     def dim(self, node: Input) -> int | str:
         """The dimension along which a parameter is cut, or why it stays whole."""
-        placement, axis = self._home(node), self.zero.axis
+        placement, axis = self._home(node), self.axis
         if axis >= placement.axes:
             return f"{placement} has no axis {axis}"
         fixed = self._fixed(node)
@@ -130,12 +143,12 @@ class _Search:
         for node in self.graph.of_kind(Input):
             if node.role == "parameter" and node.key in dims:
                 fixed = list(self._fixed(node))
-                fixed[self.zero.axis] = Split(dims[node.key])
+                fixed[self.axis] = Split(dims[node.key])
                 layouts[self._home(node).axes][node.key] = tuple(fixed)
         return {
             axes: Hints(
                 {**given.inputs, **layouts[axes]},
-                dict.fromkeys(dims, self.zero.axis),
+                dict.fromkeys(dims, self.axis),
                 signatures=given.signatures,
             )
             for axes, given in self.hints.items()

@@ -9,6 +9,8 @@ gradient into a reduce-scatter. The levels differ in how long the rest is whole:
 - 2: the gradient of each micro-batch is reduced to its shard, and shards are added up;
 - 3: and each module gathers its parameters for its forward, and again for its backward.
 
+Each parameter has the level that the first pattern for it says.
+
 Before: a graph without layouts, in which calls read parameters, and hints that lay some of them in shards. After:
 calls read them through `weft.hint`, whole; at levels 2 and 3 the sums over micro-batches read gradients in shards.
 """
@@ -21,7 +23,7 @@ from dataclasses import replace
 from weft.compiler.context import Context
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
-from weft.compiler.training.shards import zero_level
+from weft.compiler.training.shards import shard_level
 from weft.ir.logical import (
     Call,
     Hint,
@@ -48,20 +50,19 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
         graph: without layouts.
         context: with what was chosen to lie in shards (`choose_shards`).
     """
-    zero = zero_level(context, context.stored)
-    if zero is None or not context.stored:
+    if not context.stored:
         return graph
     axis = next(iter(context.stored.values()))
-    names = {node.key: node.value.name for node in graph.of_kind(Input)}
+    stored = [node for node in graph.of_kind(Input) if node.key in context.stored]
     shards = {
-        names[node.key]: _hints(context, axis, _home_sbps(context, node)[axis])
-        for node in graph.of_kind(Input)
-        if node.key in context.stored
+        node.value.name: _hints(context, axis, _home_sbps(context, node)[axis]) for node in stored
     }
-    whole, every = _hints(context, axis, Broadcast()), zero.level == 3
-    gathers = {name: Gather(shard, whole, every) for name, shard in shards.items()}
+    levels = {node.value.name: shard_level(context, node.key) for node in stored}
+    whole = _hints(context, axis, Broadcast())
+    gathers = {name: Gather(shard, whole, levels[name] == 3) for name, shard in shards.items()}
+    early = {name: shard for name, shard in shards.items() if levels[name] > 1}
     made = gather_parameters(graph, gathers)
-    return made if zero.level == 1 else _reduced_early(made, shards)
+    return _reduced_early(made, early) if early else made
 
 
 def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:

@@ -10,6 +10,8 @@ from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Input, LogicalGraph, Update
 from weft.layout import Placement, Split
+from weft.strategy.parts import Zero
+from weft.strategy.sharding import highest_level, level_of, zero_rules
 
 
 def title(graph: LogicalGraph) -> str:
@@ -26,6 +28,8 @@ def strategy_words(compiled: Compiled, options: Options) -> str:
     if stages > 1:
         words.append(f"{stages} stages × {graph.micro_batches} micro-batches")
         words.append(f"schedule {compiled.schedule.name}")
+        if options.in_flight is not None:
+            words.append(f"in flight {', '.join(map(str, options.in_flight))}")
     elif graph.micro_batches > 1:
         words.append(f"{graph.micro_batches} micro-batches")
     if options.precision is not None:
@@ -76,10 +80,21 @@ def _parameters(compiled: Compiled) -> Iterator[str]:
 def _zero(compiled: Compiled, options: Options) -> Iterator[str]:
     axes = ", ".join(map(str, dict.fromkeys(compiled.stored.values())))
     if options.zero is not None and not axes:
-        yield f"ZeRO {options.zero.level}, which shards nothing here"
+        yield f"ZeRO {highest_level(options.zero)}, which shards nothing here"
     elif axes:
-        level = f"ZeRO {options.zero.level}" if options.zero else "parameters kept in shards"
+        level = _levels(compiled, options) if options.zero else "parameters kept in shards"
         yield f"{level} over axis {axes}"
+
+
+def _levels(compiled: Compiled, options: Options) -> str:
+    """The level; where parameters differ in it, the levels and of how many parameters each is."""
+    if isinstance(options.zero, Zero):
+        return f"ZeRO {options.zero.level}"
+    rules = zero_rules(options.zero)
+    keys = [node.key for node in compiled.graph.of_kind(Input) if node.role == "parameter"]
+    found = Counter(level_of(rules, key) for key in keys if key in compiled.stored)
+    each = [f"{level} for {found[level]}" for level in sorted(found)]
+    return f"ZeRO {', '.join(each)} of {len(keys)} parameters"
 
 
 def _splits(node: Input) -> Iterator[tuple[int, int, int]]:

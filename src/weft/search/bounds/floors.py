@@ -152,7 +152,9 @@ class Floors:
         cut = np.where(points.laid("data"), 1, points.tensor)
         shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
         whole = self.facts.states + self.facts.parameters
-        found: Floats = whole / (cut * shards * points.stages) + self._reserve
+        split = points.experts & (shards == 1)
+        left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / points.data), 0.0)
+        found: Floats = left / (cut * shards * points.stages) + self._reserve
         return found
 
     @cached_property

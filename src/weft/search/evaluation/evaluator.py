@@ -10,6 +10,7 @@ from typing import final, overload
 
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
+from weft.compiler.stages.lay_out import Deduced
 from weft.errors import InternalError, UserError
 from weft.layout import Placement
 from weft.planning.grid import placement_on
@@ -29,6 +30,20 @@ from weft.units import Seconds
 # Results that are kept of each pass.
 KEPT = 4
 UNBOUNDED = Seconds(inf)
+
+
+@final
+@dataclass(frozen=True)
+class Whole:
+    """All that a plan says of a strategy.
+
+    Attributes:
+        simulation: of it, as `weft.simulate` gives it.
+        deduced: its layouts, by stage.
+    """
+
+    simulation: Simulation
+    deduced: tuple[Deduced, ...]
 
 
 @final
@@ -54,7 +69,7 @@ class Evaluator:
     _known: dict[str, Answer] = field(default_factory=dict, repr=False)
     _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
     _took: dict[str, float] = field(default_factory=dict, repr=False)
-    _last: dict[str, Simulation] = field(default_factory=dict, repr=False)
+    _last: dict[str, Whole] = field(default_factory=dict, repr=False)
     _kept: KeptResults = field(default_factory=lambda: KeptResults(KEPT), repr=False)
 
     def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, Longer]) -> None:
@@ -126,23 +141,24 @@ class Evaluator:
                 most_classes=self.most_classes,
             )
 
-    def simulation(self, strategy: Strategy) -> Simulation:
-        """The simulation of a strategy, as `weft.simulate` gives it.
+    def whole(self, strategy: Strategy) -> Whole:
+        """All that a plan of a strategy says.
 
         Raises:
             UserError: the step cannot be planned so.
         """
         with uncollected():
-            return self._priced(strategy).simulation
+            compiled, priced = self._priced(strategy)
+            return Whole(priced.simulation, compiled.deduced)
 
-    def _priced(self, strategy: Strategy) -> PricedStep:
+    def _priced(self, strategy: Strategy) -> tuple[Compiled, PricedStep]:
         compiled = self.compiled(strategy)
         with uncollected():
             planned = planned_step(self.step.graph, compiled, self._kept)
-            return priced_step(planned, self.machine.costs)
+            return compiled, priced_step(planned, self.machine.costs)
 
-    def last(self, strategy: Strategy) -> Simulation | None:
-        """The simulation of a strategy, where it was made last, and here."""
+    def last(self, strategy: Strategy) -> Whole | None:
+        """The same of the strategy that was planned last, and here."""
         return self._last.get(key_of(strategy))
 
     def of(self, strategy: Strategy) -> Answer:
@@ -192,14 +208,14 @@ class Evaluator:
 
     def _anew(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         try:
-            priced = self._priced(strategy)
+            compiled, priced = self._priced(strategy)
             with uncollected():
                 if most != UNBOUNDED:
                     for least in (priced.bound, lambda: priced.ran.step_seconds):
                         if least() > most:
                             return Longer(least())
                 self._last.clear()
-                self._last[key] = priced.simulation
+                self._last[key] = Whole(priced.simulation, compiled.deduced)
                 return measures_of(priced.simulation)
         except UserError as error:
             return Refused(str(error))

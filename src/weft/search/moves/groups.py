@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import final
@@ -74,6 +74,18 @@ def groups_of(graph: LogicalGraph, blocks: Blocks | None) -> tuple[Group, ...]:
         Group(_name(own[0]), tuple(map(_name, own)), _size(graph, own[0])) for own in seen.values()
     ]
     return tuple(sorted(found, key=lambda each: -each.size))
+
+
+def places_of(names: Iterable[str], blocks: Blocks | None) -> dict[str, list[str]]:
+    """The names of variables that each pattern stands for: the same place in every block."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        number = blocks.of(name) if blocks is not None else None
+        pattern = name
+        if number is not None and blocks is not None:
+            pattern = f"{blocks.prefix}.*{name.removeprefix(blocks.path(number))}"
+        found.setdefault(pattern, []).append(name)
+    return found
 
 
 def edges_of(graph: LogicalGraph, groups: Sequence[Group]) -> tuple[GroupEdge, ...]:

@@ -15,7 +15,14 @@ from weft.ir.logical import Input
 from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.groups import Group, GroupEdge, edges_of, groups_of, legal_signatures_of
+from weft.search.moves.groups import (
+    Group,
+    GroupEdge,
+    edges_of,
+    groups_of,
+    legal_signatures_of,
+    places_of,
+)
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
@@ -123,7 +130,7 @@ class LayoutMoves:
         """
         shapes = self._shapes("parameter")
         patterns = sorted(
-            self._patterns(shapes).items(),
+            places_of(shapes, self.blocks).items(),
             key=lambda each: -sum(prod(shapes[name]) for name in each[1]),
         )
         single = [name for _, names in patterns if len(names) > 1 for name in names]
@@ -162,18 +169,6 @@ class LayoutMoves:
             for node in self.step.graph.of_kind(Input)
             if node.role == role and node.value.shape
         }
-
-    def _patterns(self, names: Mapping[str, object]) -> dict[str, list[str]]:
-        """The names that each pattern stands for: the same place in every block."""
-        found: dict[str, list[str]] = {}
-        for name in names:
-            number = self.blocks.of(name) if self.blocks is not None else None
-            pattern = name
-            if number is not None and self.blocks is not None:
-                rest = name.removeprefix(self.blocks.path(number))
-                pattern = f"{self.blocks.prefix}.*{rest}"
-            found.setdefault(pattern, []).append(name)
-        return found
 
 
 def _choices(shape: Sequence[int], parts: int) -> list[SBP]:

@@ -8,12 +8,14 @@ from functools import partial
 from random import Random
 from typing import Protocol, final
 
+from weft.compiler.schedule.scheduled import in_flight
 from weft.errors import InternalError, UserError
 from weft.search.enumeration import Enumeration
 from weft.search.moves.borders import border_moves, with_named_stages
 from weft.search.moves.layouts import LayoutMoves
-from weft.search.moves.others import memory_moves, time_moves
+from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.zero_groups import ZeroMoves
 from weft.strategy.strategy import Strategy
 
 
@@ -39,9 +41,13 @@ class Neighbours:
         self._facts, self._evaluator = found.facts, found.evaluator
         self._by_grid: dict[tuple[int, ...], LayoutMoves] = {}
         self._borders: dict[str, tuple[StrategyMove, ...]] = {}
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._zero = ZeroMoves(self._facts.step.graph, self._facts.blocks)
 
     def families(self, strategy: Strategy) -> tuple[Sequence[StrategyMove], ...]:
-        """All single moves, in families: those of tensors, of time and memory, of borders, of groups, of single calls.
+        """All single moves, in families.
+
+        Those of tensors, of time and memory, of ZeRO for groups of parameters, of stages, of groups, of single calls.
 
         Moves after which the strategy is the same are among them.
         """
@@ -52,8 +58,35 @@ class Neighbours:
             *time_moves(strategy, facts.base, samples),
             *memory_moves(strategy, facts.base, facts.blocks),
         )
-        borders = self._of_borders(strategy)
-        return layouts.tensors, rest, borders, layouts.groupwise, layouts.single
+        held = in_flight_moves(strategy, facts.base, self._in_flight(strategy))
+        stages = (*self._of_borders(strategy), *held)
+        zero = tuple(self._zero.moves(strategy, facts.base))
+        # Where something is sharded, it may be more than there is need for.
+        first = (zero, layouts.tensors, rest) if strategy.zero else (layouts.tensors, rest, zero)
+        return *first, stages, layouts.groupwise, layouts.single
+
+    def _in_flight(self, strategy: Strategy) -> tuple[int, ...]:
+        """The micro-batches in flight of each stage, as given or as planned; none where there are no stages."""
+        if self._facts.base.in_flight is not None or not strategy.stages:
+            return ()
+        if strategy.in_flight is not None:
+            most = strategy.micro_batches
+            return tuple(min(count, most) for count in strategy.in_flight)
+        key = str(strategy)
+        if key not in self._held:
+            self._held[key] = self._planned_in_flight(strategy)
+        return self._held[key]
+
+    def _planned_in_flight(self, strategy: Strategy) -> tuple[int, ...]:
+        try:
+            compiled = self._evaluator.compiled(strategy)
+        except (UserError, InternalError):
+            return ()
+        plans = compiled.schedule.plans
+        return tuple(
+            max((in_flight(p, stage) for p in plans if p.rank in placement.ranks), default=1)
+            for stage, placement in enumerate(compiled.stages.placements)
+        )
 
     def every(self, strategy: Strategy) -> list[StrategyMove]:
         """All single moves."""

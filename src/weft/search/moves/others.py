@@ -1,13 +1,14 @@
-"""Moves of time and memory: micro-batches, schedules, numbers of stages, ZeRO, recomputation and offload."""
+"""Moves of time and memory: micro-batches, schedules, stages, what they hold, ZeRO, recomputation and offload."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.space.fixed import with_fitting_in_flight
 from weft.search.steps.repeated import Blocks
 from weft.strategy.parts import SCHEDULES, Zero
 from weft.strategy.strategy import Strategy
@@ -27,13 +28,36 @@ def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[Str
                 yield _entry(f"{count} micro-batches", "micro_batches", count)
     stages = strategy.stages if isinstance(strategy.stages, int) else len(strategy.stages)
     if base.schedule is None and stages > 1:
-        yield _entry("computed schedule", "schedule", None)
+        # With the micro-batches in flight that it gives.
+        own = {} if base.in_flight is not None else {"in_flight": None}
+        yield _entry("computed schedule", "schedule", None, **own)
         for schedule in SCHEDULES:
-            yield _entry(f"schedule {schedule}", "schedule", schedule)
+            yield _entry(f"schedule {schedule}", "schedule", schedule, **own)
     if strategy.grid and not base.stages and isinstance(strategy.stages or 1, int):
         for count in range(1, strategy.grid[0] + 1):
             if strategy.grid[0] % count == 0:
-                yield _entry(f"{count} stages", "stages", count if count > 1 else ())
+                found = {"stages": count if count > 1 else ()}
+                yield StrategyMove(f"{count} stages", partial(_staged, found, base))
+
+
+def in_flight_moves(
+    strategy: Strategy, base: Strategy, held: Sequence[int]
+) -> Iterator[StrategyMove]:
+    """One micro-batch more or less in flight in one stage, and as many as the schedule gives.
+
+    Args:
+        strategy: to move from.
+        base: entries that hold for every strategy.
+        held: for each stage, how many there are; one stage has no such moves.
+    """
+    if base.in_flight is not None or len(held) < 2:
+        return
+    yield _entry("in flight as scheduled", "in_flight", None)
+    for stage, count in enumerate(held):
+        for other in (count - 1, count + 1):
+            if 1 <= other <= strategy.micro_batches:
+                every = (*held[:stage], other, *held[stage + 1 :])
+                yield _entry(f"{other} in flight in stage {stage}", "in_flight", every)
 
 
 def memory_moves(
@@ -77,12 +101,16 @@ def _parts(blocks: Blocks | None) -> Iterator[tuple[str, Sequence[str]]]:
     yield "the last half of the blocks", every[half:]
 
 
-def _entry(name: str, entry: str, value: Any) -> StrategyMove:
-    return StrategyMove(name, partial(_with, entry, value))
+def _entry(name: str, entry: str, value: Any, **others: Any) -> StrategyMove:
+    return StrategyMove(name, partial(_with, {entry: value, **others}))
 
 
-def _with(entry: str, value: Any, strategy: Strategy) -> Strategy:
-    return replace(strategy, **{entry: value})
+def _with(entries: Mapping[str, Any], strategy: Strategy) -> Strategy:
+    return replace(strategy, **entries)
+
+
+def _staged(entries: Mapping[str, Any], base: Strategy, strategy: Strategy) -> Strategy:
+    return with_fitting_in_flight(_with(entries, strategy), base)
 
 
 def _toggled(entry: str, path: str, every: Sequence[str], strategy: Strategy) -> Strategy:

@@ -1,4 +1,4 @@
-"""The strategies that chains begin at: data parallel, a Megatron grid, fully sharded, the best, and a random one."""
+"""The strategies that chains begin at: the best, the cheapest layouts in its grid, those by hand, and a random one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def starts(found: Enumeration, neighbours: Moves, random: Random) -> Iterator[St
     """
     assert found.best is not None
     yield found.best[1]
+    additive = found.additive()
+    if additive is not None:
+        yield additive.cheapest
     yield from by_hand(found)
     strategy = found.best[1]
     for _ in range(FAR):
@@ -43,4 +46,4 @@ def by_hand(found: Enumeration) -> Iterator[Strategy]:
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
     for point in points:
         if fits(point, facts.base):
-            yield point.strategy(facts.linears, facts.base, facts.blocks)
+            yield point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)

@@ -63,7 +63,7 @@ class Estimates:
 
     @property
     def known(self) -> int:
-        """How much was learned so far."""
+        """The number of points whose seconds are known."""
         return len(self._factors.get((), ()))
 
     @property
@@ -175,6 +175,8 @@ class Estimates:
         seconds = ((found.seconds - reduced) * (1 + late) + reduced) / s
         kept, beside = self._in_flight(flat, found)
         flying = m if point.schedule == "gpipe" else min(_ahead(s, point.turns), m)
+        given = self.floors.facts.base.in_flight
+        flying = min(max(given), m) if given is not None else flying
         memory = self.floors.states_of(point) + (beside + kept * flying) / s
         waits = Seconds(found.idle + seconds * late / (1 + late))
         return Measures(
@@ -222,6 +224,7 @@ class Estimates:
             "outer": points.outer,
             "samples": self.floors.facts.samples // (points.data * points.micro_batches),
             "recompute": points.recompute > 0,
+            "experts": points.experts,
             "gathers": points.zero == 3,
         }
 
@@ -230,9 +233,9 @@ class Estimates:
 _ALIKE: tuple[tuple[str, ...], ...] = (
     (),
     ("layouts", "staged"),
-    ("layouts", "staged", "tensor", "outer"),
-    ("layouts", "staged", "tensor", "outer", "samples", "recompute"),
-    ("layouts", "staged", "tensor", "outer", "samples", "recompute", "gathers"),
+    ("layouts", "staged", "experts", "tensor", "outer"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
 )
 
 

@@ -15,8 +15,8 @@ Planned: TypeAlias = tuple[str, Strategy, Measures | Refused, bool]
 
 
 _NOT_SEARCHED = (
-    "stages of named modules, expert parallelism, offload, halves of precision: as `fixed` says them",
-    "copies of registers: as planning gives them",
+    "precision, clipping, capacities of experts: as `fixed` says them",
+    "copies of single registers: as planning gives them",
 )
 _OF_EACH = (
     "micro-batches: the step has a BatchNorm, which would take statistics of each, as `fixed` says"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, final
 
+from weft.search.bounds.additive import AdditivePart
 from weft.search.outcome.why_not import WhyNot
 from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
@@ -63,6 +64,8 @@ class SearchResult:
         not_searched: dimensions that the space has not, in words.
         locality: which moves from the best were tried and are no quicker, in words.
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
+        additive: what calls and boxing of the best sum to beside the least of any layouts in its grid and stages; None
+            where that cannot be said, or time did not suffice.
         record: what the search learned, for the next one; with `save`.
     """
 
@@ -74,6 +77,7 @@ class SearchResult:
     not_searched: Sequence[str] = ()
     locality: str = ""
     why: tuple[WhyNot, ...] = ()
+    additive: AdditivePart | None = None
     record: SearchRecord = field(kw_only=True, repr=False, compare=False)
 
     @property
@@ -92,6 +96,7 @@ class SearchResult:
         lines = [
             f"best: {best.name}: {1e3 * self.seconds:.3f} ms a step",
             f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below it",
+            *([f"layouts: {self.additive}"] if self.additive is not None else []),
             "",
             *map(str, self.tried[:_ROWS]),
         ]
@@ -110,6 +115,7 @@ class SearchResult:
             "simulation": self.simulation.to_json(),
             "bound": self.bound,
             "gap": self.gap,
+            "additive_gap": None if self.additive is None else self.additive.gap,
             "tried": [
                 {
                     "name": each.name,

@@ -18,6 +18,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "schedule": ("", *NAMED),
     "zero": (0, 1, 2, 3),
     "outer": (False, True),
+    "experts": (False, True),
 }
 
 # Coordinates that may be 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -12,6 +13,7 @@ from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.record.learned import Learned
 from weft.search.record.learned_json import from_json, to_json
+from weft.strategy.sharding import zero_rules
 from weft.strategy.strategy import Strategy
 from weft.version import __version__
 from weft.whole_files import write_whole
@@ -20,7 +22,7 @@ FORMAT = 2
 # Of a file; ten thousand strategies take a megabyte or two.
 MAX_BYTES = 1 << 28
 # Entries that change what every strategy takes.
-_OF_ALL = ("precision", "clip_norm", "recompute", "offload", "expert_capacity")
+_OF_ALL = ("precision", "clip_norm", "recompute", "offload", "expert_capacity", "in_flight")
 
 
 @final
@@ -53,7 +55,7 @@ class SearchRecord:
         """
         if not self.is_of(step, machine):
             return Learned()
-        if any(getattr(self.fixed, name) != getattr(fixed, name) for name in _OF_ALL):
+        if _of_all(self.fixed) != _of_all(fixed):
             return Learned(self.learned.answers, self.learned.longer)
         return self.learned
 
@@ -109,6 +111,12 @@ class SearchRecord:
             raise UserError(
                 f"{where} cannot be read ({type(error).__name__}: {error}); search anew, with its strategy as the start"
             ) from None
+
+
+def _of_all(fixed: Strategy) -> tuple[object, ...]:
+    """The fixed entries that change what points take; a single level of ZeRO is a coordinate of theirs."""
+    zero = zero_rules(fixed.zero) if isinstance(fixed.zero, Mapping) else None
+    return *(getattr(fixed, name) for name in _OF_ALL), zero
 
 
 def _text(found: object) -> str:

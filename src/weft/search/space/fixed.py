@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,7 +13,9 @@ from weft.search.space.point import NAMED, Point, fixed_first
 from weft.search.space.points import Mask, Points
 from weft.search.space.space import Sizes, points, ranks_used
 from weft.search.steps.facts import StepFacts
+from weft.strategy.sharding import highest_level, zero_axis
 from weft.strategy.strategy import Strategy
+from weft.strategy.text import LAYOUTS
 
 
 def hand_only(base: Strategy) -> bool:
@@ -37,9 +38,10 @@ def fitting(found: Points, base: Strategy) -> Mask:
     Raises:
         StrategyError: when something is fixed that no point can have.
     """
-    if base.zero is not None and base.zero.axis > 1:
+    axis = zero_axis(base.zero)
+    if axis is not None and axis > 1:
         raise StrategyError(
-            f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {base.zero.axis} "
+            f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {axis} "
             "is none of these; give it axis 0"
         )
     mask = np.ones(len(found), np.bool_)
@@ -51,7 +53,9 @@ def fitting(found: Points, base: Strategy) -> Mask:
         named = base.schedule if base.schedule in NAMED else ""
         mask &= found.scheduled(named) | ((found.stages == 1) & found.scheduled(""))
     if base.zero is not None:
-        mask &= (found.zero == base.zero.level) & ~found.outer
+        mask &= (found.zero == highest_level(base.zero)) & ~found.outer
+    if base.in_flight is not None:
+        mask &= found.stages * found.turns == len(base.in_flight)
     for entry, blocks in (("recompute", found.recompute), ("offload", found.offload)):
         if getattr(base, entry):
             mask &= blocks == 0
@@ -79,6 +83,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
         bool(facts.linears.rows),
         facts.positions,
         is_launched(facts.machine.device_type),
+        facts.experts.count,
     )
     every = points(sizes)
     mask = fitting(every, base)
@@ -96,12 +101,23 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
 
 
 def with_fixed(start: Strategy, base: Strategy) -> Strategy:
-    """A strategy with all entries that are fixed; of layouts and signatures those before its own."""
+    """A strategy with all entries that are fixed; of layouts and signatures those before its own.
+
+    Micro-batches in flight that fit another number of stages are left out.
+    """
     plain, changed = Strategy(), dict[str, Any]()
     for name in (each.name for each in fields(Strategy)):
         own, fixed = getattr(start, name), getattr(base, name)
-        if isinstance(fixed, Mapping):
+        if name in (*LAYOUTS, "signatures"):
             changed[name] = fixed_first(fixed, own)
         elif fixed != getattr(plain, name):
             changed[name] = fixed
-    return replace(start, **changed)
+    return with_fitting_in_flight(replace(start, **changed), base)
+
+
+def with_fitting_in_flight(strategy: Strategy, base: Strategy) -> Strategy:
+    """A strategy whose micro-batches in flight are fixed, or of as many stages as it has."""
+    count = strategy.stages if isinstance(strategy.stages, int) else len(strategy.stages)
+    given = strategy.in_flight
+    fits = given is None or base.in_flight is not None or len(given) == count
+    return strategy if fits else replace(strategy, in_flight=None)

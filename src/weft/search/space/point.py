@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar, final, get_args
 
 from weft.layout import SBP, broadcast, split
+from weft.search.steps.experts import Experts
 from weft.search.steps.linears import Linears
 from weft.search.steps.repeated import Blocks
 from weft.strategy.parts import Schedule, Zero
@@ -48,6 +49,7 @@ class Point:
         outer: true where the tensor axis lies outside of the data axis: neighbours share no layer.
         turns: parts of the pipeline that each group of ranks runs, in turn.
         offload: number of blocks whose results wait in host memory for the backward.
+        experts: true where the experts of mixtures are split along the data axis (GShard, arXiv 2006.16668, section 3).
     """
 
     data: int
@@ -61,6 +63,7 @@ class Point:
     outer: bool = False
     turns: int = 1
     offload: int = 0
+    experts: bool = False
 
     @property
     def ranks(self) -> int:
@@ -79,15 +82,25 @@ class Point:
         own = (self.data,) if self._flat else inner
         return (self.stages, *own) if self.turns > 1 else (self.stages * own[0], *own[1:])
 
-    def strategy(self, linears: Linears, base: Strategy, blocks: Blocks | None) -> Strategy:
+    def strategy(
+        self,
+        linears: Linears,
+        base: Strategy,
+        blocks: Blocks | None,
+        experts: Experts = Experts((), 0),  # noqa: B008 (frozen)
+    ) -> Strategy:
         """The strategy of this point.
 
         Args:
             linears: of the model.
             base: what all strategies of the search have in common.
             blocks: that come again in the model.
+            experts: of the model.
         """
         batch, parameters, activations = self._layouts(linears)
+        if self.experts:
+            split_ones = self._on(split(0)) if self._flat else self._on(split(0), broadcast)
+            parameters = {**dict.fromkeys(experts.parameters, split_ones), **parameters}
         stages: int | tuple[()] = self.stages * self.turns if self.stages > 1 else ()
         axis = int(self.turns > 1) + int(self.outer)
         zero = Zero(self.zero, axis) if self.zero else None  # type: ignore[arg-type]
@@ -99,6 +112,7 @@ class Point:
             stages=stages or base.stages,
             micro_batches=self.micro_batches,
             schedule=self.schedule or base.schedule,  # type: ignore[arg-type]
+            in_flight=base.in_flight,
             zero=base.zero or zero,
             recompute=(*base.recompute, *_spread(self.recompute, blocks)),
             offload=(*base.offload, *_spread(self.offload, blocks)),
@@ -147,6 +161,7 @@ class Point:
             parts.append(f"{self.stages} stages{turns} {_SCHEDULES[self.schedule or None]}")  # type: ignore[index]
         if self.micro_batches > 1:
             parts.append(f"{self.micro_batches} micro-batches")
+        parts += ["experts split"] if self.experts else []
         parts += [f"ZeRO {self.zero}"] if self.zero else []
         parts += [f"{self.recompute} blocks recomputed"] if self.recompute else []
         parts += [f"{self.offload} blocks offloaded"] if self.offload else []

@@ -64,7 +64,8 @@ class Points:
         found = self._made.get(number)
         if found is None:
             row: list[Any] = self.rows[number].tolist()
-            row[3], row[5], row[8] = LAYOUTS[row[3]], SCHEDULES[row[5]], bool(row[8])
+            row[3], row[5] = LAYOUTS[row[3]], SCHEDULES[row[5]]
+            row[8], row[11] = bool(row[8]), bool(row[11])
             found = self._made[number] = Point(*row)
         return found
 
@@ -80,7 +81,7 @@ class Points:
         """With all ranks along the data axis, and every parameter whole."""
         rows = self.rows.copy()
         rows[:, 0] *= rows[:, 1]
-        rows[:, 1], rows[:, 3], rows[:, 8] = 1, layouts_code("data"), 0
+        rows[:, 1], rows[:, 3], rows[:, 8], rows[:, 11] = 1, layouts_code("data"), 0, 0
         return Points(rows)
 
     def laid_as(self, layouts: Layouts, others: Layouts) -> Points:
@@ -158,6 +159,11 @@ class Points:
     def offload(self) -> Ints:
         return self.rows[:, 10]
 
+    @property
+    def experts(self) -> Mask:
+        found: Mask = self.rows[:, 11] == 1
+        return found
+
     @cached_property
     def ranks(self) -> Ints:
         """All that take part."""
@@ -178,6 +184,7 @@ class Points:
     def by_hand(self) -> Mask:
         """True where people write such strategies without a search: the result is never worse than these."""
         plain = ~self.laid("free") & ~self.outer & (self.recompute == 0) & (self.offload == 0)
+        plain &= ~self.experts
         alone = (self.stages == 1) & (self.laid("data") | (self.zero < 2))
         times = self.micro_batches // self.stages
         deep = (self.micro_batches % self.stages == 0) & ((times == 2) | (times == 4))
@@ -197,7 +204,7 @@ def _row(point: Point) -> tuple[int, ...]:
     return (
         *(point.data, point.tensor, point.stages, layouts_code(point.layouts)),
         *(point.micro_batches, schedule_code(point.schedule), point.zero, point.recompute),
-        *(int(point.outer), point.turns, point.offload),
+        *(int(point.outer), point.turns, point.offload, int(point.experts)),
     )
 
 

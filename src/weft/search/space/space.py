@@ -29,6 +29,7 @@ class Sizes:
         cuts: true where there are layers that a Megatron grid cuts.
         positions: true where the activations between them have positions that can be split.
         hosts: true where devices have a host whose memory is not their own.
+        experts: what the numbers of experts of all mixtures are multiples of; 0 without any.
     """
 
     ranks: tuple[int, ...]
@@ -37,10 +38,11 @@ class Sizes:
     cuts: bool
     positions: bool
     hosts: bool = False
+    experts: int = 0
 
     @property
     def kept(self) -> _Kept:
-        """What becomes of the results of blocks: kept, made again, or sent to the host."""
+        """Ways of the results of blocks until the backward: kept, made again, or sent to the host."""
         if self.blocks < 2:
             return ((0, 0),)
         host = ((0, self.blocks),) if self.hosts else ()
@@ -68,7 +70,10 @@ def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
                 for layouts, outer in _ways(sizes, data, tensor, stages):
                     zeros = 4 if data > 1 and layouts != "free" else 1
                     inner = _inner(fits, _schedules(stages, turns), zeros, sizes.kept)
-                    yield _rows((data, tensor, stages, turns), layouts, outer, inner)
+                    grid = data, tensor, stages, turns
+                    yield _rows(grid, layouts, outer, inner)
+                    if zeros > 1 and sizes.experts and sizes.experts % data == 0:
+                        yield _rows(grid, layouts, outer, inner, experts=True)
 
 
 def _turns(blocks: int, stages: int) -> list[int]:
@@ -93,13 +98,19 @@ def _inner(micro: tuple[int, ...], schedules: tuple[str, ...], zeros: int, kept:
     return np.array([(m, s, z, *k) for m, s, z, k in every], np.int64).reshape(-1, 5)
 
 
-def _rows(grid: tuple[int, int, int, int], layouts: Layouts, outer: bool, inner: Ints) -> Ints:
+def _rows(
+    grid: tuple[int, int, int, int],
+    layouts: Layouts,
+    outer: bool,
+    inner: Ints,
+    experts: bool = False,
+) -> Ints:
     data, tensor, stages, turns = grid
-    rows = np.empty((len(inner), 11), np.int64)
+    rows = np.empty((len(inner), 12), np.int64)
     rows[:, :4] = data, tensor, stages, layouts_code(layouts)
     rows[:, 4:8] = inner[:, :4]
     rows[:, 8:10] = int(outer), turns
-    rows[:, 10] = inner[:, 4]
+    rows[:, 10], rows[:, 11] = inner[:, 4], int(experts)
     return rows
 
 

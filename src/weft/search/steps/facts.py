@@ -15,12 +15,14 @@ from weft.ir.logical import Call, Input
 from weft.ir.queries.op_calls import op_call
 from weft.layout import Placement
 from weft.ops import OpCall
+from weft.patterns import matches
 from weft.planning.batch_size import batch_size
 from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
+from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
 from weft.search.steps.linears import Linears, linears_of
 from weft.search.steps.repeated import Blocks, repeated_blocks
@@ -74,6 +76,22 @@ class StepFacts:
     @cached_property
     def linears(self) -> Linears:
         return linears_of(self.step)
+
+    @cached_property
+    def experts(self) -> Experts:
+        """The experts of mixtures, of which the user fixed no layout."""
+        found = experts_of(self.step.graph)
+        free = not any(
+            matches(pattern, key) for pattern in self.base.parameters for key in found.parameters
+        )
+        return found if free else Experts((), 0)
+
+    @cached_property
+    def expert_bytes(self) -> float:
+        """Bytes of the experts' parameters and their optimizer states."""
+        keys, inputs = set(self.experts.parameters), self._inputs("parameter")
+        own = sum(_bytes(node) for node in inputs if node.key in keys)
+        return own * (1 + self.states / self.parameters) if own else 0.0
 
     @cached_property
     def small(self) -> tuple[StoredStep, StoredStep] | None:

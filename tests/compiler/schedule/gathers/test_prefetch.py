@@ -13,7 +13,7 @@ from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.gathers.gathers_first import gathers_first
 from weft.compiler.schedule.gathers.prefetch import prefetch
-from weft.compiler.schedule.gathers.rings import AHEAD
+from weft.compiler.schedule.gathers.rings import AHEAD, gather_rings
 from weft.compiler.schedule.segment import segment
 from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
 from weft.ir.plan import LocalValue as Value
@@ -99,7 +99,7 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
     local = backward(cast)
     actors = segment(local, bucket(local, 1), (Communicator(0, (0, 1)),))
     told = prefetch(local, actors, Zero(3))
-    early = credit(local, *gathers_first(local, *told))
+    early = credit(local, *gathers_first(local, *told, Zero(3)))
     prove_live(early)
 
     def order(plan: RankPlan) -> list[str]:
@@ -121,7 +121,31 @@ def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
     reduced = [call("n", "x"), all_reduce("n!", "n"), call("h1", "n!", "w0")]
     made = replace(local, nodes=(first, last, *reduced, *rest[1:]))
     actors = segment(made, bucket(made, 1), (Communicator(0, (0, 1)),))
-    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3))))
+    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3)), Zero(3)))
     prove_live(plan)
     order = [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
     assert order[-1] == "w4"
+
+
+def test_only_what_is_gathered_for_each_use_is_in_the_ring() -> None:
+    rules = (("p[024]", Zero(3)), ("*", Zero(1)))
+    local = layers(1)
+    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
+    (ring,) = gather_rings(local, actors, rules)
+    gathered = [actors[each.id] for each in ring]
+    names = [c.input.name for a in gathered if isinstance(a, Communicate) for c in a.collectives]  # type: ignore[union-attr]
+    assert names == ["p0", "p2", "p4"]
+    assert len(prefetch(local, actors, rules)[1]) == 3 - AHEAD
+    assert not prefetch(local, actors, (("*", Zero(2)),))[1]
+
+
+def test_a_bucket_with_something_that_stays_is_released_by_the_readers_of_the_rest() -> None:
+    """A bias that is whole for the step travels with the weight, whose readers let the next gather begin."""
+    nodes = [gather("w0", "p0"), gather("w1", "p1"), call("h1", "x", "w0", "w1")]
+    reduced = all_reduce("h1!", "h1")
+    local = replace(layers(1), nodes=(*nodes, reduced, call("end", "h1!", "w1")))
+    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
+    some, every = (("p0", Zero(3)), ("*", Zero(1))), (("*", Zero(3)),)
+    for rules, made in ((some, "h1"), (every, "end")):
+        ((found,),) = gather_rings(local, actors, rules)
+        assert made in (node.makes[0].name for node in actors[found.last].nodes)  # type: ignore[union-attr]

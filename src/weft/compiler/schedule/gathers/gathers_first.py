@@ -11,10 +11,15 @@ from dataclasses import replace
 
 from weft.compiler.schedule.gathers.rings import AHEAD, gather_rings
 from weft.ir.plan import Actor, Communicate, Compute, LocalProgram, Register
+from weft.strategy.parts import Zero
+from weft.strategy.sharding import ZeroRules
 
 
 def gathers_first(
-    program: LocalProgram, actors: tuple[Actor, ...], controls: tuple[Register, ...]
+    program: LocalProgram,
+    actors: tuple[Actor, ...],
+    controls: tuple[Register, ...],
+    zero: Zero | ZeroRules | None,
 ) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
     """The actors, renumbered, with each gather right behind what lets it begin.
 
@@ -26,10 +31,11 @@ def gathers_first(
         program: of the rank.
         actors: told by `prefetch`.
         controls: the registers between them.
+        zero: which parameters are gathered for each use.
     """
     if not controls:
         return actors, controls
-    places = _places(program, actors, controls)
+    places = _places(program, actors, controls, zero)
     ordered = sorted(actors, key=lambda actor: (places.get(actor.id, actor.id), actor.id))
     number = {actor.id: place for place, actor in enumerate(ordered)}
     moved = tuple(
@@ -47,7 +53,10 @@ def gathers_first(
 
 
 def _places(
-    program: LocalProgram, actors: Sequence[Actor], controls: Sequence[Register]
+    program: LocalProgram,
+    actors: Sequence[Actor],
+    controls: Sequence[Register],
+    zero: Zero | ZeroRules | None,
 ) -> dict[int, float]:
     """For each gather, behind which actor it stands; gathers of a ring keep their order.
 
@@ -57,7 +66,7 @@ def _places(
     makers = {name: actor.id for actor in actors for name in actor.produces}
     begins = {control.consumers[0]: control.producer for control in controls}
     found: dict[int, float] = {}
-    for ring in gather_rings(program, actors):
+    for ring in gather_rings(program, actors, zero):
         last = 0.5
         for turn, gather in enumerate(ring):
             # Updates make parameters anew, later.

@@ -14,20 +14,18 @@ from dataclasses import replace
 from weft.compiler.schedule.gathers.rings import AHEAD, ParameterGather, gather_rings
 from weft.ir.plan import Actor, Communicate, Compute, LocalProgram, LocalValue, Register
 from weft.strategy.parts import Zero
+from weft.strategy.sharding import ZeroRules, highest_level
 
 
 def prefetch(
-    program: LocalProgram, actors: tuple[Actor, ...], zero: Zero | None
+    program: LocalProgram, actors: tuple[Actor, ...], zero: Zero | ZeroRules | None
 ) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
-    """The actors of a rank with control registers between gathers, and those registers.
-
-    Only ZeRO 3 gathers for each use; whatever else is gathered stays for the step.
-    """
-    if zero is None or zero.level < 3:
+    """The actors of a rank with control registers between gathers for each use (ZeRO 3), and those registers."""
+    if highest_level(zero) < 3:
         return actors, ()
     controls = tuple(
         control
-        for ring in gather_rings(program, actors)
+        for ring in gather_rings(program, actors, zero)
         for control in _controls(ring, program.micro_batches if actors[ring[0].id].acts > 1 else 1)
     )
     waits = {control.consumers[0]: control.value.name for control in controls}

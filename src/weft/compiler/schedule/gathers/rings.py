@@ -9,6 +9,8 @@ from typing import final
 from weft.compiler.schedule.bucket import Bucket, parameter_values
 from weft.ir.nodes import Phase
 from weft.ir.plan import Actor, Communicate, Feed, LocalProgram
+from weft.strategy.parts import Zero
+from weft.strategy.sharding import ZeroRules, level_of, zero_rules
 
 # How many gathers may be done or under way before the results of the first of them are used up.
 AHEAD = 2
@@ -28,12 +30,17 @@ class ParameterGather:
     passes: bool
 
 
-def gather_rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[list[ParameterGather]]:
+def gather_rings(
+    program: LocalProgram, actors: Sequence[Actor], zero: Zero | ZeroRules | None
+) -> Iterator[list[ParameterGather]]:
     """The gathers of parameters that run as often as the step needs them, in the order of their use.
 
-    By phase; and where all micro-batches wait for one another, those before and those behind.
+    By phase; and where all micro-batches wait for one another, those before and those behind. Only ZeRO 3 gathers
+    for each use; whatever else is gathered stays for the step.
     """
+    rules = zero_rules(zero)
     shards = parameter_values(program)
+    again = parameter_values(program, lambda key: level_of(rules, key) == 3)
     readers: dict[str, list[int]] = {}
     for actor in actors:
         for name in actor.consumes:
@@ -43,8 +50,9 @@ def gather_rings(program: LocalProgram, actors: Sequence[Actor]) -> Iterator[lis
     for actor in actors:
         if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
             continue
-        ids = [id for name in actor.produces for id in readers.get(name, ())]
         bucket = Bucket(actor.collectives)
+        made = [n.name for each in bucket.collectives if again & each.reads for n in each.makes]
+        ids = [id for name in made for id in readers.get(name, ())]
         if ids and bucket.gathers and bucket.reads <= shards:
             first, last = min(ids), max(ids)
             gather = ParameterGather(actor.id, first, last, rounds[first] != rounds[last])

@@ -1,0 +1,1 @@
+"""The least sum of work and boxing over all axes of a grid at once."""

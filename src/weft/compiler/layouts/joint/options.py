@@ -1,0 +1,161 @@
+"""Options over all axes at once: what a variable may take along each of them, with what that costs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TypeAlias, final
+
+import numpy as np
+
+from weft.compiler.families.table import legal_signatures, reduction_cost
+from weft.compiler.halos import halo_cost
+from weft.compiler.hints import Thin, enough_elements
+from weft.compiler.layouts.boxing_costs import Table
+from weft.compiler.layouts.options import PerAxis, all_have_elements
+from weft.compiler.layouts.problem import Given, OpChoice, Problem, Share
+from weft.hardware import CostModel
+from weft.layout import SBP, Partial
+from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, traffic
+from weft.units import Bytes, Flops
+
+# One SBP for each axis.
+SBPs: TypeAlias = tuple[SBP, ...]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class JointOptions:
+    """The options of a variable and their costs; compared by identity."""
+
+    signatures: tuple[PerAxis, ...]
+    costs: Table
+
+    def made(self, result: int) -> tuple[SBPs, ...]:
+        """The layout of a result in each option."""
+        return tuple(tuple(one.results[result] for one in every) for every in self.signatures)
+
+    def wanted(self, operand: int) -> tuple[SBPs, ...]:
+        """The layout of an operand in each option."""
+        return tuple(tuple(one.operands[operand] for one in every) for every in self.signatures)
+
+
+@final
+@dataclass(frozen=True)
+class JointSignatures:
+    """Options on a grid; equal variables share them.
+
+    Attributes:
+        grid: the number of ranks along each axis.
+        cost_model: of work.
+    """
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _known: dict[object, JointOptions] = field(default_factory=dict, repr=False)
+
+    def of(self, problem: Problem) -> list[JointOptions]:
+        """The options of each variable of a problem; those of a Share follow from what it connects.
+
+        Raises:
+            RuleError: when an op has no rule.
+        """
+        variables = problem.variables
+        found = [self._own(each) for each in variables]
+        seen: dict[int, set[SBPs]] = {
+            number: set() for number, each in enumerate(variables) if isinstance(each, Share)
+        }
+        for edge in problem.edges:
+            if edge.target in seen:
+                seen[edge.target].update(found[edge.source].made(edge.result))
+            if edge.source in seen:
+                wanted = found[edge.target].wanted(edge.operand)
+                seen[edge.source].update(filter(_is_whole, wanted))
+        for number, layouts in seen.items():
+            share = variables[number]
+            assert isinstance(share, Share)
+            found[number] = self._shared(share, frozenset(layouts))
+        return found
+
+    def _own(self, variable: OpChoice | Given | Share) -> JointOptions:
+        """The options of a variable by itself; none yet of a Share."""
+        if isinstance(variable, Share):
+            return JointOptions((), np.zeros(0))
+        if isinstance(variable, Given):
+            key: object = ("given", variable.spec, variable.thin, variable.choices)
+        else:
+            key = (variable.call, variable.thin, variable.times, variable.pinned)
+        if key not in self._known:
+            self._known[key] = (
+                self._given(variable.spec, variable.thin, product(*variable.choices))
+                if isinstance(variable, Given)
+                else self._of_call(variable)
+            )
+        return self._known[key]
+
+    def _shared(self, share: Share, layouts: frozenset[SBPs]) -> JointOptions:
+        key = "shared", share.spec, share.thin, layouts
+        if key not in self._known:
+            every = (_passed(sbps) for sbps in sorted(layouts, key=str))
+            self._known[key] = self._given(share.spec, share.thin, every)
+        return self._known[key]
+
+    def _given(self, spec: TensorSpec, thin: Thin, every: Iterable[PerAxis]) -> JointOptions:
+        """Those that leave no rank without elements where it must have some; all where none does so."""
+        found = tuple(every)
+        fit = tuple(
+            one
+            for one in found
+            if enough_elements(spec.shape, [each.operands[0] for each in one], self.grid, thin)
+        )
+        return JointOptions(fit or found, np.zeros(len(fit or found)))
+
+    def _of_call(self, work: OpChoice) -> JointOptions:
+        fit = [
+            (signatures, cost)
+            for signatures, cost in self._ways(work)
+            if all_have_elements(work.call, signatures, self.grid, work.thin)
+        ]
+        costs = np.array([cost for _, cost in fit]) * work.times
+        return JointOptions(tuple(signatures for signatures, _ in fit), costs)
+
+    def _ways(self, work: OpChoice) -> Iterator[tuple[PerAxis, float]]:
+        """Each way to cut a call along all axes, with its cost: work, and what runs inside it."""
+        ways: list[tuple[PerAxis, OpCall, float]] = [((), work.call, 0.0)]
+        for axis, parts in enumerate(self.grid):
+            ways = [
+                (
+                    (*signatures, one),
+                    localize(call, one, parts, 0),
+                    cost + self._inside(call, one, axis),
+                )
+                for signatures, call, cost in ways
+                for one in self._candidates(work, call, axis)
+            ]
+        devices = int(np.prod(self.grid))
+        for signatures, call, cost in ways:
+            touched = Bytes(devices * traffic(call))
+            own = self.cost_model.work(Flops(devices * flops(call)), touched, item(call))
+            yield signatures, cost + own
+
+    def _candidates(self, work: OpChoice, call: OpCall, axis: int) -> Sequence[Signature]:
+        if work.pinned:
+            return work.pinned[axis : axis + 1]
+        every = legal_signatures(call, self.grid[axis], bool(work.thin))
+        # Along an axis of one rank all signatures mean the same.
+        return every if self.grid[axis] > 1 else every[:1]
+
+    def _inside(self, call: OpCall, one: Signature, axis: int) -> float:
+        model = self.cost_model
+        return reduction_cost(call, one, self.grid, axis, model) + halo_cost(
+            call, one, self.grid, axis, model
+        )
+
+
+def _passed(sbps: SBPs) -> PerAxis:
+    return tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
+
+
+def _is_whole(sbps: SBPs) -> bool:
+    return not any(isinstance(sbp, Partial) for sbp in sbps)

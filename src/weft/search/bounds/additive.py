@@ -1,0 +1,139 @@
+"""The additive part of a plan: what calls and boxing sum to in its grid and stages, beside the least of any layouts.
+
+Of a step's seconds this is what hangs on layouts alone: without overlap, bubbles, and what is stored in shards. Its
+least is exact where tables stay small, so it says how far the layouts of the best are from any others, and gives those
+that sum to the least as a place from which to search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from weft.compiler.layouts.joint.least import LeastSum, LeastSums
+from weft.compiler.stages.lay_out import Deduced
+from weft.errors import RuleError
+from weft.hardware.seconds_model import seconds_model
+from weft.ir.logical import Call, Input, LogicalGraph
+from weft.patterns import matches
+from weft.search.steps.facts import StepFacts
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import SBPs
+
+
+@final
+@dataclass(frozen=True)
+class AdditivePart:
+    """The sum of calls and boxing of a plan.
+
+    Attributes:
+        cost: of the layouts as they are, in bytes that links could carry meanwhile.
+        least: that any layouts sum to.
+        cheapest: the strategy with the cheapest layouts that were found.
+    """
+
+    cost: float
+    least: float
+    cheapest: Strategy = field(repr=False)
+
+    @property
+    def gap(self) -> float:
+        """The part by which other layouts can be cheaper at most."""
+        return max(0.0, 1 - self.least / self.cost) if self.cost else 0.0
+
+    def __str__(self) -> str:
+        """The distance of the layouts from the cheapest."""
+        return (
+            f"their calls and boxing sum to {self.gap:.2%} more than the least of any in this grid"
+        )
+
+
+def additive_part(
+    facts: StepFacts, strategy: Strategy, deduced: Sequence[Deduced]
+) -> AdditivePart | None:
+    """The additive part of a strategy's plan; None where it cannot be said.
+
+    That is on one rank, on grids of three axes of several ranks, and where an op has no rule on the grid as a whole.
+
+    Args:
+        facts: of the step.
+        strategy: as it was planned.
+        deduced: its stages.
+    """
+    sums: dict[tuple[int, ...], LeastSums] = {}
+    found: list[LeastSum] = []
+    held = frozenset(_held(facts.step.graph, facts.base))
+    for stage in deduced:
+        solved = stage.solved
+        if solved is None or len(solved.placement.ranks) < 2:
+            return None
+        placement = solved.placement
+        if placement.shape not in sums:
+            dtype = "bfloat16" if facts.narrowed < 1 else "float32"
+            model = seconds_model(facts.machine.costs, placement.ranks, dtype)
+            sums[placement.shape] = LeastSums(placement.shape, model)
+        fixed = held.union(_hints(solved.graph)) if facts.base.activations else held
+        try:
+            one = sums[placement.shape].of(
+                solved.graph, solved.hints, placement, solved.assignment, fixed
+            )
+        except RuleError:
+            return None
+        if one is None:
+            return None
+        found.append(one)
+    cost, least = sum(each.cost for each in found), sum(each.bound for each in found)
+    stored = {key for each in deduced if each.solved for key in each.solved.hints.stored}
+    return AdditivePart(cost, least, _with_cheapest(facts, strategy, found, stored | held))
+
+
+def _held(graph: LogicalGraph, base: Strategy) -> Iterator[str]:
+    """Names of what the user fixed: inputs, hints in the code, and calls."""
+    yield from base.signatures
+    yield from _hints(graph)
+    for node in graph.of_kind(Input):
+        patterns = base.parameters if node.role == "parameter" else base.batch
+        if node.role in ("parameter", "batch") and any(matches(one, node.key) for one in patterns):
+            yield node.key
+
+
+def _hints(graph: LogicalGraph) -> Iterator[str]:
+    return (node.makes[0].name for node in graph.of_kind(Call) if node.hint is not None)
+
+
+def _with_cheapest(
+    facts: StepFacts, strategy: Strategy, found: Sequence[LeastSum], held: Collection[str]
+) -> Strategy:
+    """The strategy with the cheapest layouts: every call's signature, parameters and leaves where they differ."""
+    calls = {
+        node.makes[0].name
+        for node in facts.step.graph.of_kind(Call)
+        if node.makes and node.hint is None
+    }
+    roles = {node.key: node.role for node in facts.step.graph.of_kind(Input)}
+    signatures: dict[str, str | tuple[str, ...]] = {}
+    inputs: dict[str, dict[str, SBPs]] = {"parameter": {}, "batch": {}}
+    for one in found:
+        for name, every in one.cheapest.items():
+            if name in calls:
+                texts = tuple(map(str, every))
+                signatures[name] = texts[0] if len(texts) == 1 else texts
+            elif roles.get(name) in inputs and name in one.differing and name not in held:
+                sbps = tuple(each.operands[0] for each in every)
+                inputs[roles[name]][name] = sbps[0] if len(sbps) == 1 else sbps
+    base = facts.base
+    return replace(
+        strategy,
+        signatures={**dict(sorted(signatures.items())), **base.signatures},
+        parameters=_laid(base.parameters, inputs["parameter"], strategy.parameters),
+        batch=_laid(base.batch, inputs["batch"], strategy.batch),
+    )
+
+
+def _laid(*entries: Mapping[str, SBPs]) -> dict[str, SBPs]:
+    """All entries in order, of which the first that says something of a pattern counts."""
+    found: dict[str, SBPs] = {}
+    for own in entries:
+        found |= {pattern: said for pattern, said in own.items() if pattern not in found}
+    return found

@@ -1,0 +1,70 @@
+"""Experts of mixtures, and points that split them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+import weft
+from mixtures import WORDS, Model, pair
+from models import token_batch, token_loss
+from search.jobs import enumeration, layers
+from weft.planning.stored_step import StoredStep
+from weft.search.evaluation.measures import Measures
+from weft.search.space.fixed import space_of
+from weft.search.steps.experts import Experts, experts_of
+
+
+@cache
+def mixture() -> StoredStep:
+    model, _ = pair(layers=2)
+    batch = token_batch(8, vocabulary=WORDS)
+    return weft.Job(model, token_loss, torch.optim.AdamW(model.parameters()), batch).stored()
+
+
+def test_they_are_read_off_the_step() -> None:
+    found = experts_of(mixture().graph)
+    assert {name.rpartition(".")[2] for name in found.parameters} >= {"up", "down"}
+    assert found.count == 4
+    assert experts_of(layers().graph) == Experts((), 0)
+
+
+def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
+    found = enumeration(mixture(), "h100x4")
+    every = space_of(found.facts, every_rank=True)
+    split = every.where(every.experts & (every.micro_batches == 1) & (every.recompute == 0))
+    assert len(split)
+    for point in split:
+        if point.zero not in (0, 1) or point.schedule == "zero_bubble":
+            continue
+        strategy = found.strategy(point)
+        assert all(name in strategy.parameters for name in found.facts.experts.parameters)
+        measures = found.evaluator.of(strategy)
+        assert isinstance(measures, Measures), (str(point), measures)
+        assert found.floors.least_of(point) <= measures.seconds
+        assert found.floors.memory_of(point) <= measures.memory
+
+
+def test_a_search_splits_them_where_tokens_are_lighter_than_experts() -> None:
+    with torch.device("meta"):
+        model = Model(width=1024, experts=8)
+    step = weft.Job(
+        model, token_loss, torch.optim.AdamW(model.parameters()), token_batch(8, vocabulary=WORDS)
+    ).stored()
+    fixed = weft.Strategy(expert_capacity=2.0, grid=(8,))
+    result = weft.search(step, "flexflow-p100x8", moves=40, fixed=fixed)
+    best = next(each for each in result.tried if each.outcome == "best")
+    assert "experts split" in best.name
+    assert result.best.parameters["layers.0.up"] == weft.split(0)
+    for zero in (None, weft.Zero(1), weft.Zero(3)):
+        said = replace(weft.data_parallel(), zero=zero)
+        assert result.seconds < weft.simulate(step, said, "flexflow-p100x8").step_seconds
+
+
+def test_what_is_fixed_of_them_stays() -> None:
+    fixed = weft.Strategy(parameters={"*.up": weft.broadcast})
+    found = enumeration(mixture(), "h100x4", base=fixed)
+    assert found.facts.experts == Experts((), 0)
+    assert not space_of(found.facts, every_rank=True).experts.any()
