@@ -32,6 +32,26 @@ class Dependency(NamedTuple):
 
 
 @final
+class Tie(NamedTuple):
+    """Another actor that an actor depends on through a register, whichever of its acts it is.
+
+    Attributes:
+        other: the other actor's id.
+        acts: how often it acts in a step.
+        rate: versions of the register in a step.
+        behind: how many versions the one that ties them is behind the one that the act reads or makes, which is
+            counted as if the register had been empty at first.
+        copy: true where the other one gives a copy back, which only the first act of a version waits for.
+    """
+
+    other: int
+    acts: int
+    rate: int
+    behind: int
+    copy: bool
+
+
+@final
 class Dependencies:
     """The conditions of the acts of one rank.
 
@@ -54,6 +74,20 @@ class Dependencies:
                 yield Dependency(name, _last(producer, register, version), copy=False)
         for name in actor.produces:
             yield from self._copies(actor, self._registers[name], act.number)
+
+    def ties(self, actor: Actor) -> Iterator[Tie]:
+        """What all acts of an actor depend on, in the order of `of`: of registers that are alike, each tie again."""
+        for name in actor.consumes:
+            register = self._registers[name]
+            producer = self._actors[register.producer]
+            if not isinstance(producer, Hold):
+                yield Tie(producer.id, producer.acts, register.rate, register.full, copy=False)
+        for name in actor.produces:
+            register = self._registers[name]
+            behind = register.credits - register.full
+            for reader in register.consumers:
+                acts = self._actors[reader].acts
+                yield Tie(reader, acts, register.rate, behind, copy=True)
 
     def _copies(self, actor: Actor, register: Register, number: int) -> Iterator[Dependency]:
         """The readers that must be done with the version whose copy an act takes."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import final
 
+from weft.cached import cached_property
 from weft.compiler.context import Context, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.mixtures import note_mixtures
@@ -76,9 +77,9 @@ class Compiled:
         deduced: how good the layouts of each stage are known to be.
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
-        peaks: what the ranks that were asked for hold when they hold most.
         cut: into how many parts the batch is cut for overlap.
         families: for each communicator, those that run the same exchange at the same time.
+        limited: peaks of these ranks that were looked at, as there is a limit.
     """
 
     graph: LogicalGraph
@@ -90,9 +91,20 @@ class Compiled:
     deduced: tuple[Deduced, ...]
     stored: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    peaks: tuple[Peak, ...] = ()
     cut: BatchCut | None = None
     families: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    limited: tuple[Peak, ...] = ()
+
+    @cached_property
+    def peaks(self) -> tuple[Peak, ...]:
+        """What the ranks that were asked for hold when they hold most, found when it is first asked for.
+
+        Who simulates the step on a machine finds it in the order of time there.
+        """
+        schedule = self.schedule
+        return self.limited or tuple(
+            memory(plan, schedule.moments(plan.rank)) for plan in self.plan.ranks
+        )
 
 
 # What needs no layouts: where calls run, how often, in which dtypes.
@@ -209,7 +221,8 @@ def compile_graph(
         graph: the step, as captured.
         hints: what the user fixed; where stages have grids of several numbers of axes, for each.
         placement: all ranks.
-        ranks: those to make plans for; None for the first of each class of equal ones.
+        ranks: those to make plans for, which are proven not to hang; None for the first of each class of equal
+            ones, which are to be looked at, and prove it when they are simulated.
         options: what the passes are told.
         homes: stages of parameters and buffers, where another program has decided them.
         begin: is told the name of each phase that begins.
@@ -287,8 +300,10 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
     ranks = plans if wanted is None else wanted
     own = tuple(program for program in lowered.programs if program.rank in ranks)
     plan = Plan(graph.name, lowered.communicators, tuple(plans[each.rank] for each in own))
+    if wanted is not None:
+        schedule.prove_live()
     # Under a limit every rank looks at all that it knows, so that all give up alike.
-    looked_at = plan.ranks if options.memory_limit is None else schedule.plans
+    looked_at = () if options.memory_limit is None else schedule.plans
     peaks = tuple(_peak(each, schedule, laid.context.kept) for each in looked_at)
     held = check_limit(peaks, graph, lowered.programs, options)
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
@@ -302,9 +317,9 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
         laid.deduced,
         laid.context.stored,
         (*laid.context.notes, *lowered.cut.notes),
-        tuple(peak for peak in held if peak.rank in ranks),
         lowered.cut,
         lowered.families,
+        tuple(peak for peak in held if peak.rank in ranks),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.factors import factor_sizes
-from weft.ops.rule import rule_of
+from weft.ops.rule import KNOWN_CALLS, Rule, rule_of
 from weft.units import ITEM_SIZE, Bytes, Flops
 
 
@@ -21,7 +22,11 @@ def flops(call: OpCall) -> Flops:
     Raises:
         RuleError: when the op has no rule.
     """
-    rule = rule_of(call)
+    return _flops(rule_of(call), call)
+
+
+@lru_cache(maxsize=KNOWN_CALLS)
+def _flops(rule: Rule, call: OpCall) -> Flops:
     if rule.flops is not None:
         return Flops(rule.flops(call))
     if rule.view:

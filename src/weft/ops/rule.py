@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, final
 
 from weft.errors import RuleError
@@ -72,9 +73,11 @@ class Rule:
 
     def bind(self, call: OpCall) -> Factors:
         """The factors of one call."""
-        factors = self.factors
-        bound = bind(factors, call) if isinstance(factors, str) else factors(call)
-        return without_broadcasts(call, bound)
+        return _bound(self, call)
+
+    def __hash__(self) -> int:
+        # Of what tells most rules apart: what is known of calls is looked up by rule and call all the time.
+        return hash((self.factors, self.view, self.flops))
 
     def linear_groups(self, call: OpCall) -> Groups:
         """The groups of positions in which one call is linear."""
@@ -87,6 +90,17 @@ class Rule:
     def ignored_positions(self, call: OpCall) -> tuple[int, ...]:
         """The positions of arguments of one call whose values do not matter."""
         return self.ignored(call) if callable(self.ignored) else self.ignored
+
+
+# Calls of which facts are kept: blocks repeat them, and searches plan nearly the same step again and again.
+KNOWN_CALLS = 1 << 16
+
+
+@lru_cache(maxsize=KNOWN_CALLS)
+def _bound(rule: Rule, call: OpCall) -> Factors:
+    factors = rule.factors
+    bound = bind(factors, call) if isinstance(factors, str) else factors(call)
+    return without_broadcasts(call, bound)
 
 
 _RULES: dict[str, Rule] = {}

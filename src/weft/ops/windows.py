@@ -22,7 +22,7 @@ from weft.ops.arguments import argument, operand_indices
 from weft.ops.call import Argument, OpCall, Signature, TensorSpec
 from weft.ops.rule import Cut
 from weft.ops.signatures import signatures
-from weft.units import ITEM_SIZE, Bytes
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 
 @final
@@ -249,6 +249,8 @@ def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
 
 def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes, int]:
     """Bytes that the ranks of an axis fetch from each other before a call, and the number of exchanges."""
+    if signature not in window_signatures(call, parts):
+        return NO_BYTES, 0
     moved = [0] * len(call.operands)
     for index in range(parts):
         for i, window in enumerate(windows(call, signature, parts, index)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
+from weft.cached import cached_property
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
@@ -24,6 +26,7 @@ from weft.planning.stored_step import StoredStep
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.planned import PlannedStep, step_flops
 from weft.strategy.strategy import Strategy, data_parallel
+from weft.units import Bytes
 
 
 class Capturable(Protocol):
@@ -174,11 +177,32 @@ def planned_step(
         tuple(sorted({rank for placement in placements for rank in placement.ranks})),
         schedule.classes,
         compiled.families,
-        {peak.rank: peak.memory.peak for peak in compiled.peaks},
+        _Peaks(compiled),
         work=work,
         samples=size.samples,
         tokens=size.tokens,
     )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Peaks(Mapping[int, Bytes]):
+    """The bytes that each rank of a plan holds when it holds most, found when it is first asked for."""
+
+    compiled: Compiled
+
+    @cached_property
+    def _found(self) -> dict[int, Bytes]:
+        return {peak.rank: peak.memory.peak for peak in self.compiled.peaks}
+
+    def __getitem__(self, rank: int) -> Bytes:
+        return self._found[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def simulate_stored(

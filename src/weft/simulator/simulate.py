@@ -23,7 +23,7 @@ from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.shared_links import SharedLinks
 from weft.simulator.timing.slowdown import run_beside
-from weft.simulator.timing.tasks import Tasks, tasks_of
+from weft.simulator.timing.tasks import Tasks, repeated, step_tasks
 from weft.traces.names import Lines, actor_name, lines_of
 from weft.traces.parts import parts_of
 from weft.traces.rows import RankTrace
@@ -165,10 +165,10 @@ def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity
     # The host of a device that is launched is one step ahead of it.
     ahead = 2 if all(each.launched for each in capacities.values()) else 1
     host = max((each.step for each in capacities.values()), default=NO_TIME)
-    steps = FIRST
+    one, steps = step_tasks(step.plans, seconds, ahead), FIRST
     while True:
         # Nothing runs beside the end of the last step, or after it: it may be shorter, and is not looked at.
-        tasks = tasks_of(step.plans, seconds, steps + 1, ahead)
+        tasks = repeated(one, steps + 1)
         times = run_beside(tasks, slowdown, shared.sharing, shared.uses(tasks))
         ends = [Seconds(0.0)] * (steps + 1)
         for task, members in enumerate(tasks.members):
@@ -191,7 +191,11 @@ def _rank_times(step: PlannedStep, ran: SteadySteps) -> tuple[RankTimes, ...]:
         for rank, plan in plans.items()
     }
     times = ran.times
+    # What has ended before the window, whatever nanoseconds round.
+    early = ran.window[0] - 1e-8
     for task, members in enumerate(ran.tasks.members):
+        if times.ends[task] < early:
+            continue
         first, last = nanoseconds(times.starts[task]), nanoseconds(times.ends[task])
         if last > begin and first < end:
             part = max(first, begin), min(last, end)
@@ -260,12 +264,14 @@ def _interval(
 
 def _path(step: PlannedStep, lines: Lines, ran: SteadySteps) -> list[PathAct]:
     plans = {plan.rank: plan for plan in step.plans}
-    found = []
+    found, names = [], dict[tuple[int, int], str]()
     for task in critical_path(ran.tasks, ran.times, ran.last):
         rank, id, _, micro = ran.tasks.members[task][0]
         actor = plans[rank].actors[id]
         start, end = ran.times.starts[task], ran.times.ends[task]
-        found.append(PathAct(rank, actor.queue, actor_name(actor, lines), micro, start, end))
+        if (rank, id) not in names:
+            names[rank, id] = actor_name(actor, lines)
+        found.append(PathAct(rank, actor.queue, names[rank, id], micro, start, end))
     return found
 
 

@@ -76,6 +76,7 @@ class _PartsCutter:
         whole: those of them that there are as a whole too.
         order: what is done, in the turns of the parts.
         origins: of parts and of sums on the way, the values of the program.
+        signatures: of the calls so far, by call and how its operands are cut.
     """
 
     values: Mapping[str, LocalValue]
@@ -84,6 +85,9 @@ class _PartsCutter:
     cut: dict[str, int] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     origins: dict[str, str] = field(default_factory=dict)
+    signatures: dict[tuple[OpCall, tuple[int | None, ...]], Signature | None] = field(
+        default_factory=dict
+    )
 
     def add(self, node: LocalNode) -> None:
         if isinstance(node, Collective) and self._exchanges_parts(node):
@@ -148,7 +152,7 @@ class _PartsCutter:
         if node.op in _BOXING:
             return self._boxing(node)
         call = local_op_call(node, self.values)
-        signature = part_signature(call, [self.cut.get(name) for name in names], self.parts)
+        signature = self._signature(call, tuple([self.cut.get(name) for name in names]))
         if signature is None:
             return False
         if any(name in self.order.late_values for name in names):
@@ -158,6 +162,13 @@ class _PartsCutter:
                 self.cut_whole(name, sbp.dim)
         self._run(node, names, call, signature)
         return True
+
+    def _signature(self, call: OpCall, cut: tuple[int | None, ...]) -> Signature | None:
+        """The signature of a call's parts: once for all equal calls."""
+        key = call, cut
+        if key not in self.signatures:
+            self.signatures[key] = part_signature(call, cut, self.parts)
+        return self.signatures[key]
 
     def _boxing(self, node: LocalCall) -> bool:
         """Give a boxing on one rank alone to each part, the same for each but along the dimension it changes."""

@@ -101,7 +101,7 @@ def _windows(plan: RankPlan, order: Sequence[Moment]) -> tuple[list[int], list[_
         if moment.begins:
             read = reads[key] = walk.reads(*key)
             walk.take(moment)
-            given = (name for each in walk.taken[moment.actor] for name in each.names)
+            given = (name for each in walk.running[moment.actor].taken for name in each.names)
             gone.update({read[name]: place for name in given})
             early = walk.total() - before + walk.saved(moment.actor)
             found[key] = _Window(*key, place, early, first=place)

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias, final
+from typing import NamedTuple, final
 
 from weft.compiler.memory.act import act_memory, gradient_sources
 from weft.compiler.memory.kinds import Taken
-from weft.compiler.memory.order import Moment, acts_of, moments
-from weft.ir.plan import Collective, Communicate, Fetch, RankPlan, Register
+from weft.compiler.memory.order import Moment, moments
+from weft.compiler.memory.versions import ActVersions, Left, versions_of
+from weft.ir.plan import Collective, Communicate, RankPlan
 from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
 from weft.units import Bytes
 
@@ -88,19 +89,30 @@ class Storage:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Most:
-    """The bytes held at a moment: in all, by kind, in registers; and those that each act that ran might free."""
+@dataclass(slots=True, eq=False)
+class _Version:
+    """A version of a register that is there: its storage, None for a view of what always is; and readers left."""
 
-    total: Bytes
+    storage: Storage | None
+    readers: int
+
+
+@final
+class _Extra(NamedTuple):
+    """What an act takes for itself, by kind and in all, and what it may free on its way."""
+
     kinds: Counter[Kind]
-    held: tuple[Storage, ...] = ()
-    taken: Mapping[int, frozenset[Taken]] = field(default_factory=dict)
-    actor: int | None = None
+    total: int
+    taken: frozenset[Taken]
 
 
-# A register's name and the number of a version.
-_Version: TypeAlias = tuple[str, int]
+@final
+class _Most(NamedTuple):
+    """The bytes held at a moment, in all; what the acts that ran took; and the actor that began then."""
+
+    total: int
+    running: Mapping[int, _Extra]
+    actor: int | None
 
 
 @final
@@ -109,25 +121,27 @@ class MemoryWalk:
     """The memory of a rank, moment after moment: held now, and that held when it was most.
 
     Attributes:
-        versions: the storage of every version that is there; None for views of what always is.
-        readers: how many readers each of them still has.
-        storages: those that some version stands on, by id.
+        versions: those that are there, by register and number.
+        storages: those that some version stands on.
         running: what the acts that run take.
         extras: what acts were found to take, by actor and what it may free.
         now: bytes by kind, without `running`.
-        taken: what they may free on their way.
+        held: bytes of `now`, without the host's.
+        extra: bytes of `running`.
         most: the peak so far.
+        since: storages that have come and gone since then, in order.
     """
 
     plan: RankPlan
-    versions: dict[_Version, Storage | None] = field(default_factory=dict)
-    readers: dict[_Version, int] = field(default_factory=dict)
-    storages: dict[int, Storage] = field(default_factory=dict)
-    running: dict[int, Counter[Kind]] = field(default_factory=dict)
-    extras: dict[tuple[int, frozenset[Taken]], Counter[Kind]] = field(default_factory=dict)
+    versions: dict[tuple[str, int], _Version] = field(default_factory=dict)
+    storages: set[Storage] = field(default_factory=set)
+    running: dict[int, _Extra] = field(default_factory=dict)
+    extras: dict[tuple[object, ...], _Extra] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
-    taken: dict[int, frozenset[Taken]] = field(default_factory=dict)
-    most: _Most = field(default_factory=lambda: _Most(Bytes(-1), Counter()))
+    held: int = 0
+    extra: int = 0
+    most: _Most = field(default_factory=lambda: _Most(-1, {}, None))
+    since: list[Storage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sources = gradient_sources(self.plan.actors)
@@ -138,11 +152,11 @@ class MemoryWalk:
             for each in actor.collectives
             if isinstance(each, Collective) and each.output.name in sources and each.in_place
         }
-        self.registers = {each.value.name: each for each in self.plan.registers}
-        kinds = {name: KINDS[each.kind] for name, each in self.registers.items()}
+        kinds = {each.value.name: KINDS[each.kind] for each in self.plan.registers}
         self.acts = [act_memory(actor, sources, kinds) for actor in self.plan.actors]
+        self.touched = versions_of(self.plan, self.acts)
         for item in self.plan.inputs:
-            self.now[KINDS[item.role]] += value_bytes(item.value)
+            self._add(KINDS[item.role], value_bytes(item.value))
         self._look(None)
 
     def take(self, moment: Moment) -> None:
@@ -154,132 +168,136 @@ class MemoryWalk:
 
     def reads(self, actor: int, micro: int) -> dict[str, Storage]:
         """The storages that an act that is to begin reads, by register, but for those that are there all the time."""
-        found = {}
-        for name in self.plan.actors[actor].consumes:
-            storage = self.versions.get((name, self._version(actor, micro, self.registers[name])))
-            if storage is not None:
-                found[name] = storage
+        touched, found = self.touched[actor], dict[str, Storage]()
+        for name, rate in touched.reads:
+            version = self.versions.get((name, micro * rate // touched.acts))
+            if version is not None and version.storage is not None:
+                found[name] = version.storage
         return found
 
     def saved(self, actor: int) -> Bytes:
         """The bytes that an act that runs takes less, as it frees what it is the last to read on its way."""
-        return Bytes(self.acts[actor].extra(frozenset()).total() - self.running[actor].total())
+        return Bytes(self.acts[actor].extra(frozenset()).total() - self.running[actor].total)
 
     def total(self) -> Bytes:
         """Bytes held now, without the host's."""
-        running = sum(extra.total() for extra in self.running.values())
-        return Bytes(self.now.total() + running - self.now["host"])
+        return Bytes(self.held + self.extra)
 
     def begin(self, actor: int, micro: int) -> None:
         """An act takes what it needs for itself."""
-        if not micro:
-            self._publish(actor, micro, kept=True)
-        taken = self._taken(actor, micro)
-        if (actor, taken) not in self.extras:
-            self.extras[actor, taken] = self.acts[actor].extra(taken)
-        self.running[actor] = self.extras[actor, taken]
-        self.taken[actor] = taken
+        touched = self.touched[actor]
+        if not micro and touched.kept:
+            self._publish(touched, touched.kept, micro)
+        extra = self._extra(actor, touched, micro)
+        self.running[actor] = extra
+        self.extra += extra.total
         self._look(actor)
 
     def end(self, actor: int, micro: int) -> None:
         """It leaves what it made, and gives back what it was the last to read."""
-        del self.running[actor], self.taken[actor]
-        self._publish(actor, micro, kept=False)
-        one = self.plan.actors[actor]
-        if isinstance(one, Fetch):
+        self.extra -= self.running.pop(actor).total
+        touched, versions = self.touched[actor], self.versions
+        if touched.left:
+            self._publish(touched, touched.left, micro)
+        if touched.gives:
             return  # The caller gets what it read.
-        for name in one.consumes:
-            register = self.registers[name]
-            key = (name, self._version(actor, micro, register))
-            if key in self.versions and self._is_last(actor, micro, register):
-                self._release(key)
+        acts = touched.acts
+        for name, rate in touched.reads:
+            number = micro * rate // acts
+            # Of a version that several acts read, the last gives it back.
+            if (micro + 1) * rate // acts != number or micro + 1 == acts:
+                version = versions.get((name, number))
+                if version is not None:
+                    self._release(name, number, version)
 
-    def _taken(self, actor: int, micro: int) -> frozenset[Taken]:
-        """The storages that an act may free on its way, as only it still reads them."""
-        names: dict[int, list[str]] = {}
-        for name in self.plan.actors[actor].consumes:
-            key = (name, self._version(actor, micro, self.registers[name]))
-            storage = self.versions.get(key)
-            alone = self.readers.get(key) == 1 and self._is_last(actor, micro, self.registers[name])
-            if storage is not None and alone:
-                names.setdefault(id(storage), []).append(name)
-        return frozenset(
-            Taken(frozenset(found), self.storages[id].kind, self.storages[id].bytes)
-            for id, found in names.items()
-            if self.storages[id].users == len(found)
-        )
+    def _extra(self, actor: int, touched: ActVersions, micro: int) -> _Extra:
+        """What an act takes, which may free the storages on its way that only it still reads."""
+        names, acts, versions = dict[Storage, list[str]](), touched.acts, self.versions
+        for name, rate in touched.reads:
+            number = micro * rate // acts
+            version = versions.get((name, number))
+            if version is None or version.readers != 1 or version.storage is None:
+                continue
+            if (micro + 1) * rate // acts != number or micro + 1 == acts:
+                names.setdefault(version.storage, []).append(name)
+        free = [
+            (tuple(found), each.kind, each.bytes)
+            for each, found in names.items()
+            if each.users == len(found)
+        ]
+        key = (actor, *free)
+        known = self.extras.get(key)
+        if known is None:
+            taken = frozenset([Taken(frozenset(found), kind, size) for found, kind, size in free])
+            kinds = self.acts[actor].extra(taken)
+            known = self.extras[key] = _Extra(kinds, kinds.total(), taken)
+        return known
 
-    def _publish(self, actor: int, micro: int, *, kept: bool) -> None:
-        act = self.acts[actor]
+    def _publish(self, touched: ActVersions, left: Iterable[Left], micro: int) -> None:
+        acts, versions = touched.acts, self.versions
         made: dict[str, Storage] = {}
-        for name, base in act.bases.items():
-            register = self.registers.get(name)
-            if register is None or (base in act.kept) != kept:
+        for name, rate, readers, base, base_rate, fresh in left:
+            number = micro * rate // acts
+            if (name, number) in versions:
                 continue
-            key = (name, self._version(actor, micro, register))
-            if key in self.versions:
-                continue
-            if base in act.fresh and base not in made:
-                kind, size = act.fresh[base]
-                made[base] = Storage(base, kind, size)
-            self._hold(key, made.get(base) or self._read(actor, micro, base), register)
+            storage = made.get(base)
+            if storage is None and fresh is not None:
+                storage = made[base] = Storage(base, *fresh)
+            elif storage is None and base_rate:
+                below = versions.get((base, micro * base_rate // acts))
+                storage = None if below is None else below.storage
+            self._hold(name, number, storage, readers)
 
-    def _read(self, actor: int, micro: int, base: str) -> Storage | None:
-        """The storage of what an act reads."""
-        register = self.registers.get(base)
-        if register is None:
-            return None
-        return self.versions.get((base, self._version(actor, micro, register)))
-
-    def _hold(self, key: _Version, storage: Storage | None, register: Register) -> None:
-        self.versions[key] = storage
-        self.readers[key] = len(register.consumers)
+    def _hold(self, name: str, number: int, storage: Storage | None, readers: int) -> None:
+        version = self.versions[name, number] = _Version(storage, readers or 1)
         if storage is not None:
             if not storage.users:
-                self.storages[id(storage)] = storage
-                self.now[storage.kind] += storage.bytes
+                self.storages.add(storage)
+                self.since.append(storage)
+                self._add(storage.kind, storage.bytes)
             storage.users += 1
-        if not register.consumers:
-            self.readers[key] = 1
-            self._release(key)
+        if not readers:
+            self._release(name, number, version)
 
-    def _release(self, key: _Version) -> None:
-        self.readers[key] -= 1
-        if self.readers[key]:
+    def _release(self, name: str, number: int, version: _Version) -> None:
+        version.readers -= 1
+        if version.readers:
             return
-        storage = self.versions.pop(key)
+        del self.versions[name, number]
+        storage = version.storage
         if storage is not None:
             storage.users -= 1
             if not storage.users:
-                del self.storages[id(storage)]
-                self.now[storage.kind] -= storage.bytes
+                self.storages.remove(storage)
+                self.since.append(storage)
+                self._add(storage.kind, -storage.bytes)
 
-    def _version(self, actor: int, micro: int, register: Register) -> int:
-        return micro * register.rate // acts_of(self.plan.actors[actor])
-
-    def _is_last(self, actor: int, micro: int, register: Register) -> bool:
-        """True where an act is its actor's last that reads this version."""
-        acts = acts_of(self.plan.actors[actor])
-        return micro + 1 == acts or self._version(actor, micro + 1, register) != self._version(
-            actor, micro, register
-        )
+    def _add(self, kind: Kind, size: int) -> None:
+        self.now[kind] += size
+        if kind != "host":
+            self.held += size
 
     def _look(self, actor: int | None) -> None:
         """Remember the moment, if more is held than ever before."""
-        total = self.total()
+        total = self.held + self.extra
         if total > self.most.total:
-            kinds = sum(self.running.values(), self.now.copy())
-            held = tuple(self.storages.values())
-            taken = dict(self.taken)
-            self.most = _Most(total, kinds, held, taken, actor)
+            self.most = _Most(total, self.running.copy(), actor)
+            self.since.clear()
 
     def peak(self) -> Peak:
-        """The memory that was held when it was most."""
+        """The memory that was held when it was most: what is held now, but for what has come and gone since."""
+        storages, now = set(self.storages), self.now.copy()
+        for storage in reversed(self.since):
+            came = storage in storages
+            (storages.remove if came else storages.add)(storage)
+            now[storage.kind] += -storage.bytes if came else storage.bytes
+        running = self.most.running
+        kinds = sum((extra.kinds for extra in running.values()), now)
         found: dict[str, list[Bytes]] = {}
-        inside = (self.acts[actor].live(taken) for actor, taken in self.most.taken.items())
-        held = ((each.register, each.bytes) for each in self.most.held)
+        inside = (self.acts[actor].live(extra.taken) for actor, extra in running.items())
+        held = ((each.register, each.bytes) for each in storages)
         for name, size in chain(held, *(live.items() for live in inside)):
             found.setdefault(name, []).append(size)
         sizes = [Held(name, len(each), Bytes(sum(each))) for name, each in found.items()]
         sizes.sort(key=lambda each: (-each.bytes, each.register))
-        return Peak(self.plan.rank, Memory.of(self.most.kinds), tuple(sizes), self.most.actor)
+        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), self.most.actor)

@@ -2,7 +2,7 @@
 
 Before: the local programs of all ranks, of which those that are alike have one representative
 (`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
-the orders and proved that they cannot hang. Every rank does this for all ranks and gets the same.
+the orders; `Scheduled.simulation` proves that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
 """
@@ -222,7 +222,7 @@ class _Making:
         return plan
 
     def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
-        """The plans of a draft with the orders that its simulation found, proven live in just these orders.
+        """The plans of a draft with the orders that its simulation found.
 
         The other programs get the copies and orders of those that stand for them.
         """
@@ -230,11 +230,10 @@ class _Making:
         ready = {
             p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
         }
-        simulation = simulate(tuple(ready.values()), draft.web.seconds, fixed=True)
         for program in programs:
             if program.rank not in ready:
                 own = self.plan(split_backward(program) if draft.split else program, draft.rule)
                 ready[program.rank] = like(own, ready[self.classes[program.rank]])
         plans = tuple(ready[program.rank] for program in programs)
         name = draft.rule.name if self.context.options.schedule else "computed"
-        return Scheduled(name, plans, simulation, self.classes)
+        return Scheduled(name, plans, draft.web.seconds, self.classes)

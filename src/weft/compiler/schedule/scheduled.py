@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from weft.actors.simulate import SimulatedStep, Timed
+from weft.actors.simulate import SimulatedStep, Timed, simulate
+from weft.cached import cached_property
 from weft.compiler.memory.order import Moment, moments_of
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Compute, RankPlan
@@ -22,15 +23,36 @@ class Scheduled:
         name: of the preset, or "computed".
         plans: of the ranks that were planned: of each class of equal ranks the first, and those
             that were asked for.
-        simulation: in the orders of the plans, of the first of each class; None where nothing had to
-            be decided.
+        seconds: how long acts of the first of each class take; nothing where nothing had to be decided.
         classes: for each rank of the program, the first of those that are like it (`schedule/fold/`).
     """
 
     name: str
     plans: tuple[RankPlan, ...]
-    simulation: SimulatedStep | None = None
+    seconds: Mapping[int, Sequence[Seconds]] = field(default_factory=dict)
     classes: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def simulation(self) -> SimulatedStep | None:
+        """A step in the orders of the plans, of the first of each class, when it is first asked for.
+
+        None where nothing had to be decided.
+
+        Raises:
+            InternalError: the plans would hang; the message names the acts that wait for each other.
+        """
+        if not self.seconds:
+            return None
+        first = [plan for plan in self.plans if self.classes[plan.rank] == plan.rank]
+        return simulate(first, self.seconds, fixed=True)
+
+    def prove_live(self) -> None:
+        """Prove that the plans cannot hang.
+
+        Raises:
+            InternalError: they would.
+        """
+        _ = self.simulation
 
     def timeline(self, rank: int) -> tuple[Timed, ...]:
         """The acts of a rank, as simulated; none without a simulation."""

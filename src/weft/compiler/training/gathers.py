@@ -127,7 +127,7 @@ class _GatherRewriter:
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)
-        self.loop = self.graph.loop
+        self.loop = set(self.graph.loop)
         blocks: dict[bool, set[str]] = {True: set(), False: set()}
         for node in self.graph.of_kind(Input):
             if node.role == "parameter":
@@ -268,7 +268,7 @@ class _GatherRewriter:
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
         call = changed(call, phase=reader.phase)
         if self._in_loop(reader) and not early:
-            self.loop |= {_result(call)}
+            self.loop.add(_result(call))
         (self.early if early else self.body).append(call)
 
     def _in_loop(self, reader: Call) -> bool:

@@ -9,6 +9,7 @@ the kind's tiles the quickest counts. No call is quicker than the kind's peaks a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod
 from typing import final
 
@@ -18,7 +19,7 @@ from weft.ops import OpCall, flops, traffic
 from weft.ops.arguments import slot_specs
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import factor_sizes
-from weft.ops.rule import rule_of
+from weft.ops.rule import KNOWN_CALLS, Rule, rule_of
 from weft.ops.weft_ops import WEFT_OPS
 from weft.units import Bytes, Flops, Seconds
 
@@ -115,14 +116,19 @@ def work_of(call: OpCall) -> CallWork | None:
     if call.op in _HOST_COPIES:
         return CallWork(_HOST, dtype, Flops(0), Bytes(tensor_bytes(call.operands[0])))
     try:
-        rule = rule_of(call)
-        if rule.view and rule.flops is None and rule.traffic is None:
-            return None
-        product = product_of(call)
-        return CallWork(op_class(call, product), dtype, flops(call), traffic(call), product)
+        return _work(rule_of(call), call)
     except RuleError:
         tensors = (*call.operands, *(spec for spec in call.results if spec is not None))
         return CallWork(op_class(call), dtype, Flops(0), Bytes(sum(map(tensor_bytes, tensors))))
+
+
+@lru_cache(maxsize=KNOWN_CALLS)
+def _work(rule: Rule, call: OpCall) -> CallWork | None:
+    """The work of a call by its rule."""
+    if rule.view and rule.flops is None and rule.traffic is None:
+        return None
+    product = product_of(call)
+    return CallWork(op_class(call, product), _dtype(call), flops(call), traffic(call), product)
 
 
 def op_class(call: OpCall, product: Product | None = None) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from weft.actors.dependencies import ActKey, Dependencies
+from weft.actors.dependencies import Dependencies, Tie
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Actor, Hold, RankPlan
 
-# What a task is known by while the graph is built.
-TaskName: TypeAlias = "tuple[object, ...]"
+# What an act waits for: an actor's act for a micro-batch, so many steps before.
+Wait: TypeAlias = "tuple[int, int, int]"
 
 
 @final
@@ -27,7 +27,7 @@ class RankActs:
 
     plan: RankPlan
     acts: Mapping[str, tuple[tuple[int, int], ...]]
-    waits: Mapping[tuple[int, int], tuple[tuple[int, int, int], ...]]
+    waits: Mapping[tuple[int, int], tuple[Wait, ...]]
     place: Mapping[int, int]
 
     @staticmethod
@@ -36,12 +36,6 @@ class RankActs:
         shared = (own for queue, own in plan.on_queue.items() if meets(queue))
         place = {actor.id: n for own in shared for n, actor in enumerate(own)}
         return RankActs(plan, acts, dict(waits_of(plan)), place)
-
-    def name(self, actor: int, micro: int, step: int) -> TaskName:
-        """A communication has the same name on all its ranks."""
-        queue = self.plan.actors[actor].queue
-        own = self.plan.rank if actor not in self.place else queue
-        return own, self.place.get(actor, actor), micro, step, actor in self.place
 
 
 def meets(queue: str) -> bool:
@@ -64,7 +58,7 @@ def _acts(plan: RankPlan, queue: str, own: Sequence[Actor]) -> tuple[tuple[int, 
 
 def waits_of(
     plan: RankPlan, only: int | None = None
-) -> Iterator[tuple[tuple[int, int], tuple[tuple[int, int, int], ...]]]:
+) -> Iterator[tuple[tuple[int, int], tuple[Wait, ...]]]:
     """For each act of a step, those that it waits for: (actor, micro-batch, how many steps before).
 
     They are the same in all steps, where there are any. `only` is an actor, for its acts alone.
@@ -73,14 +67,27 @@ def waits_of(
     # In this step every version that the plan speaks of has been before.
     late = 1 + max((register.credits for register in plan.registers), default=0)
     for actor in plan.actors if only is None else (plan.actors[only],):
-        for micro in range(0 if isinstance(actor, Hold) else actor.acts):
-            act = ActKey(actor.id, late * actor.acts + micro)
-            found = dict.fromkeys(each.act for each in needs.of(act))
-            # The copy of a version that all acts of a step make is taken by the first of them.
-            if any(plan.register_of[name].rate != actor.acts for name in actor.produces):
-                found[ActKey(actor.id, act.number - 1)] = None
-            waits = []
-            for id, number in found:
-                step, other = divmod(number, plan.actors[id].acts)
-                waits.append((id, other, late - step))
-            yield (actor.id, micro), tuple(waits)
+        if isinstance(actor, Hold):
+            continue
+        ties = tuple(dict.fromkeys(needs.ties(actor)))
+        # The copy of a version that all acts of a step make is taken by the first of them.
+        shared = any(plan.register_of[name].rate != actor.acts for name in actor.produces)
+        for micro in range(actor.acts):
+            found = _waits(ties, actor.acts, late, micro)
+            if shared:
+                back, before = divmod(micro - 1, actor.acts)
+                found[actor.id, before, -back] = None
+            yield (actor.id, micro), tuple(found)
+
+
+def _waits(ties: Iterable[Tie], acts: int, late: int, micro: int) -> dict[Wait, None]:
+    """Those that an act of the step `late` waits for, by the ties of its actor."""
+    found: dict[Wait, None] = {}
+    number = late * acts + micro
+    for other, others, rate, behind, copy in ties:
+        made = number * rate
+        if copy and made % acts:
+            continue  # an earlier act has taken the copy
+        step, part = divmod((made // acts - behind + 1) * others // rate - 1, others)
+        found[other, part, late - step] = None
+    return found

@@ -10,12 +10,14 @@ priority, micro-batch and actor: as its machine does (`weft.actors.machine`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.plan import RankPlan
-from weft.simulator.timing.rank_acts import RankActs, TaskName, meets
+from weft.simulator.timing.rank_acts import RankActs
+from weft.simulator.timing.step_tasks import Need, OfStep, StepTasks
 from weft.units import Seconds
 
 # Seconds are multiples of this, so that sums of them are exact, whatever their order: of some hours.
@@ -95,110 +97,70 @@ def tasks_of(
     Raises:
         InternalError: when a communicator with micro-batches has no order.
     """
-    building = _Building(seconds, ahead, [RankActs.of(plan) for plan in plans])
-    for step in range(steps):
-        building.add_step(step)
-    return building.tasks(steps)
+    return repeated(step_tasks(plans, seconds, ahead), steps)
 
 
-@final
-@dataclass(frozen=True)
-class _Building:
-    """Tasks while they are put together."""
+def step_tasks(
+    plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[Seconds]], ahead: int = 1
+) -> StepTasks:
+    """The tasks of any step; see `tasks_of`."""
+    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
+    return StepTasks.of([RankActs.of(plan) for plan in plans], ticks, ahead)
 
-    seconds: Mapping[int, Sequence[Seconds]]
-    ahead: int
-    ranks: Sequence[RankActs]
-    number: dict[TaskName, int] = field(default_factory=dict)
-    members: list[list[Member]] = field(default_factory=list)
-    needs: list[dict[int, None]] = field(default_factory=list)
-    after: list[dict[int, None]] = field(default_factory=list)
-    lane: list[int] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)
-    lasts: list[Seconds] = field(default_factory=list)
-    lanes: dict[Lane, int] = field(default_factory=dict)
 
-    def add_step(self, step: int) -> None:
-        """Number the acts of a step on all ranks, then tie them."""
-        for rank in self.ranks:
-            for queue, acts in rank.acts.items():
-                lane = self._lane(rank.plan.rank, queue)
-                for actor, micro in acts:
-                    self._add(rank, actor, micro, step, lane)
-        for rank in self.ranks:
-            begin = self._begin(rank, step)
-            for queue, acts in rank.acts.items():
-                self._tie(rank, step, acts, in_order=meets(queue), begin=begin)
+def repeated(one: StepTasks, steps: int) -> Tasks:
+    """The tasks of some steps.
 
-    def _lane(self, rank: int, queue: str) -> int:
-        return -1 if meets(queue) else self.lanes.setdefault(Lane(rank, queue), len(self.lanes))
+    Args:
+        one: those of any step.
+        steps: how many.
+    """
+    acts = len(one.members) - one.begins
+    begun = [len(one.members) if step >= one.ahead else acts for step in range(steps)]
+    firsts = list(accumulate(begun, initial=0))[:steps]
+    members: list[tuple[Member, ...]] = []
+    for step, count in enumerate(begun):
+        members += _members(one.members[:count], step)
+    return Tasks(
+        tuple(members),
+        _needs(one.needs, begun, firsts),
+        _needs(one.after, begun, firsts),
+        tuple(chain.from_iterable(one.lane[:count] for count in begun)),
+        tuple(range(len(members))),
+        tuple(chain.from_iterable(one.seconds[:count] for count in begun)),
+        tuple([Lane(*each) for each in one.lanes]),
+        steps,
+    )
 
-    def _new(self, name: TaskName, lane: int) -> int:
-        task = self.number[name] = len(self.members)
-        self.members.append([])
-        self.needs.append({})
-        self.after.append({})
-        self.lane.append(lane)
-        self.turn.append(task)
-        self.lasts.append(Seconds(0.0))
-        return task
 
-    def _add(self, rank: RankActs, actor: int, micro: int, step: int, lane: int) -> None:
-        name = rank.name(actor, micro, step)
-        task = self.number.get(name)
-        if task is None:
-            task = self._new(name, lane)
-        self.members[task].append((rank.plan.rank, actor, step, micro))
-        # A communication lasts as long as its slowest rank says.
-        lasts = in_ticks(self.seconds[rank.plan.rank][actor])
-        self.lasts[task] = max(self.lasts[task], lasts)
+def _members(of_step: Sequence[Sequence[OfStep]], step: int) -> list[tuple[Member, ...]]:
+    return [
+        tuple([(rank, actor, step, micro) for rank, actor, micro in members]) for members in of_step
+    ]
 
-    def _tie(
-        self,
-        rank: RankActs,
-        step: int,
-        acts: Iterable[tuple[int, int]],
-        in_order: bool,
-        begin: int | None,
-    ) -> None:
-        before: int | None = None
-        for actor, micro in acts:
-            task = self.number[rank.name(actor, micro, step)]
-            needs, after = self.needs[task], self.after[task]
-            for other, part, back in rank.waits[actor, micro]:
-                if step >= back:
-                    needs[self.number[rank.name(other, part, step - back)]] = None
-            if in_order:
-                last = before if before is not None else self._last(rank, actor, step)
-                after.update({} if last is None else {last: None})
-                before = task
-            if begin is not None:
-                after[begin] = None
-            needs.update(after)
 
-    def _last(self, rank: RankActs, actor: int, step: int) -> int | None:
-        """The last act of the step before on the communicator of an actor."""
-        acts = rank.acts[rank.plan.actors[actor].queue]
-        return self.number[rank.name(*acts[-1], step - 1)] if step else None
+def _needs(
+    needs: Sequence[Iterable[Need]], begun: Sequence[int], firsts: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The needs of the tasks of all steps, by number.
 
-    def _begin(self, rank: RankActs, step: int) -> int | None:
-        """The task that stands for the begin of a step on a rank: all acts of an earlier one have ended."""
-        if step < self.ahead:
-            return None
-        task = self._new(("begin", rank.plan.rank, step), -1)
-        for acts in rank.acts.values():
-            for actor, micro in acts:
-                self.needs[task][self.number[rank.name(actor, micro, step - self.ahead)]] = None
-        return task
-
-    def tasks(self, steps: int) -> Tasks:
-        return Tasks(
-            tuple(map(tuple, self.members)),
-            tuple(map(tuple, self.needs)),
-            tuple(map(tuple, self.after)),
-            tuple(self.lane),
-            tuple(self.turn),
-            tuple(self.lasts),
-            tuple(self.lanes),
-            steps,
-        )
+    Args:
+        needs: of the tasks of a step.
+        begun: how many tasks each step has.
+        firsts: the number of the first task of each step.
+    """
+    ordered = [tuple(own) for own in needs]
+    settled = max((since for own in ordered for _, _, since in own), default=0)
+    found: list[tuple[int, ...]] = []
+    for step, count in enumerate(begun):
+        first = [firsts[step - back] if back <= step else 0 for back in range(settled + 1)]
+        if step < settled:
+            found += [
+                tuple([first[back] + place for place, back, since in own if step >= since])
+                for own in ordered[:count]
+            ]
+        else:
+            found += [
+                tuple([first[back] + place for place, back, _ in own]) for own in ordered[:count]
+            ]
+    return tuple(found)
