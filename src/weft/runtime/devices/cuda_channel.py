@@ -30,6 +30,9 @@ class CudaLocalChannel(LocalChannel):
         # By exchanges: only these make the devices wait for each other.
         Channel._all_reduce(self, tensors, reduction)
 
+    def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
+        Channel._reduce_parts(self, pieces, reduction)
+
     def _await_all(self, kind: str) -> None:
         """Let the stream of this rank wait until all ranks have done the work that is on theirs by now."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
