@@ -76,7 +76,7 @@ class Dependencies:
             yield from self._copies(actor, self._registers[name], act.number)
 
     def ties(self, actor: Actor) -> Iterator[Tie]:
-        """What all acts of an actor depend on, in the order of `of`: of registers that are alike, each tie again."""
+        """All that acts of an actor depend on, in the order of `of`: of registers that are alike, each tie again."""
         for name in actor.consumes:
             register = self._registers[name]
             producer = self._actors[register.producer]

@@ -97,7 +97,7 @@ class Compiled:
 
     @cached_property
     def peaks(self) -> tuple[Peak, ...]:
-        """What the ranks that were asked for hold when they hold most, found when it is first asked for.
+        """The memory of the ranks that were asked for when they hold most, found when it is first asked for.
 
         Who simulates the step on a machine finds it in the order of time there.
         """

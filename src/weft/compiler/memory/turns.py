@@ -19,7 +19,7 @@ from typing import TypeAlias, final
 from weft.actors.dependencies import dependencies_in_step
 from weft.actors.messages import Turn
 from weft.compiler.memory.order import Moment
-from weft.compiler.memory.walk import MemoryWalk, Storage
+from weft.compiler.memory.walk import MemoryWalk, VersionStorage
 from weft.ir.plan import Communicate, Compute, RankPlan
 
 # The moments by which windows grow on either side, in turns, so that the acts of a place get alike.
@@ -94,8 +94,8 @@ def _windows(plan: RankPlan, order: Sequence[Moment]) -> tuple[list[int], list[_
     walk = MemoryWalk(plan)
     levels: list[int] = []
     found: dict[_Key, _Window] = {}
-    reads: dict[_Key, dict[str, Storage]] = {}
-    gone: dict[Storage, int] = {}
+    reads: dict[_Key, dict[str, VersionStorage]] = {}
+    gone: dict[VersionStorage, int] = {}
     for place, moment in enumerate(order):
         key, before = (moment.actor, moment.micro), walk.total()
         if moment.begins:

@@ -73,7 +73,7 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
 
 @final
 @dataclass(slots=True, eq=False)
-class Storage:
+class VersionStorage:
     """Memory that versions of registers stand on; compared by identity.
 
     Attributes:
@@ -93,13 +93,13 @@ class Storage:
 class _Version:
     """A version of a register that is there: its storage, None for a view of what always is; and readers left."""
 
-    storage: Storage | None
+    storage: VersionStorage | None
     readers: int
 
 
 @final
 class _Extra(NamedTuple):
-    """What an act takes for itself, by kind and in all, and what it may free on its way."""
+    """The bytes that an act takes for itself, by kind and in all, and what it may free on its way."""
 
     kinds: Counter[Kind]
     total: int
@@ -134,14 +134,14 @@ class MemoryWalk:
 
     plan: RankPlan
     versions: dict[tuple[str, int], _Version] = field(default_factory=dict)
-    storages: set[Storage] = field(default_factory=set)
+    storages: set[VersionStorage] = field(default_factory=set)
     running: dict[int, _Extra] = field(default_factory=dict)
     extras: dict[tuple[object, ...], _Extra] = field(default_factory=dict)
     now: Counter[Kind] = field(default_factory=Counter)
     held: int = 0
     extra: int = 0
     most: _Most = field(default_factory=lambda: _Most(-1, {}, None))
-    since: list[Storage] = field(default_factory=list)
+    since: list[VersionStorage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sources = gradient_sources(self.plan.actors)
@@ -166,9 +166,9 @@ class MemoryWalk:
         else:
             self.end(moment.actor, moment.micro)
 
-    def reads(self, actor: int, micro: int) -> dict[str, Storage]:
+    def reads(self, actor: int, micro: int) -> dict[str, VersionStorage]:
         """The storages that an act that is to begin reads, by register, but for those that are there all the time."""
-        touched, found = self.touched[actor], dict[str, Storage]()
+        touched, found = self.touched[actor], dict[str, VersionStorage]()
         for name, rate in touched.reads:
             version = self.versions.get((name, micro * rate // touched.acts))
             if version is not None and version.storage is not None:
@@ -211,8 +211,8 @@ class MemoryWalk:
                     self._release(name, number, version)
 
     def _extra(self, actor: int, touched: ActVersions, micro: int) -> _Extra:
-        """What an act takes, which may free the storages on its way that only it still reads."""
-        names, acts, versions = dict[Storage, list[str]](), touched.acts, self.versions
+        """The bytes that an act takes, which may free the storages on its way that only it still reads."""
+        names, acts, versions = dict[VersionStorage, list[str]](), touched.acts, self.versions
         for name, rate in touched.reads:
             number = micro * rate // acts
             version = versions.get((name, number))
@@ -235,20 +235,20 @@ class MemoryWalk:
 
     def _publish(self, touched: ActVersions, left: Iterable[Left], micro: int) -> None:
         acts, versions = touched.acts, self.versions
-        made: dict[str, Storage] = {}
+        made: dict[str, VersionStorage] = {}
         for name, rate, readers, base, base_rate, fresh in left:
             number = micro * rate // acts
             if (name, number) in versions:
                 continue
             storage = made.get(base)
             if storage is None and fresh is not None:
-                storage = made[base] = Storage(base, *fresh)
+                storage = made[base] = VersionStorage(base, *fresh)
             elif storage is None and base_rate:
                 below = versions.get((base, micro * base_rate // acts))
                 storage = None if below is None else below.storage
             self._hold(name, number, storage, readers)
 
-    def _hold(self, name: str, number: int, storage: Storage | None, readers: int) -> None:
+    def _hold(self, name: str, number: int, storage: VersionStorage | None, readers: int) -> None:
         version = self.versions[name, number] = _Version(storage, readers or 1)
         if storage is not None:
             if not storage.users:

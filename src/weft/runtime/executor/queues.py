@@ -28,11 +28,11 @@ class Stop(NamedTuple):
 
 
 @final
-class Opened(NamedTuple):
+class GateOpened(NamedTuple):
     """To a queue: its next act need not wait any more for the end of others."""
 
 
-Control: TypeAlias = "Ended | Opened | Stop"
+Control: TypeAlias = "Ended | GateOpened | Stop"
 Mailbox: TypeAlias = "SimpleQueue[Event | Control]"
 
 
@@ -194,7 +194,7 @@ class Queue:
         if self._gate is None:
             return
         for name in self._gate.end(act.actor, act.micro):
-            self._tell(self._queues[name], Opened())
+            self._tell(self._queues[name], GateOpened())
 
     def _tell(self, queue: Queue, message: Event | Control) -> None:
         queue.mailbox.put(message)
@@ -215,5 +215,5 @@ class Queue:
     def _handle(self, message: Event | Control) -> None:
         if isinstance(message, (Ended, Stop)):
             self._on_control(message)
-        elif not isinstance(message, Opened):
+        elif not isinstance(message, GateOpened):
             self.driver.receive(message)

@@ -13,7 +13,7 @@ from weft.errors import InternalError, UserError
 from weft.search.enumeration import Enumeration
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
-from weft.search.moves.staged import StageMoves
+from weft.search.moves.places.staged import StageMoves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
 from weft.strategy.strategy import Strategy

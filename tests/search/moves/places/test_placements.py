@@ -7,9 +7,9 @@ from dataclasses import replace
 from search.jobs import decoder, enumeration, layers
 from weft.layout import Placement
 from weft.search.evaluation.measures import Measures
-from weft.search.moves.placements import PlacementMoves
-from weft.search.moves.shares import share_moves
-from weft.search.moves.staged import StageMoves
+from weft.search.moves.places.placements import PlacementMoves
+from weft.search.moves.places.shares import share_moves
+from weft.search.moves.places.staged import StageMoves
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy, data_parallel
 

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import permutations
 
 from weft.layout import Placement
-from weft.search.moves.placements import with_stages
-from weft.search.moves.rows import joined_rows, row_count, some_rows
+from weft.search.moves.places.placements import with_stages
+from weft.search.moves.places.rows import joined_rows, row_count, some_rows
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy

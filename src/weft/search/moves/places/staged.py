@@ -11,9 +11,9 @@ from weft.errors import InternalError, UserError
 from weft.hardware.seconds_model import seconds_model
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.borders import border_moves, with_named_stages
-from weft.search.moves.placements import PlacementMove, PlacementMoves
-from weft.search.moves.runs import WeightRun, runs_of, weights_of
-from weft.search.moves.shares import share_moves
+from weft.search.moves.places.placements import PlacementMove, PlacementMoves
+from weft.search.moves.places.runs import WeightRun, runs_of, weights_of
+from weft.search.moves.places.shares import share_moves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.facts import StepFacts
 from weft.search.steps.parts import Parts, parts_of
