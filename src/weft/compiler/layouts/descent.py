@@ -30,7 +30,7 @@ def descend(problem: Problem, known: Known) -> LayoutChoice:
     Raises:
         RuleError: when an op has no rule.
     """
-    key = (known.number(_form(problem)),)
+    key = (known.number(form_of(problem)),)
     found = known.solved.get(key)
     if found is None:
         found = known.solved[key] = _descend(problem, known)
@@ -69,7 +69,7 @@ def settle(
         choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
-    form = known.number(_form(problem))
+    form = known.number(form_of(problem))
     key = form, choice, tuple((axis, frozenset(each)) for axis, each in free.items())
     found = known.solved.get(key)
     if found is None:
@@ -88,7 +88,7 @@ def _settle(
     return replace(choice, signatures=settled.signatures, exact=exact)
 
 
-def _form(problem: Problem) -> tuple[object, ...]:
+def form_of(problem: Problem) -> tuple[object, ...]:
     """All that a solution depends on, without names: what is equal for equal stages."""
     variables: list[object] = []
     for variable in problem.variables:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
+from weft.compiler.layouts.descent import form_of
 from weft.compiler.layouts.joint.freed import freed
 from weft.compiler.layouts.joint.options import JointOptions, JointSignatures
 from weft.compiler.layouts.joint.standing import NoOption, standing, with_rest
 from weft.compiler.layouts.joint.tables import JointTables
 from weft.compiler.layouts.options import PerAxis
 from weft.compiler.layouts.problem import Problem
-from weft.compiler.layouts.solver import minimize, total
+from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout import Placement
@@ -48,9 +49,19 @@ class LeastSum:
 
 
 @final
+class _Solved(NamedTuple):
+    """Choices as they are, their cost, the best, and what is charged for what is forbidden."""
+
+    here: Sequence[int]
+    cost: float
+    found: Solution
+    never: float
+
+
+@final
 @dataclass(frozen=True)
 class LeastSums:
-    """Least sums of stages on grids of one shape; equal calls and edges share their tables.
+    """Least sums of stages on grids of one shape; equal calls and edges share their tables, equal stages all.
 
     Attributes:
         grid: the number of ranks along each axis.
@@ -61,6 +72,7 @@ class LeastSums:
     cost_model: CostModel
     _signatures: JointSignatures = field(init=False, repr=False)
     _tables: JointTables = field(init=False, repr=False)
+    _solved: dict[object, _Solved] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_signatures", JointSignatures(self.grid, self.cost_model))
@@ -94,10 +106,10 @@ class LeastSums:
             known = standing(problem, graph, assignment, options)
         except NoOption:
             return None
-        unary, pairwise, never = self._tables.of(problem, options)
-        here = with_rest(known, unary, pairwise)
-        cost = total(here, unary, pairwise)
-        found = minimize(unary, pairwise, starts=[here])
+        key = form_of(problem), tuple(known.items())
+        if key not in self._solved:
+            self._solved[key] = self._solve(problem, options, known)
+        here, cost, found, never = self._solved[key]
         if max(cost, found.cost) >= never:
             return None
         chosen = _named(graph, problem, options, found.choices)
@@ -105,11 +117,20 @@ class LeastSums:
         differing = tuple(name for name in chosen if chosen[name] != before[name])
         return LeastSum(cost, found.bound, chosen, differing)
 
+    def _solve(
+        self, problem: Problem, options: Sequence[JointOptions], known: Mapping[int, int]
+    ) -> _Solved:
+        unary, pairwise, never = self._tables.of(problem, options)
+        here = with_rest(known, unary, pairwise)
+        return _Solved(
+            here, total(here, unary, pairwise), minimize(unary, pairwise, starts=[here]), never
+        )
+
 
 def _named(
     graph: LogicalGraph,
     problem: Problem,
-    options: list[JointOptions],
+    options: Sequence[JointOptions],
     choices: Sequence[int],
 ) -> dict[str, PerAxis]:
     """Signatures by the names of calls and the keys of inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -35,7 +36,7 @@ class JointTables:
         object.__setattr__(self, "_boxing", BoxingCosts(self.grid, self.cost_model))
 
     def of(
-        self, problem: Problem, options: list[JointOptions]
+        self, problem: Problem, options: Sequence[JointOptions]
     ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
         """Costs of variables, of pairs of variables, and what is charged once for what is forbidden."""
         edges = [
