@@ -1,1 +1,1 @@
-"""Moves of where parts of a model stand: on ranks of their own, in stages cut, joined and resized; layouts along runs."""
+"""Moves of where parts of a model stand: ranks of their own, stages cut, joined and resized, runs of layouts."""
