@@ -62,8 +62,8 @@ def _tried(name: str, cluster: str, devices: int, seconds: float) -> Sequence[Fi
         Finding(
             f"{name}, {topology}",
             f">= {target:.1f}x the best of data parallel and experts",
-            f"{gain:.2f}x: {best.name} {seconds_text(found.seconds)} ({beside})",
-            round(gain, 2) >= target,
+            f"{gain:.3f}x: {best.name} {seconds_text(found.seconds)} ({beside})",
+            gain >= target,
             "; ".join([*failed, *_why(plain, found)]),
             {
                 "gain": gain,

@@ -165,7 +165,7 @@ def _job(case: Case, model: nn.Module) -> weft.Job:
 
 
 def outcome(case: Case, random: Random) -> str:
-    """The outcome: "ran", "none fits" where the search finds nothing, or what is wrong, in words."""
+    """The outcome: "ran", "none found" where the search finds nothing, or what is wrong, in words."""
     try:
         options = limited(case, random)
         found = weft.search(_job(case, case.model), case.machine, **options)

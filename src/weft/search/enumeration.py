@@ -295,7 +295,7 @@ class Enumeration:
             UserError: no strategy that was planned fits.
         """
         left = sum(map(len, self._fronts))
-        self.skipped[NO_TIME] += left
+        skipped = self.skipped + Counter({NO_TIME: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
@@ -306,7 +306,7 @@ class Enumeration:
             simulation,
             self.bound,
             tried,
-            {**self.skipped, **dict(self._refused.most_common(_REASONS))},
+            {**skipped, **dict(self._refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
             self.locality,
             why_not(self._by_hand, best, self._sources()),

@@ -107,5 +107,5 @@ def test_stages_and_shards_count() -> None:
 def test_results_say_it() -> None:
     result = weft.search(step(), "h100x4", moves=20)
     assert result.additive is not None
-    assert f"sum to {result.additive.gap:.2%} more than the least of any" in str(result)
+    assert f"others in this grid save {result.additive.gap:.2%} of calls" in str(result)
     assert result.to_json()["additive_gap"] == result.additive.gap

@@ -44,9 +44,7 @@ class AdditivePart:
 
     def __str__(self) -> str:
         """The distance of the layouts from the cheapest."""
-        return (
-            f"their calls and boxing sum to {self.gap:.2%} more than the least of any in this grid"
-        )
+        return f"others in this grid save {self.gap:.2%} of calls and boxing at most"
 
 
 def additive_part(

@@ -96,7 +96,7 @@ class SearchResult:
         best = next(each for each in self.tried if each.outcome == "best")
         lines = [
             f"best: {best.name}: {1e3 * self.seconds:.3f} ms a step",
-            f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below it",
+            f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below the best",
             *([f"layouts: {self.additive}"] if self.additive is not None else []),
             "",
             *map(str, self.tried[:_ROWS]),

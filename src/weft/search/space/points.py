@@ -182,7 +182,7 @@ class Points:
 
     @cached_property
     def by_hand(self) -> Mask:
-        """True where people write such strategies without a search: the result is never worse than these."""
+        """True where people write such strategies: the result is never worse than those of them that were planned."""
         plain = ~self.laid("free") & ~self.outer & (self.recompute == 0) & (self.offload == 0)
         plain &= ~self.experts
         alone = (self.stages == 1) & (self.laid("data") | (self.zero < 2))

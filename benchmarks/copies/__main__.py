@@ -1,6 +1,6 @@
 """Copies of activations for torch's pipeline schedules: weft's beside those of torch's analysis, at equal times.
 
-    python -m benchmarks.search.copies --json docs/results/copies.json
+    python -m benchmarks.copies --json docs/results/copies.json
 
 Each forward takes a second, a backward two, one for inputs and one for weights where it is split; transfers none. Of
 torch come the lists of acts of its own schedules, and the slots that they need (`torch_orders.py`); of weft plans of
@@ -20,8 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import final
 
-from benchmarks.search.torch_orders import orders, seconds, slots
-from benchmarks.search.unit_stages import Draft, Layout, drafted, fewer, homes
+from benchmarks.copies.torch_orders import orders, seconds, slots
+from benchmarks.copies.unit_stages import Draft, Layout, drafted, fewer, homes
 from weft.strategy.parts import Schedule
 
 RANKS, MICRO_BATCHES = (2, 4, 8), (4, 8, 16, 32)
