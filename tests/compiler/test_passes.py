@@ -172,7 +172,7 @@ NO_PASSES = {
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "families", "memory", "moments_of", "rank_classes"),
+        ("communicators", "families", "memory", "moments", "moments_of", "rank_classes", "turns"),
         "tell something of a program",
     ),
     **dict.fromkeys(
