@@ -196,7 +196,7 @@ class Enumeration:
         while self._has_left(front) and (self.affords() or not self.planned):
             if likely and self._is_unlikely(front.next_seconds):
                 return
-            point = front.pop(self._may_look, self._in_time)
+            point = front.pop(self._may_look, self._in_time, self.affords)
             if point is None and self.planned:
                 return
             point = self._with_room(front, point) if point is not None else front.first()

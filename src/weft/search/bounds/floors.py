@@ -7,7 +7,6 @@ gradients and parts of sums that are added up (`exchanges`). Queues run side by 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import final
 
 import numpy as np
@@ -23,6 +22,8 @@ from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes, Seconds
 
+# A point that should lack room stands behind all that take so many times as long.
+_CROWDED = 10.0
 # Times as long as with the batch split over all ranks that other layouts take, about.
 _FREE = 1.1
 
@@ -82,7 +83,11 @@ class Floors:
         return Seconds(float(self.estimate(Points.one(point))[0]))
 
     def estimate(self, points: Points) -> Floats:
-        """Seconds that steps take about: exchanges are half hidden, starts and bubbles count.
+        """The same for points: many times as many seconds where they have no room, probably."""
+        return self.about(points) * self._crowding(points)
+
+    def about(self, points: Points) -> Floats:
+        """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
 
         Layouts that deduction finds are seldom better than the batch split over all ranks.
         """
@@ -105,10 +110,19 @@ class Floors:
         reduced = self.exchanges.reduction(whole) * np.where(points.zero == 3, 1.5, 1.0)
         busy = busy + self._sent(points)
         even = busy * (1 + (points.stages - 1) / (points.micro_batches * points.turns))
-        late = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
-        over = self._likely(whole) / (self.limit or inf)
-        found: Floats = late * np.where(over > 1, 10.0 * over, 1.0)
+        found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         return found
+
+    def _crowding(self, points: Points) -> Floats:
+        """1 where points have room, probably; else more the more they lack."""
+        if not len(points) or self.limit is None:
+            return np.ones(len(points))
+        free = points.laid("free") & (points.tensor > 1)
+        likely = np.where(
+            free, self._likely(points.flat()), self._likely(points.laid_as("free", "data"))
+        )
+        over = likely / self.limit
+        return np.where(over > 1, _CROWDED * over, 1.0)
 
     def _sent(self, points: Points) -> Floats:
         """Seconds in which a rank sends what blocks keep to the host, and gets it back."""

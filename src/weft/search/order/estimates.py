@@ -72,7 +72,7 @@ class Estimates:
         return self._looks
 
     def rough(self, points: Points) -> Floats:
-        """Seconds of steps by floors, times what points alike took longer than theirs."""
+        """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room."""
         return self.floors.estimate(points) * self._factors_of(points)
 
     def rough_of(self, point: Point) -> Seconds:
@@ -200,7 +200,7 @@ class Estimates:
     def learn(self, point: Point, seconds: Seconds) -> None:
         """Correct the rough estimates of points alike by what this one took."""
         one = Points.one(point)
-        ratio = seconds / max(float(self.floors.estimate(one)[0]), 1e-30)
+        ratio = seconds / max(float(self.floors.about(one)[0]), 1e-30)
         columns = self._columns(one)
         for names in _ALIKE:
             key = tuple((name, int(columns[name][0])) for name in names)

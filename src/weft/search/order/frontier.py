@@ -13,8 +13,8 @@ from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Seconds
 
-# So many of the next points are looked at ahead.
-_AHEAD = 8
+# So many of the next points are looked at ahead, and so many searched for one that may have room.
+_AHEAD, _NEXT = 8, 512
 
 
 @final
@@ -75,7 +75,7 @@ class Frontier:
         return self._points.point(number)
 
     def first(self) -> Point:
-        """The next point as it stands.
+        """The next point as it stands; none that is known to lack room, where another is among the next.
 
         Raises:
             IndexError: there is none left.
@@ -83,15 +83,27 @@ class Frontier:
         number = self._first()
         if number is None:
             raise IndexError("no point is left")
-        return self._taken(number)
+        may_have = (each for each in self._next(_NEXT) if self._left[each] and self._may_fit(each))
+        return self._taken(next(may_have, number))
 
-    def pop(self, more: Callable[[], bool], in_time: Callable[[Point], bool]) -> Point | None:
+    def _may_fit(self, number: int) -> bool:
+        """True where a point is not known to lack room."""
+        point = self._points.point(number)
+        return not self._estimates.looked_at(point) or self._estimates.has_room(point)
+
+    def pop(
+        self,
+        more: Callable[[], bool],
+        in_time: Callable[[Point], bool],
+        must: Callable[[], bool] = lambda: False,
+    ) -> Point | None:
         """The point that should be the quickest of all.
 
         Args:
             more: true while there is time to look at further points; then the quickest of those counts that were
                 looked at and have room.
             in_time: true where there is time to plan a point.
+            must: true while further points are looked at where none of those has room.
 
         Returns:
             None where none is left, or none of them was looked at and there is no time for it.
@@ -104,7 +116,9 @@ class Frontier:
                 return self._taken(number)
             point = self._points.point(number)
             if not self._estimates.looked_at(point) and not more():
-                return self._pop_known(in_time)
+                known = self._pop_known(in_time)
+                if known is not None or not must():
+                    return known
             self._look_ahead()
             self._order[number] = self._estimates.seconds(point)
             self._seen[number] = True
