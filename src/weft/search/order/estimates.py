@@ -25,10 +25,13 @@ from weft.units import Bytes, Seconds
 
 _Key: TypeAlias = tuple[tuple[str, int], ...]
 # The part of a pipeline's bubble that is left where other orders fill it. Gradients of weights fill it on paper; steps
-# of deep pipelines were simulated to be longer with them apart, not shorter.
-_BUBBLE = {"": 0.7}
+# of deep pipelines were simulated to be longer with them apart, not shorter; nor were they with parts in turn, whose
+# exchanges are in the way.
+_BUBBLE = {"": 0.7, "interleaved": 2.0}
 # Times as long as others that plans take in which gradients of weights are acts of their own.
 _SPLIT = 1.4
+# The same of pipelines, beside what their small steps without stages say: equal stages are planned once.
+_STAGED = 0.7
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
@@ -164,6 +167,7 @@ class Estimates:
     def seconds_of_plan(self, point: Point) -> float:
         """Seconds in which a point would be planned and simulated, about; 0 where it was not looked at."""
         times = _SPLIT if point.schedule == "zero_bubble" else 1.0
+        times *= _STAGED if point.stages > 1 else 1.0
         look = self._looks.get(self._looked(point))
         return times * look.seconds if look is not None else 0.0
 
