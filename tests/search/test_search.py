@@ -240,3 +240,28 @@ def test_nothing_has_what_is_fixed() -> None:
         weft.search(job(samples=7).stored(), "h100x4", moves=2, fixed=fixed, every_rank=True)
     with pytest.raises(UserError, match=r"no strategy on 4 or 2 or 1 ranks"):
         weft.search(job(samples=7).stored(), "h100x4", moves=2, fixed=fixed)
+
+
+def test_stages_in_turn_are_searched_and_moved() -> None:
+    """More stages than rows of the grid: each row runs several, and layouts lie on what is left of it."""
+    fixed = Strategy(stages=4, micro_batches=4, schedule="interleaved")
+    result = weft.search(decoder(4), "h100x2", moves=12, fixed=fixed, planners=0)
+    assert result.best.stages == 4 or len(result.best.stages) == 4  # type: ignore[arg-type]
+    again = weft.simulate(decoder(4), result.best, "h100x2")
+    assert again.step_seconds == result.seconds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"seed": "a"}, "seed takes a whole number"),
+        ({"every_rank": "yes"}, "every_rank takes True or False"),
+        ({"told": None}, "told takes a function"),
+        ({"topology": 4}, "a topology is a name of the catalogue"),
+        ({"fixed": Strategy(grid=(3,))}, r"has all that is fixed \(grid=\(3,\)\)"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"topology": "h100x4", "moves": 1, **arguments}
+    with pytest.raises(UserError, match=said):
+        weft.search(layers(), **given)

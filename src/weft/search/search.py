@@ -78,6 +78,7 @@ def search(
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
+    _check_rest(seed, every_rank, told)
     _check_strategies(fixed, start)
     machine = machine_of(topology)
     stored = as_stored(step, fixed or data_parallel())
@@ -121,6 +122,15 @@ def _begin(
     if isinstance(start, SearchResult):
         return start.best, start.record
     return (start.best, start) if isinstance(start, SearchRecord) else (start, None)
+
+
+def _check_rest(seed: object, every_rank: object, told: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"weft.search: seed takes a whole number, such as 0, found {seed!r}")
+    if not isinstance(every_rank, bool):
+        raise UserError(f"weft.search: every_rank takes True or False, found {every_rank!r}")
+    if not callable(told):
+        raise UserError(f"weft.search: told takes a function of what is known, found {told!r}")
 
 
 def _check_strategies(fixed: object, start: object) -> None:

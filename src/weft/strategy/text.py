@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from weft.errors import StrategyError
 from weft.layout import SBP, parse_sbp, placement
 from weft.strategy.parts import Stage, Zero
 from weft.strategy.precision import Precision
@@ -84,6 +85,10 @@ def _plain_zero(zero: Zero | None) -> dict[str, int] | None:
 
 def _parsed_zero(content: Mapping[str, Any]) -> Zeros:
     """One for all parameters, whose entries are numbers; or one for each pattern."""
+    if not isinstance(content, Mapping):
+        raise StrategyError(
+            "expected {level: …, axis: …}, or that or null for each pattern of names"
+        )
     if any(isinstance(each, int) for each in content.values()):
         return Zero(**content)
     return {name: None if each is None else Zero(**each) for name, each in content.items()}

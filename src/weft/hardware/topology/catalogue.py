@@ -32,6 +32,11 @@ def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
     """
     if isinstance(what, Topology):
         return what
+    if not isinstance(what, str | Path):
+        raise UserError(
+            "a topology is a name of the catalogue, such as 'h100x8', the path of a .yaml file or a Topology, "
+            f"found {what!r}"
+        )
     if isinstance(what, Path) or what.endswith((".yaml", ".yml")):
         return parse_topology(read_yaml(Path(what)), str(what), None, calibrated)
     names = topologies()

@@ -14,6 +14,7 @@ from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.auto import Auto
+from weft.search.budget import Budget
 from weft.search.search import search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
@@ -62,6 +63,7 @@ def chosen(
     Raises:
         UserError: on all ranks, when no strategy fits, or an argument of the search is none.
     """
+    Budget.of(auto.seconds, auto.moves)
     if auto.moves is None and auto.seconds > world.timeout / 2:
         raise StrategyError(
             f"strategy=: the other ranks wait {world.timeout:g} s for the search at most, found "

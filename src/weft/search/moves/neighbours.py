@@ -9,6 +9,7 @@ from random import Random
 from typing import Protocol, final
 
 from weft.compiler.schedule.scheduled import in_flight
+from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError, UserError
 from weft.search.enumeration import Enumeration
 from weft.search.moves.layouts import LayoutMoves
@@ -143,9 +144,6 @@ class Neighbours:
 
     def _grid(self, strategy: Strategy) -> tuple[int, ...]:
         """The grid in which layouts are: that of the largest stage."""
-        stages = strategy.stages
-        if not isinstance(stages, int) and stages:
-            return tuple(max((each.placement.shape for each in stages), key=prod))
-        shape = self._evaluator.placement(strategy).shape
-        count = stages if isinstance(stages, int) else 1
-        return (shape[0] // count, *shape[1:])
+        stages = strategy.stages if isinstance(strategy.stages, int) else tuple(strategy.stages)
+        placements = stage_placements(stages, self._evaluator.placement(strategy))
+        return tuple(max((each.shape for each in placements), key=prod))

@@ -92,12 +92,24 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
     if not mask.any():
         ranks_text = " or ".join(map(str, sizes.ranks))
         raise UserError(
-            f"weft.search: no strategy on {ranks_text} ranks has all that is fixed: ranks of the data axis, "
-            f"times micro-batches, must divide the {sizes.samples} samples of a step, ZeRO needs several ranks "
+            f"weft.search: no strategy on {ranks_text} ranks has all that is fixed{_said(base)}: ranks of the data "
+            f"axis, times micro-batches, must divide the {sizes.samples} samples of a step, ZeRO needs several ranks "
             f"along that axis, and {sizes.blocks} repeated blocks make as many stages at most; fix less, or take "
             "another size of batch or number of ranks"
         )
     return every.where(mask)
+
+
+def _said(base: Strategy) -> str:
+    """The entries of a base that leave points out, as text."""
+    names = ("grid", "stages", "micro_batches", "schedule", "zero")
+    plain = Strategy()
+    said = [
+        f"{name}={getattr(base, name)!r}"
+        for name in names
+        if getattr(base, name) != getattr(plain, name)
+    ]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def with_fixed(start: Strategy, base: Strategy) -> Strategy:
