@@ -31,6 +31,20 @@ def test_they_are_read_off_the_step() -> None:
     assert experts_of(layers().graph) == Experts((), 0)
 
 
+def test_their_states_count_with_them() -> None:
+    """Of AdamW each element has two more; that others are frozen changes nothing."""
+    model, _ = pair(layers=2)
+    model.embedding.weight.requires_grad_(False)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    batch = token_batch(8, vocabulary=WORDS)
+    step = weft.Job(model, token_loss, torch.optim.AdamW(trained), batch).stored()
+    experts = [p for name, p in model.named_parameters() if name.endswith((".up", ".down"))]
+    elements = sum(each.numel() for each in experts)
+    steps = 2 * 2  # a number of updates for each parameter, where the optimizer keeps one
+    found = enumeration(step, "h100x4").facts.expert_bytes
+    assert 3 * 4 * elements <= found <= 3 * 4 * elements + 4 * steps
+
+
 def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
     found = enumeration(mixture(), "h100x4")
     every = space_of(found.facts, every_rank=True)

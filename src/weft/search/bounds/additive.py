@@ -7,7 +7,7 @@ that sum to the least as a place from which to search.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -17,6 +17,7 @@ from weft.errors import RuleError
 from weft.hardware.seconds_model import seconds_model
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.patterns import matches
+from weft.search.space.point import fixed_first
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
@@ -124,14 +125,8 @@ def _with_cheapest(
     return replace(
         strategy,
         signatures={**dict(sorted(signatures.items())), **base.signatures},
-        parameters=_laid(base.parameters, inputs["parameter"], strategy.parameters),
-        batch=_laid(base.batch, inputs["batch"], strategy.batch),
+        parameters=fixed_first(
+            base.parameters, fixed_first(inputs["parameter"], strategy.parameters)
+        ),
+        batch=fixed_first(base.batch, fixed_first(inputs["batch"], strategy.batch)),
     )
-
-
-def _laid(*entries: Mapping[str, SBPs]) -> dict[str, SBPs]:
-    """All entries in order, of which the first that says something of a pattern counts."""
-    found: dict[str, SBPs] = {}
-    for own in entries:
-        found |= {pattern: said for pattern, said in own.items() if pattern not in found}
-    return found

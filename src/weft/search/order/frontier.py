@@ -50,13 +50,6 @@ class Frontier:
         self._left &= ~gone
         return int(gone.sum())
 
-    def add(self, point: Point, least: Seconds) -> None:
-        """A point more, which was looked at."""
-        self._points = self._points.and_one(point)
-        self._least = np.append(self._least, least)
-        self._left, self._seen = np.append(self._left, True), np.append(self._seen, True)
-        self._order = np.append(self._order, self._estimates.seconds(point))
-
     def put_back(self, point: Point, seconds: Seconds) -> None:
         """A point that came out, behind others that take so long."""
         number = self._number(point)

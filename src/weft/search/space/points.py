@@ -73,10 +73,6 @@ class Points:
         """Those of a mask."""
         return Points(self.rows[mask])
 
-    def and_one(self, point: Point) -> Points:
-        """With one more, the last."""
-        return Points(np.concatenate([self.rows, np.array([_row(point)], np.int64)]))
-
     def flat(self) -> Points:
         """With all ranks along the data axis, and every parameter whole."""
         rows = self.rows.copy()

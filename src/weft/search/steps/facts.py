@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 from weft.cached import cached_property
 from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Call, Input
+from weft.ir.logical import Call, Input, Update
 from weft.ir.queries.op_calls import op_call
 from weft.layout import Placement
 from weft.ops import OpCall
@@ -89,20 +89,20 @@ class StepFacts:
     @cached_property
     def expert_bytes(self) -> float:
         """Bytes of the experts' parameters and their optimizer states."""
-        keys, inputs = set(self.experts.parameters), self._inputs("parameter")
-        own = sum(_bytes(node) for node in inputs if node.key in keys)
-        return own * (1 + self.states / self.parameters) if own else 0.0
+        keys = set(self.experts.parameters)
+        values = {node.value.name: node for node in self._inputs("parameter", "state")}
+        own = {name for name, node in values.items() if node.key in keys}
+        for update in self.step.graph.of_kind(Update):
+            if update.target.name in own:
+                own.update(state.name for state in update.states if state.name in values)
+        return float(sum(_bytes(values[name]) for name in own))
 
     @cached_property
     def small(self) -> tuple[StoredStep, StoredStep] | None:
         """The step with few of its blocks, and with one more; None where it cannot be cut, or is small itself."""
-        return self.smaller(FEW, MORE)
-
-    def smaller(self, few: int, more: int) -> tuple[StoredStep, StoredStep] | None:
-        """The step with two smaller numbers of blocks."""
-        if self.blocks is None or self.blocks.count < 2 * more:
+        if self.blocks is None or self.blocks.count < 2 * MORE:
             return None
-        one, two = with_fewer_blocks(self.step, few), with_fewer_blocks(self.step, more)
+        one, two = with_fewer_blocks(self.step, FEW), with_fewer_blocks(self.step, MORE)
         return (one, two) if one is not None and two is not None else None
 
     @cached_property
