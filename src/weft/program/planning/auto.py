@@ -15,6 +15,7 @@ from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.auto import Auto
 from weft.search.budget import Budget
+from weft.search.outcome.worth_running import worth_running
 from weft.search.search import search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
@@ -52,7 +53,7 @@ def chosen(
 ) -> list[tuple[Strategy, Placement]]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
 
-    Where the search is to measure, as many as it says, the quickest by simulation first.
+    Where the search is to measure, as many as it says, not all of one kind, the quickest by simulation first.
 
     Args:
         world: of all ranks.
@@ -85,8 +86,8 @@ def chosen(
             moves=auto.moves,
             every_rank=True,
         )
-        fit = [each.strategy for each in result.tried if each.outcome in ("best", "slower")]
-        return json.dumps([each.to_text() for each in fit[: max(auto.measure, 1)]])
+        wanted = worth_running(result.tried, max(auto.measure, 1))
+        return json.dumps([each.to_text() for each in wanted])
 
     texts = json.loads(told(world, "the search for a strategy", found)[0])
     named = auto.fixed is not None and bool(auto.fixed.stages)

@@ -1,0 +1,50 @@
+"""Which of the strategies that were tried run for real."""
+
+from __future__ import annotations
+
+import weft
+from weft.search.outcome.result import Outcome, Tried
+from weft.search.outcome.worth_running import worth_running
+from weft.units import Bytes, Seconds
+
+
+def _tried(seconds: float, by_hand: bool = False, **entries: object) -> Tried:
+    outcome: Outcome = "best" if seconds == 1.0 else "slower"
+    strategy = weft.Strategy(**entries)  # type: ignore[arg-type]
+    return Tried("", strategy, outcome, Seconds(seconds), Bytes(1), "", by_hand)
+
+
+NEAR = [
+    _tried(1.0 + 0.1 * number, grid=(2,), stages=2, micro_batches=4, recompute=(f"layer{number}",))
+    for number in range(6)
+]
+FLAT = _tried(1.25, grid=(2,), zero=weft.Zero(1))
+HAND = _tried(2.0, by_hand=True, grid=(2,))
+OTHER = _tried(3.0, grid=(2,), stages=2, micro_batches=8)
+
+
+def _all() -> list[Tried]:
+    return sorted([*NEAR, FLAT, HAND, OTHER], key=lambda each: each.seconds or 0.0)
+
+
+def test_half_are_the_quickest_and_half_of_other_kinds() -> None:
+    """A search's best strategies are alike; what people write and other pipelines run beside them."""
+    quickest = [NEAR[0], NEAR[1], NEAR[2], FLAT]
+    others = [HAND, OTHER]
+    found = worth_running(_all(), 6)
+    assert sorted(map(str, found)) == sorted(str(each.strategy) for each in (*quickest, *others))
+    assert found[0] == NEAR[0].strategy
+
+
+def test_the_best_by_hand_is_the_second_to_run() -> None:
+    """Of two strategies, one is what people write."""
+    assert worth_running(_all(), 2) == [NEAR[0].strategy, HAND.strategy]
+    assert worth_running(_all(), 1) == [NEAR[0].strategy]
+
+
+def test_only_what_fits_runs() -> None:
+    """Strategies without room, or refused, are none to run; fewer than asked for come back then."""
+    full = Tried("", weft.Strategy(grid=(4,)), "does not fit", Seconds(0.5), Bytes(9), "", True)
+    refused = Tried("", weft.Strategy(grid=(8,)), "refused", None, None, "why", True)
+    found = worth_running([*_all()[:1], full, refused], 6)
+    assert found == [NEAR[0].strategy]
