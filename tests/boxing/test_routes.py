@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.boxing import BoxingStep, local_transfer, steps, transfer_ranks
 from weft.boxing.overlaps import overlaps
-from weft.boxing.transfer import crossing, missing_elements
+from weft.boxing.transfer import Crossings, missing_elements
 from weft.layout import (
     SBP,
     Broadcast,
@@ -104,7 +104,7 @@ def test_elements_that_cross_are_those_of_all_ranks(
         for sender, receiver, region in plain_routes(source, target, shape)
         if sender != receiver
     )
-    assert crossing(source, target.placement, (target.sbp,), shape) == [crossed]
+    assert Crossings(target.placement, (target.sbp,), shape).elements(source) == [crossed]
     if source.placement == target.placement:
         grid = source.placement.shape
         assert missing_elements(source.sbp, target.sbp, grid, shape) == crossed
@@ -116,7 +116,7 @@ def test_ranks_whose_shards_are_as_long_are_counted_together() -> None:
     assert len(found.ranks) < 128
     uneven = overlaps((3, 2), (7,))
     states = tuple(product((Broadcast(), Split(0)), repeat=2))
-    assert uneven.held(states).tolist() == [42, 21, 14, 7]
+    assert uneven.ends(states).held.tolist() == [42, 21, 14, 7]
 
 
 def test_alike_pairs_of_placements_have_alike_chains() -> None:

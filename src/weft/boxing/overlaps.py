@@ -6,7 +6,7 @@ both say. Ranks for which all these lengths are the same are counted, not looked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 
 from weft.boxing.regions import Indices, State, regions_of
+from weft.cached import cached_property
 from weft.layout import Broadcast, Split
 
 
@@ -32,27 +33,64 @@ class Overlaps:
     ranks: Indices
     tables: tuple[Indices, ...]
 
-    def held(self, states: Sequence[State]) -> Indices:
-        """For each state, the elements that all ranks hold together."""
-        axes = [_splitting(states, dim) for dim in range(len(self.tables))]
-        return self._sums(
-            len(states), [t[own, own] for t, own in zip(self.tables, axes, strict=True)]
+    def ends(self, states: Sequence[State]) -> Ends:
+        """Some states, to which others are compared."""
+        return Ends(
+            self, len(states), tuple([_splitting(states, dim) for dim in range(len(self.tables))])
         )
 
-    def common(self, states: Sequence[State], other: State) -> Indices:
-        """For each state, the elements that ranks hold in it and in another."""
-        found = []
-        for dim, table in enumerate(self.tables):
-            (one,) = _splitting((other,), dim)
-            found.append(table[_splitting(states, dim), one])
-        return self._sums(len(states), found)
+    def missing(self, before: Sequence[State], after: Sequence[State]) -> Indices:
+        """For each pair of states, the elements that ranks must receive, all together, to go from one to the other."""
+        ends = self.ends(after)
+        own = [_splitting(before, dim) for dim in range(len(self.tables))]
+        every = zip(self.tables, ends.splitting, own, strict=True)
+        both = self.sums((len(after),), (table[one, other] for table, one, other in every))
+        return ends.held - both
 
-    def _sums(self, states: int, lengths: Sequence[Indices]) -> Indices:
-        sizes = np.ones((states, len(self.ranks)), dtype=np.int64)
+    def sums(self, states: tuple[int, ...], lengths: Iterable[Indices]) -> Indices:
+        """Elements over all ranks, of shards whose lengths along each dimension are given [*states, kinds]."""
+        sizes = np.ones((*states, len(self.ranks)), dtype=np.int64)
         for each in lengths:
             sizes *= each
         found: Indices = sizes @ self.ranks
         return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """States in which transfers end.
+
+    Attributes:
+        overlaps: of shards.
+        count: of the states.
+        splitting: for each dimension and state, the axes that split it, as the bits of a number.
+    """
+
+    overlaps: Overlaps
+    count: int
+    splitting: tuple[list[int], ...]
+
+    @cached_property
+    def held(self) -> Indices:
+        """For each state, the elements that all ranks hold together."""
+        pairs = zip(self.overlaps.tables, self.splitting, strict=True)
+        return self.overlaps.sums((self.count,), (table[own, own] for table, own in pairs))
+
+    def common(self, other: State) -> Indices:
+        """For each state, the elements that ranks hold in it and in another."""
+        found = []
+        for dim, table in enumerate(self.overlaps.tables):
+            (one,) = _splitting((other,), dim)
+            found.append(table[self.splitting[dim], one])
+        return self.overlaps.sums((self.count,), found)
+
+    @cached_property
+    def common_with_each(self) -> Indices:
+        """The elements that ranks hold in one state and in another [states, states]."""
+        pairs = zip(self.overlaps.tables, self.splitting, strict=True)
+        lengths = (table[np.ix_(own, own)] for table, own in pairs)
+        return self.overlaps.sums((self.count, self.count), lengths)
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,11 @@ from functools import lru_cache
 from itertools import product
 from typing import TypeAlias, final
 
+from weft.boxing.lone_axes import without_lone_axes
 from weft.boxing.numbered import numbered_layouts
 from weft.boxing.step import COLLECTIVES, BoxingStep, StepKind, step_bytes, step_kind
-from weft.boxing.transfer import crossing, missing_elements
+from weft.boxing.transfer import Crossings, missing_elements
+from weft.cached import cached_property
 from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.units import Bytes
@@ -72,7 +74,11 @@ def _numbered_steps(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int
 ) -> tuple[BoxingStep, ...]:
     """The chain between placements whose ranks are numbered anew: pairs of placements that are alike share it."""
-    return _PathSearch(source, target, shape, itemsize).shortest()
+
+    def search(here: Layout, there: Layout) -> tuple[BoxingStep, ...]:
+        return _PathSearch(here, there, shape, itemsize).shortest()
+
+    return without_lone_axes(source, target, search)
 
 
 def _on(placements: Mapping[Placement, Placement], layout: Layout) -> Layout:
@@ -83,14 +89,21 @@ def moves(
     state: State, grid: tuple[int, ...], shape: tuple[int, ...], itemsize: int, options: State
 ) -> Iterator[Move]:
     """All single steps from `state` on one grid: kind, axis, state afterwards, bytes over all ranks."""
+    for kind, axis, after in changes(state, grid, options):
+        yield kind, axis, after, _moved(kind, axis, state, after, grid, shape, itemsize)
+
+
+def changes(
+    state: State, grid: tuple[int, ...], options: State
+) -> Iterator[tuple[StepKind, int, State]]:
+    """All single steps from `state` on one grid: kind, axis, state afterwards."""
     for axis, here in enumerate(state):
         if not _innermost(state, axis, here, grid):
             continue
         for there in options:
             kind = None if there == here else step_kind(here, there, grid[axis])
             if kind is not None and _innermost(state, axis, there, grid):
-                after = state[:axis] + (there,) + state[axis + 1 :]
-                yield kind, axis, after, _moved(kind, axis, state, after, grid, shape, itemsize)
+                yield kind, axis, state[:axis] + (there,) + state[axis + 1 :]
 
 
 def whole_states(options: State, axes: int) -> tuple[State, ...]:
@@ -118,15 +131,16 @@ class _PathSearch:
     itemsize: int
 
     def shortest(self) -> tuple[BoxingStep, ...]:
-        order = {sbp: number for number, sbp in enumerate(self._options())}
+        order = {sbp: number for number, sbp in enumerate(self._options)}
         reached: dict[Layout, BoxingStep | None] = {}
         # The count makes the key unique: the heap never compares steps.
         queue: list[tuple[int, int, tuple[int, ...], int, BoxingStep | None]] = [
             (0, 0, (), 0, None)
         ]
         count = 1
-        # The least weight of a chain that is known to reach the target.
-        limit = math.inf
+        # The least weight of a chain that is known to reach the target; and the least that leads to each layout: what
+        # is no less comes later in the queue.
+        limit, least = math.inf, dict[Layout, tuple[int, int]]()
         while queue:
             weight, hops, _, _, last = heapq.heappop(queue)
             here = self.source if last is None else last.target
@@ -138,15 +152,25 @@ class _PathSearch:
             for step in self._steps_from(here, limit - weight):
                 heavier = weight + move_weight(step.kind, step.bytes)
                 limit = min(limit, heavier) if step.target == self.target else limit
-                sbps = (order[sbp] for sbp in step.target.sbp)
-                key = (_unevenness(step.target, self.shape), *sbps)
                 # A collective comes before a transfer that moves as much: it can be joined with
                 # others.
                 further = hops + 1 + (step.kind == "transfer")
+                if least.get(step.target, (math.inf, 0)) <= (heavier, further):
+                    continue
+                least[step.target] = heavier, further
+                sbps = (order[sbp] for sbp in step.target.sbp)
+                key = (_unevenness(step.target, self.shape), *sbps)
                 heapq.heappush(queue, (heavier, further, key, count, step))
                 count += 1
         raise InternalError(f"no chain of steps leads from {self.source} to {self.target}")
 
+    @cached_property
+    def _crossings(self) -> Crossings:
+        """What transfers to the target's placement move."""
+        states = whole_states(self._options, self.target.placement.axes)
+        return Crossings(self.target.placement, states, self.shape)
+
+    @cached_property
     def _options(self) -> State:
         """The SBPs that a chain may pass on any axis: of both ends, Broadcast, Partial(sum), splits."""
         splits = map(Split, range(len(self.shape)))
@@ -156,7 +180,7 @@ class _PathSearch:
     def _steps_from(self, here: Layout, room: float) -> Iterator[BoxingStep]:
         """The steps that may follow, of those that weigh at most `room`."""
         placement = here.placement
-        options = self._options()
+        options = self._options
         for kind, axis, after, moved in moves(
             here.sbp, placement.shape, self.shape, self.itemsize, options
         ):
@@ -168,8 +192,8 @@ class _PathSearch:
     def _transfers_from(self, here: Layout, room: float) -> Iterator[BoxingStep]:
         """Transfers to every layout without a Partial on the target's placement."""
         other = self.target.placement
-        states = whole_states(self._options(), other.axes)
-        for state, elements in zip(states, crossing(here, other, states, self.shape), strict=True):
+        crossings = self._crossings
+        for state, elements in zip(crossings.states, crossings.elements(here), strict=True):
             moved = Bytes(elements * self.itemsize)
             if move_weight("transfer", moved) > room:
                 continue
@@ -225,7 +249,8 @@ def _moved(
         return Bytes(0)
     if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
         return Bytes(missing_elements(state, after, grid, shape) * itemsize)
-    return step_bytes(kind, grid[axis], _bytes_of_groups(state, axis, grid, shape, itemsize))
+    held = math.prod(shape) * itemsize * copies_beside(state, axis, grid)
+    return step_bytes(kind, grid[axis], Bytes(held))
 
 
 def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
@@ -234,19 +259,17 @@ def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
     return all(shape[split.dim] % ranks == 0 for split in splits)
 
 
-def _bytes_of_groups(
-    state: State, axis: int, grid: tuple[int, ...], shape: tuple[int, ...], itemsize: int
-) -> Bytes:
-    """Bytes of one group's tensor, summed over all groups along `axis`.
+def copies_beside(state: State, axis: int, grid: tuple[int, ...]) -> int:
+    """How many groups along `axis` hold the whole of a tensor.
 
     Axes that split share one tensor between their groups, even when unevenly; the others repeat it.
     """
-    copies = math.prod(
+    beside = (
         parts
         for other, (sbp, parts) in enumerate(zip(state, grid, strict=True))
         if other != axis and not isinstance(sbp, Split)
     )
-    return Bytes(math.prod(shape) * itemsize * copies)
+    return math.prod(beside)
 
 
 def _order(sbp: SBP) -> tuple[int, int, str]:

@@ -11,10 +11,11 @@ from typing import final
 import numpy as np
 
 from weft.boxing.numbered import all_ranks, numbered_layouts, rank_numbers
-from weft.boxing.overlaps import overlaps
+from weft.boxing.overlaps import Ends, overlaps
 from weft.boxing.regions import Indices, State, regions_of
 from weft.boxing.routes import Piece, routes
 from weft.boxing.step import BoxingStep
+from weft.cached import cached_property
 from weft.layout import Layout, Placement
 from weft.units import Bytes
 
@@ -65,36 +66,48 @@ def local_transfer(step: BoxingStep, shape: tuple[int, ...], rank: int) -> Local
     )
 
 
-def crossing(
-    here: Layout, placement: Placement, states: tuple[State, ...], shape: tuple[int, ...]
-) -> list[int]:
-    """Elements that cross between ranks in a transfer from `here` to each of `states` on `placement`.
+@final
+@dataclass(frozen=True, eq=False)
+class Crossings:
+    """What crosses between ranks in transfers to layouts of one placement.
 
-    The SBPs of `here` and of `states` are Split or Broadcast.
+    Attributes:
+        placement: on which the transfers end.
+        states: SBPs, each Split or Broadcast, in which they end.
+        shape: whole shape of the tensor.
     """
-    wanted = overlaps(placement.shape, shape)
-    found: list[int] = (wanted.held(states) - _kept(here, placement, states, shape)).tolist()
-    return found
 
+    placement: Placement
+    states: tuple[State, ...]
+    shape: tuple[int, ...]
 
-def _kept(
-    here: Layout, placement: Placement, states: tuple[State, ...], shape: tuple[int, ...]
-) -> Indices:
-    """For each of `states`, the elements that ranks hold already."""
-    if here.placement == placement:
-        return overlaps(placement.shape, shape).common(states, here.sbp)
-    places = {rank: place for place, rank in enumerate(here.placement.ranks)}
-    columns = [place for place, rank in enumerate(placement.ranks) if rank in places]
-    rows = [places[placement.ranks[place]] for place in columns]
-    if not rows:
-        return np.zeros(len(states), dtype=np.int64)
-    starts, ends = (each[:, columns] for each in regions_of(states, placement.shape, shape))
-    own = regions_of((here.sbp,), here.placement.shape, shape)
-    own_starts, own_ends = (each[:, rows] for each in own)
-    first = np.maximum(starts, own_starts)
-    lengths = np.maximum(np.minimum(ends, own_ends) - first, 0)
-    found: Indices = lengths.prod(axis=-1).sum(axis=-1)
-    return found
+    @cached_property
+    def _ends(self) -> Ends:
+        return overlaps(self.placement.shape, self.shape).ends(self.states)
+
+    def elements(self, here: Layout) -> list[int]:
+        """For each state, the elements that cross in a transfer from `here`, whose SBPs are Split or Broadcast."""
+        found: list[int] = (self._ends.held - self._kept(here)).tolist()
+        return found
+
+    def _kept(self, here: Layout) -> Indices:
+        """For each state, the elements that ranks hold already."""
+        placement, shape = self.placement, self.shape
+        if here.placement == placement:
+            return self._ends.common(here.sbp)
+        places = {rank: place for place, rank in enumerate(here.placement.ranks)}
+        columns = [place for place, rank in enumerate(placement.ranks) if rank in places]
+        rows = [places[placement.ranks[place]] for place in columns]
+        if not rows:
+            return np.zeros(len(self.states), dtype=np.int64)
+        every = regions_of(self.states, placement.shape, shape)
+        starts, ends = (each[:, columns] for each in every)
+        own = regions_of((here.sbp,), here.placement.shape, shape)
+        own_starts, own_ends = (each[:, rows] for each in own)
+        first = np.maximum(starts, own_starts)
+        lengths = np.maximum(np.minimum(ends, own_ends) - first, 0)
+        found: Indices = lengths.prod(axis=-1).sum(axis=-1)
+        return found
 
 
 def missing_elements(
@@ -104,5 +117,4 @@ def missing_elements(
 
     The states have no Partial.
     """
-    found = overlaps(grid, shape)
-    return int((found.held((after,)) - found.common((after,), before))[0])
+    return int(overlaps(grid, shape).missing((before,), (after,))[0])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 
-from weft.compiler.layouts.boxing_costs import BoxingCosts, _all_shortest
+from weft.boxing import COLLECTIVE_BYTES, steps
+from weft.boxing.path import move_weight
+from weft.compiler.layouts.boxing_costs import BoxingCosts
+from weft.compiler.layouts.chains import Steps
 from weft.hardware import CostModel
-from weft.layout import SBP, Broadcast, Partial, Split
+from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
 
 SPEC = TensorSpec((8, 6), "float32")
@@ -23,7 +28,6 @@ def test_axes_of_one_rank_cost_nothing() -> None:
     plain = alone.table(SPEC, 0, ((), ()), (ENDS, ENDS))
     others = (Split(0), B, B)
     assert np.array_equal(among.table(SPEC, 1, (others, (B, B, Split(1))), (ENDS, ENDS)), plain)
-    assert among._pairs(SPEC, ("sum",)).ndim == 2
     # Along such an axis the others' boxing is all that it costs, whatever the ends.
     reduced = among.table(SPEC, 0, ((Partial("sum"), B, B), (B, B, B)), (ENDS, ENDS))
     assert np.unique(reduced) == [plain[1, 0]]
@@ -31,11 +35,12 @@ def test_axes_of_one_rank_cost_nothing() -> None:
 
 
 def test_reductions_that_neither_end_has_are_no_way_to_go() -> None:
-    """Costs are the same with all reductions in the table."""
-    costs = BoxingCosts((2, 3), CostModel())
-    few, all_three = costs._pairs(SPEC, ("sum",)), costs._pairs(SPEC, ("sum", "max", "min"))
-    kept = np.ix_(*[[0, 1, 4, 5]] * 4)
-    assert np.array_equal(all_three[kept], few)
+    """Costs are the same where all reductions are among the layouts."""
+    costs, spec = BoxingCosts((2, 3), CostModel()), SPEC
+    layouts = list(product(ENDS, repeat=2))
+    few = costs.joint_table(spec, layouts, layouts)
+    others = [(Partial("max"), Partial("min")), *layouts]
+    assert np.array_equal(costs.joint_table(spec, others, others)[1:, 1:], few)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,4 +56,22 @@ def test_shortest_paths(seed: int) -> None:
     expected = costs.copy()
     for via in range(20):
         expected = np.minimum(expected, expected[:, via, None] + expected[None, via, :])
-    assert np.array_equal(_all_shortest(costs), expected)
+    before, after = np.nonzero(np.isfinite(costs))
+    found = Steps.of(before, after, costs[before, after], 20).costs(range(20))
+    assert np.array_equal(found.T, expected)
+
+
+@pytest.mark.parametrize(("grid", "shape"), [((2, 3), (8, 6)), ((2, 2, 3), (7, 5)), ((4,), (6,))])
+def test_costs_are_those_of_the_chains_that_run(
+    grid: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """From some layouts to all, of even and uneven pieces, as the search for one chain finds it."""
+    free = CostModel(bytes_per_held=0.0, bytes_per_collective=float(COLLECTIVE_BYTES))
+    where = Placement("cpu", grid, tuple(range(math.prod(grid))))
+    ends = (Broadcast(), Partial("sum"), *map(Split, range(len(shape))))
+    layouts = list(product(ends, repeat=len(grid)))
+    table = BoxingCosts(grid, free).joint_table(TensorSpec(shape, "float32"), layouts, layouts)
+    for row, made in list(zip(table, layouts, strict=True))[::5]:
+        for cost, wanted in zip(row, layouts, strict=True):
+            chain = steps(Layout(where, made), Layout(where, wanted), shape, 4)
+            assert cost == sum(move_weight(step.kind, step.bytes) for step in chain)

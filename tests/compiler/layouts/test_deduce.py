@@ -449,7 +449,7 @@ def test_tables_of_boxing_are_remembered_by_grid_and_cost_model(
         raise AssertionError("made anew")
 
     found = table((4,), 1.0)
-    monkeypatch.setattr("weft.compiler.layouts.boxing_costs.moves", fail)
+    monkeypatch.setattr("weft.compiler.layouts.boxing_costs.grid_moves", fail)
     assert table((4,), 1.0) == found
     for grid, collective in (((3,), 1.0), ((4,), 2.0)):
         with pytest.raises(AssertionError, match="made anew"):

@@ -38,19 +38,24 @@ def descend(problem: Problem, known: Known) -> LayoutChoice:
 
 
 def _descend(problem: Problem, known: Known) -> LayoutChoice:
-    """Axis after axis, until nothing changes."""
+    """Axes of one rank once, which cost nothing and change nothing; then axis after axis, until nothing changes."""
     descent, grid = _Descent(problem, known), known.grid
     choice = LayoutChoice(tuple(start(variable, len(grid)) for variable in problem.variables))
-    proven = [False] * len(grid)
+    alone = [axis for axis, parts in enumerate(grid) if parts == 1]
+    several = [axis for axis, parts in enumerate(grid) if parts > 1]
+    proven: dict[int, bool] = {}
+    for axis in alone:
+        choice = descent.solve(axis, choice)
+        proven[axis] = choice.exact
     solved = 0  # axes that have been solved since something last changed
-    for turn in range(ROUNDS * len(grid)):
-        axis, before = turn % len(grid), choice.signatures
+    for turn in range(ROUNDS * len(several)):
+        axis, before = several[turn % len(several)], choice.signatures
         choice = descent.solve(axis, choice)
         proven[axis] = choice.exact
         solved = solved + 1 if choice.signatures == before else 1
-        if solved == len(grid):
+        if solved == len(several):
             break
-    return replace(choice, exact=solved == len(grid) and all(proven))
+    return replace(choice, exact=solved == len(several) and all(proven.values()))
 
 
 def settle(
