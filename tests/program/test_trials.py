@@ -90,6 +90,18 @@ def test_the_fastest_is_taken_and_the_first_of_equals(monkeypatch):
             trials.fastest(candidates[2:3])
 
 
+def test_what_disturbs_one_trial_decides_nothing(monkeypatch):
+    took = {1: iter([1.1, 0.9]), 2: iter([1.0, 1.0]), 3: iter([1.3])}
+    monkeypatch.setattr(
+        Trials, "seconds", lambda _, strategy, __: next(took[strategy.micro_batches])
+    )
+    candidates = [(Strategy(micro_batches=number), TWO) for number in took]
+    with local_world(2) as world:
+        trials = Trials(world, Step(*parts()), "aten")
+        assert trials.fastest(candidates) == candidates[0]
+    assert [next(each, "all taken") for each in took.values()] == ["all taken"] * 3
+
+
 def test_a_search_that_measures_equals_plain_pytorch():
     model, loss_fn, optimizer, batch = parts()
     plain, plainly = copy.deepcopy((model, optimizer))
