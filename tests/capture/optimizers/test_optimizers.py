@@ -51,6 +51,22 @@ def test_states(name: str, options: dict[str, Any], states: list[str], elementwi
     assert len(found) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("NAdam", {}), ("Adafactor", {})],
+)
+def test_a_users_default_device_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    """Also where it holds no values: what looks at values makes its own."""
+    model = models.MLP()
+    expected, _ = updates(model, getattr(torch.optim, name)(model.parameters(), **options))
+    model = models.MLP()
+    batch = models.vector_batch(dtype=torch.float32)
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    with torch.device("meta"):
+        graph = capture(model, models.classification_loss, optimizer, batch).graph
+    assert graph.of_kind(Update) == expected
+
+
 def test_shapes_and_dtypes_of_states() -> None:
     model = models.MLP()
     _, graph = updates(model, torch.optim.AdamW(model.parameters()))

@@ -123,6 +123,17 @@ def update_rules(
         )
     for optimizer in optimizers.each:
         check_optimizer(optimizer)
+    # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
+    with torch.device("cpu"):
+        return _rules(optimizers, parameters, groups, masters)
+
+
+def _rules(
+    optimizers: Optimizers,
+    parameters: Mapping[str, torch.Tensor],
+    groups: dict[str, int],
+    masters: bool,
+) -> dict[str, UpdateRule]:
     tried: dict[Any, UpdateRule] = {}
     cut: dict[tuple[int, int], bool] = {}
     rules = {}
