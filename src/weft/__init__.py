@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weft.ops import rule as rule
     from weft.planning.simulated import simulate as simulate
     from weft.program import Buckets as Buckets
+    from weft.program import Checkpoints as Checkpoints
     from weft.program import Job as Job
     from weft.program import Program as Program
     from weft.program import Step as Step
@@ -66,7 +67,7 @@ _NAMES = {
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
     "weft.planning.simulated": "simulate",
-    "weft.program": "Buckets Job Program Step compile release",
+    "weft.program": "Buckets Checkpoints Job Program Step compile release",
     "weft.runtime.world.world": "local_world",
     "weft.search": "Auto SearchRecord SearchResult search",
     "weft.simulator": "Simulation",

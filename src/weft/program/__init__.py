@@ -6,3 +6,4 @@ from weft.program.job import Job as Job
 from weft.program.live.live import release as release
 from weft.program.planning.step import Step as Step
 from weft.program.program import Program as Program
+from weft.program.saving.checkpoints import Checkpoints as Checkpoints

@@ -40,6 +40,10 @@ from weft.program.planning.recovery import Failed
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants
 from weft.program.predict import costs_in, predicted
+from weft.program.saving.groups import about_program
+from weft.program.saving.held import Held
+from weft.program.saving.load import load
+from weft.program.saving.save import save
 from weft.program.trace import Trace, gather_trace
 from weft.program.training.gradients import check_adding
 from weft.program.training.states import full_states
@@ -117,6 +121,11 @@ class Program:
     def strategy(self) -> Strategy:
         """The user's."""
         return self._setting.strategy
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made, those before a checkpoint that was loaded included."""
+        return self._steps
 
     @property
     def placement(self) -> Placement:
@@ -391,6 +400,74 @@ class Program:
         self._training.take()
         return full_states(optimizer)
 
+    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint: parameters, buffers, optimizer states, masters, loss scale, options of groups, steps.
+
+        It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, in which each tensor
+        stands once, under the names that a single device has ("model.blocks.0.weight",
+        "optimizer.state.blocks.0.weight.exp_avg"), and "weft.json" with all that is no tensor. It appears at `path`
+        whole or not at all. Every process must call it.
+
+        Args:
+            path: where nothing is yet, on a file system that all processes see.
+            extra: more that `load` gives back: numbers, texts, whole tensors, lists and dicts of them, and objects with
+                `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process.
+
+        Raises:
+            UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
+                else.
+        """
+        place = _checkpoint_path(path)
+        self._make_ready()
+        self._enter(f"save {place}")
+        held = self._held()
+        if self._training is not None:
+            self._training.take()
+            if self._training.gradients.standing():
+                raise UserError(
+                    "program.save: gradients wait in parameter.grad, and a checkpoint holds none; call "
+                    "program.update() or model.zero_grad() first"
+                )
+        save(held, place, about_program(held, self._steps, self._step.optimizers), extra or {})
+
+    def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
+
+        Files that `torch.distributed.checkpoint` has written as safetensors are read too, with names as `save` gives
+        them or the plain ones of a model's `state_dict()`; states that they lack begin anew, or stay. Each rank reads
+        what it holds. Every process must call it.
+
+        Args:
+            path: the folder.
+            extra: objects whose `load_state_dict` gets what `save` had under the same name.
+
+        Returns:
+            What `save` was given as `extra`.
+
+        Raises:
+            UserError: on every process, before anything is written: there is no checkpoint, a file is damaged or
+                missing, or it is of another model, optimizer or seed.
+        """
+        place = _checkpoint_path(path)
+        if not self._close.alive:
+            raise UserError("this program was closed, and cannot load; compile another one")
+        self._enter(f"load {place}")
+        optimizers = self._step.optimizers
+        found = load(self._held(), place, optimizers)
+        for name, each in (extra or {}).items():
+            if name not in found.extra:
+                raise UserError(
+                    f"program.load: {place} has no extra {name!r}; it has {sorted(found.extra)}"
+                )
+            each.load_state_dict(found.extra[name])
+        self._steps = int(found.about.get("steps", self._steps))
+        if self._failed is not None:
+            self._failed.loaded = True
+        return dict(found.extra)
+
+    def _held(self) -> Held:
+        return Held(self._setting, self.graph, self._training)
+
     def explain(self, details: bool = False, op: str | None = None) -> str:
         """Describe the program in some 25 lines: what a step takes, what its ranks send and hold, what limits it.
 
@@ -501,3 +578,9 @@ def _close_all(variants: Variants, training: Training | None) -> None:
     variants.close()
     if training is not None:
         training.close(but=variants)
+
+
+def _checkpoint_path(path: object) -> Path:
+    if not isinstance(path, str | Path) or not str(path):
+        raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
+    return Path(path).absolute()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, final
@@ -53,7 +53,7 @@ class States:
         self.optimizer = optimizer
         self._model = model
         self._variables = variables
-        self._members: dict[str, _Stated] = {}
+        self._members: dict[str, Stated] = {}
         self._changes = _changes.setdefault(optimizer, _Changes())
         # What was there when it was last compared: the user's dicts, the changes in them, and the
         # ranks' versions.
@@ -104,7 +104,21 @@ class States:
         for shown, name, kept in self._numbers:
             dict.__setitem__(shown, name, kept[0][name])
 
-    def _take(self, member: _Stated) -> None:
+    @property
+    def members(self) -> Collection[Stated]:
+        """The parameters that are updated."""
+        return self._members.values()
+
+    def put(self, values: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
+        """Let the ranks keep other states, by parameter and rank; the update of what is not there begins anew."""
+        for key, member in self._members.items():
+            self.optimizer.state.pop(member.parameter, None)
+            for rank, variables in self._variables.items():
+                if key in variables:
+                    variables.keep(key, values.get(key, {}).get(rank))
+        self.show()
+
+    def _take(self, member: Stated) -> None:
         """Give the ranks what the user's optimizer holds for a parameter."""
         found = self.optimizer.state.get(member.parameter)
         laid = member.taken(found or {})
@@ -122,7 +136,7 @@ class States:
             }
             self.optimizer.state[member.parameter] = _Shown(shown, self._changes)
 
-    def _show(self, member: _Stated) -> None:
+    def _show(self, member: Stated) -> None:
         """Let the user's optimizer hold what the ranks keep for a parameter that it knows nothing of."""
         shown = self.optimizer.state.get(member.parameter) or {}
         if any(value is not None for value in shown.values()):
@@ -134,7 +148,7 @@ class States:
         entries = {name: member.shown(name, [own[name] for own in kept]) for name in names}
         self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
 
-    def _kept(self, member: _Stated) -> list[dict[str, Any]]:
+    def _kept(self, member: Stated) -> list[dict[str, Any]]:
         """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""
         every = by_placement(self._variables, member.parameter)
         return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
@@ -157,7 +171,7 @@ class States:
 
 @final
 @dataclass(frozen=True)
-class _Stated:
+class Stated:
     """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
 
     key: str
@@ -335,7 +349,7 @@ register_pytree_node(
 )
 
 
-def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[_Stated]:
+def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[Stated]:
     inputs = {node.value.name: node for node in graph.of_kind(Input)}
     tensors = named_variables(model)
     for update in graph.of_kind(Update):
@@ -346,7 +360,7 @@ def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[_Stated]:
             named.pop(MASTER, None)
             values = {name: node.value for name, node in named.items()}
             shares = {name: node.shares for name, node in named.items() if node.shares}
-            yield _Stated(key, tensors[key], update.group, values, shares)
+            yield Stated(key, tensors[key], update.group, values, shares)
 
 
 def _laid_out(value: Value) -> tuple[Layout, torch.dtype]:

@@ -1,0 +1,135 @@
+"""Checkpoints of a run: one folder with a checkpoint each few steps, of which the newest are kept."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from weft.errors import UserError
+from weft.program.saving.manifest import read_manifest
+from weft.program.saving.save import EXTRA
+
+_log = logging.getLogger("weft")
+_PREFIX = "step-"
+SCORE = "score"
+
+
+class Saving(Protocol):
+    """A program, as far as its checkpoints go."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has made."""
+
+    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint."""
+
+    def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Go on from a checkpoint."""
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of a run, each in a folder "step-00001000" of one folder.
+
+    Attributes:
+        path: the folder, on a file system that all processes see.
+        every: how many steps lie between two that `save_when_due` writes.
+        keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
+    """
+
+    path: str | Path
+    every: int = 1000
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
+        if not isinstance(self.path, str | Path) or not str(self.path):
+            raise UserError(f"weft.Checkpoints: path takes a folder, found {self.path!r}")
+
+    @property
+    def folder(self) -> Path:
+        """The path, from the root."""
+        return Path(self.path).absolute()
+
+    def save(
+        self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
+    ) -> Path:
+        """Save a program under the number of steps that it has made. Every process must call it.
+
+        Args:
+            program: that trains.
+            extra: as `Program.save` takes it.
+            score: the least is the best, as of a validation loss; it stands among the extras as "score".
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            UserError: as `Program.save` does, also where there is one of as many steps.
+        """
+        place = self.folder / f"{_PREFIX}{program.steps:08d}"
+        scored = {} if score is None else {SCORE: float(score)}
+        program.save(place, {**(extra or {}), **scored})
+        self._take_away()
+        return place
+
+    def save_when_due(
+        self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
+    ) -> Path | None:
+        """Save a program after every so many steps; None after the others. Every process must call it."""
+        due = program.steps > 0 and program.steps % self.every == 0
+        return self.save(program, extra, score) if due else None
+
+    def load_newest(
+        self, program: Saving, extra: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """Let a program go on from the newest checkpoint that is whole. Every process must call it.
+
+        One that is damaged is named in a warning, and the one before is taken.
+
+        Returns:
+            What `Program.load` returns; None where there is no checkpoint yet.
+
+        Raises:
+            UserError: all are damaged, or of another model.
+        """
+        errors: list[str] = []
+        for place in reversed(self.all()):
+            try:
+                return program.load(place, extra)
+            except UserError as error:
+                errors.append(str(error))
+                _log.warning("%s; trying the one before", error)
+        if errors:
+            raise UserError(f"no checkpoint in {self.folder} can be loaded: {errors[0]}")
+        return None
+
+    def all(self) -> list[Path]:
+        """The folders of the checkpoints that are there, in the order of their steps."""
+        found = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
+        return sorted(each for each in found if each.name.removeprefix(_PREFIX).isdigit())
+
+    def _take_away(self) -> None:
+        every = self.all()
+        best = min(((s, each) for each in every if (s := _score(each)) is not None), default=None)
+        for each in every[: -self.keep]:
+            if best is None or each != best[1]:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def _score(place: Path) -> float | None:
+    try:
+        extra = read_manifest(place).about.get(EXTRA, {})
+    except UserError:
+        return None
+    found = extra.get(SCORE)
+    return float(found) if isinstance(found, int | float) else None

@@ -1,0 +1,68 @@
+"""Entries: the tensors of a program that a checkpoint holds, under the names of a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from weft.layout import Layout, Shares
+from weft.program.saving.pieces import Piece, pieces_of
+from weft.units import ITEM_SIZE
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a program.
+
+    Attributes:
+        name: in the checkpoint; tied tensors have several.
+        key: of the program's variable.
+        shape, dtype: whole shape, and dtype as text.
+        layout: how it lies.
+        shares: in which its parts are stored; None for the usual order.
+        parts: of the ranks of this process that hold one.
+    """
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    shares: Shares | None
+    parts: Mapping[int, Tensor]
+
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        """What a rank holds."""
+        return pieces_of(self.shape, self.layout, self.shares, rank)
+
+    @property
+    def bytes(self) -> int:
+        """Of one rank's part, about."""
+        ranks = self.layout.placement.ranks
+        found = ITEM_SIZE.get(self.dtype, 8)
+        for size in self.layout.local_shape(self.shape, ranks[0]):
+            found *= size
+        return found
+
+
+def writers(entries: Iterable[Entry]) -> dict[tuple[str, int], tuple[Piece, ...]]:
+    """What each rank writes, by the name of an entry and the rank: each element of each entry once.
+
+    Of ranks that hold the same, the one that has least to write until then; so it is the same on all processes.
+    """
+    load: dict[int, int] = {}
+    found: dict[tuple[str, int], tuple[Piece, ...]] = {}
+    for entry in entries:
+        alike: dict[tuple[Piece, ...], list[int]] = {}
+        for rank in entry.layout.placement.ranks:
+            alike.setdefault(entry.pieces(rank), []).append(rank)
+        for pieces, ranks in alike.items():
+            if pieces:
+                least = min(ranks, key=lambda rank: (load.get(rank, 0), rank))
+                load[least] = load.get(least, 0) + entry.bytes
+                found[entry.name, least] = pieces
+    return found

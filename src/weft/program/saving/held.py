@@ -1,0 +1,111 @@
+"""The tensors and states of a program, as entries of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from weft.compiler.training.loss_scale import FIRST_VALUES
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input, Value
+from weft.ir.nodes import MASTER
+from weft.layout import Shares
+from weft.program.everyone import told
+from weft.program.live.variables import state_dict_names
+from weft.program.saving.entries import Entry
+from weft.program.saving.values import from_json, to_json
+from weft.program.setting import Setting
+from weft.program.training.training import Training
+
+MODEL, BUFFERS, MASTERS, SCALE, STATE = (
+    "model.",
+    "buffers.",
+    "masters.",
+    "scale.",
+    "optimizer.state.",
+)
+
+
+@final
+@dataclass(frozen=True)
+class Held:
+    """The tensors and states of a program.
+
+    Attributes:
+        setting: of the program.
+        graph: of its plan.
+        training: the training part; None in evaluation.
+    """
+
+    setting: Setting
+    graph: LogicalGraph
+    training: Training | None
+
+    def variables(self) -> Iterator[Entry]:
+        """Parameters, buffers, masters and the loss scale; a tied tensor under each of its names."""
+        names: dict[str, list[str]] = {}
+        for name, key in state_dict_names(self.setting.model).items():
+            names.setdefault(key, []).append(name)
+        for node in self.graph.of_kind(Input):
+            if node.role in ("parameter", "buffer"):
+                every = [MODEL + name for name in names.get(node.key, ())]
+                for name in every or [BUFFERS + node.key]:
+                    yield self._entry(name, node.key, node.value, node.shares)
+            elif node.role == "state" and node.key in FIRST_VALUES:
+                yield self._entry(SCALE + node.key, node.key, node.value, node.shares)
+            elif node.role == "state" and node.key.endswith(f".{MASTER}"):
+                name = MASTERS + node.key.removesuffix(f".{MASTER}")
+                yield self._entry(name, node.key, node.value, node.shares)
+
+    def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[Entry]:
+        """The states of the optimizers that ranks keep, as tensors.
+
+        Args:
+            kept: by parameter, the names of the states.
+        """
+        for key, states, shares in self.stated():
+            for name in kept.get(key, ()):
+                own = f"{key}.{name}"
+                yield self._entry(STATE + own, own, states[name], shares.get(name))
+
+    def stated(self) -> Iterator[tuple[str, Mapping[str, Value], Mapping[str, Shares]]]:
+        """Each parameter that is updated, with what its update keeps, and in which shares."""
+        for each in self.training.states if self.training is not None else ():
+            for member in each.members:
+                yield member.key, member.states, member.shares
+
+    def kept(self) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:
+        """By parameter, the names of the states that are tensors, and the states that are none. Collective."""
+
+        def own() -> str:
+            found: dict[str, Any] = {}
+            for key, states, _ in self.stated():
+                for variables in self.setting.variables.values():
+                    entries = variables.kept.entries.get(key)
+                    if entries:
+                        tensors = [name for name in entries if name in states]
+                        others = {n: x for n, x in entries.items() if n not in states}
+                        found[key] = [tensors, to_json(others, STATE + key, {})]
+            return json.dumps(found)
+
+        merged: dict[str, Any] = {}
+        for text in told(self.setting.world, "what is kept", own):
+            merged |= json.loads(text)
+        tensors = {key: each[0] for key, each in merged.items()}
+        others = {
+            key: from_json(each[1], STATE + key, {}) for key, each in merged.items() if each[1]
+        }
+        return tensors, others
+
+    def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> Entry:
+        layout = value.layout
+        assert layout is not None  # all values of a compiled graph have one
+        own = self.setting.variables
+        parts = {
+            rank: own[rank][key].detach()
+            for rank in own.keys() & layout.placement.coordinates.keys()
+            if key in own[rank]
+        }
+        return Entry(name, key, value.shape, value.dtype, layout, shares, parts)

@@ -1,0 +1,212 @@
+"""Load a program from a checkpoint, written in any layout: each rank reads what it holds, and no more."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.errors import UserError
+from weft.program.everyone import agreed, told
+from weft.program.saving.entries import Entry
+from weft.program.saving.files import check_extent, read_piece, slices
+from weft.program.saving.groups import check_program, put_options
+from weft.program.saving.held import MASTERS, MODEL, STATE, Held
+from weft.program.saving.manifest import Manifest, Stored, read_manifest
+from weft.program.saving.pieces import Piece
+from weft.program.saving.save import EXTRA
+from weft.program.saving.values import from_json
+from weft.units import ITEM_SIZE
+
+# Names that are missing or unknown, in an error.
+_NAMED = 5
+
+
+@final
+@dataclass(frozen=True)
+class Loaded:
+    """The part of a checkpoint that is no tensor.
+
+    Attributes:
+        about: the program that was saved; empty where another program wrote the files.
+        extra: the user's own.
+    """
+
+    about: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+def load(held: Held, path: Path, optimizers: Optimizers) -> Loaded:
+    """Read a checkpoint into a program. Every process must call it.
+
+    Nothing is written before all names and shapes fit, and all files are whole.
+
+    Raises:
+        UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
+    """
+    world = held.setting.world
+    entries = list(held.variables())
+    manifest = agreed(world, "the checkpoint", lambda: _named(read_manifest(path), entries))
+    sums = told(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
+    if len(set(sums)) > 1:
+        raise UserError(
+            f"the processes see different checkpoints at {path}; give a path on a file system that all share"
+        )
+    agreed(world, "the program", lambda: check_program(manifest.about, held, optimizers))
+    sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
+    kept = agreed(world, "what fits of the optimizers", lambda: _kept(held, manifest))
+    agreed(
+        world,
+        "the files",
+        lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
+    )
+
+    def read() -> None:
+        with torch.no_grad():
+            for entry in entries:
+                if (source := sources[entry.name]) is not None:
+                    for rank, part in entry.parts.items():
+                        _read(manifest, source, entry.pieces(rank), part)
+            _read_states(held, manifest, kept)
+        put_options(manifest.about, optimizers)
+
+    agreed(world, "the values", read)
+    return Loaded(manifest.about, _extra(manifest))
+
+
+def _named(manifest: Manifest, entries: Sequence[Entry]) -> Manifest:
+    """The manifest, with tensors of files that others wrote under the names that they have here.
+
+    A model alone may stand under the plain names of its `state_dict()`.
+    """
+    names = {entry.name for entry in entries if entry.name.startswith(MODEL)}
+    if manifest.about or any(name in manifest.tensors for name in names):
+        return manifest
+    return replace(
+        manifest, tensors={MODEL + name: each for name, each in manifest.tensors.items()}
+    )
+
+
+def _sources(manifest: Manifest, entries: Sequence[Entry]) -> dict[str, str | None]:
+    """The tensor of the checkpoint from which each entry is read; None where it keeps what it has."""
+    stored = manifest.tensors
+    names = {entry.name for entry in entries}
+    missing = sorted(n for n in names if n.startswith(MODEL) and n not in stored)
+    unknown = sorted(n for n in stored if n.startswith(MODEL) and n not in names)
+    if missing or unknown:
+        raise UserError(
+            f"{manifest.folder} is of another model: it lacks {_few(missing)}, and has {_few(unknown)} which the model "
+            "has not; load it into the model that was saved"
+        )
+    found = {entry.name: _source(entry, stored) for entry in entries}
+    for entry in entries:
+        source = found[entry.name]
+        if source is not None and stored[source].shape != entry.shape:
+            raise UserError(
+                f"{entry.name} has shape {list(entry.shape)} in the program, {list(stored[source].shape)} in "
+                f"{manifest.folder}; load it into the model that was saved"
+            )
+    return found
+
+
+def _source(entry: Entry, stored: Mapping[str, Stored]) -> str | None:
+    if entry.name.startswith(MASTERS):
+        name = entry.name.removeprefix(MASTERS)
+        return entry.name if entry.name in stored else MODEL + name
+    if entry.name.startswith(MODEL):
+        # What is wider here than it was saved goes on from its master.
+        master = MASTERS + entry.key
+        wide = entry.name in stored and _size(entry.dtype) > _size(stored[entry.name].dtype)
+        return master if wide and master in stored else entry.name
+    return entry.name if entry.name in stored else None
+
+
+def _size(dtype: str) -> int:
+    return ITEM_SIZE.get(dtype, 8)
+
+
+def _kept(held: Held, manifest: Manifest) -> dict[str, list[str]]:
+    """For each parameter that the program updates, the names of the states that the checkpoint has as tensors."""
+    found: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.startswith(STATE):
+            key, _, state = name.removeprefix(STATE).rpartition(".")
+            found.setdefault(key, []).append(state)
+    known: dict[str, list[str]] = {}
+    for key, states, _ in held.stated():
+        saved = found.get(key, [])
+        if saved and set(saved) != set(states):
+            raise UserError(
+                f"{manifest.folder} has the states {_few(sorted(saved))} of {key}, the program's update keeps "
+                f"{_few(sorted(states))}; load it with the optimizer that was saved, with the same options"
+            )
+        for state in saved:
+            shape, stored = states[state].shape, manifest.tensors[f"{STATE}{key}.{state}"].shape
+            if shape != stored:
+                raise UserError(
+                    f"{STATE}{key}.{state} has shape {list(shape)} in the program, {list(stored)} in "
+                    f"{manifest.folder}; load it with the optimizer that was saved"
+                )
+        known[key] = saved
+    return known
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (", ".join(names[:_NAMED]) or "nothing") + more
+
+
+def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
+    """Check the files that fall to this process: all of them are checked once."""
+    extents = [extent for each in manifest.tensors.values() for extent in each.extents]
+    for number, extent in enumerate(extents):
+        if first <= number % ranks < first + own:
+            check_extent(manifest.folder, extent)
+
+
+def _read(manifest: Manifest, source: str, pieces: Sequence[Piece], part: Tensor) -> None:
+    extents = manifest.tensors[source].extents
+    for piece in pieces:
+        read_piece(manifest.folder, extents, piece.whole, part[slices(piece.local)])
+
+
+def _read_states(held: Held, manifest: Manifest, kept: Mapping[str, Sequence[str]]) -> None:
+    """Let the ranks keep the states that were saved, and let go of others."""
+    numbers = from_json(manifest.about.get("numbers", {}), "numbers", {})
+    values: dict[str, dict[int, dict[str, Any]]] = {}
+    for key, states, shares in held.stated():
+        for name in kept.get(key, ()):
+            value = states[name]
+            assert value.layout is not None  # all values of a compiled graph have one
+            entry = Entry(name, name, value.shape, value.dtype, value.layout, shares.get(name), {})
+            for rank, variables in held.setting.variables.items():
+                if rank in value.layout.placement.coordinates and key in variables:
+                    part = torch.empty(
+                        value.layout.local_shape(value.shape, rank),
+                        dtype=getattr(torch, value.dtype),
+                        device=variables[key].device,
+                    )
+                    _read(manifest, f"{STATE}{key}.{name}", entry.pieces(rank), part)
+                    values.setdefault(key, {}).setdefault(rank, {})[name] = part
+        for own in values.get(key, {}).values():
+            own.update(numbers.get(key, {}))
+    for each in held.training.states if held.training is not None else ():
+        each.put(values)
+
+
+def _extra(manifest: Manifest) -> dict[str, Any]:
+    """The user's own, tensors in it whole."""
+    tensors = {}
+    for name, each in manifest.tensors.items():
+        if name.startswith(f"{EXTRA}."):
+            tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
+            whole = tuple((0, size) for size in each.shape)
+            read_piece(manifest.folder, each.extents, whole, tensors[name])
+    found: dict[str, Any] = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
+    return found

@@ -1,0 +1,192 @@
+"""The manifest of a checkpoint: what it holds, and what is no tensor. A folder without one is no checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from weft.errors import UserError
+from weft.layout.region import Region
+from weft.program.saving.files import SUFFIX, Extent, extents_of_file
+
+NAME = "weft.json"
+_VERSION = 1
+# Bytes that a manifest may have.
+_MOST = 1 << 30
+# As headers of safetensors name dtypes.
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "U16": "uint16", "U32": "uint32", "U64": "uint64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a checkpoint.
+
+    Attributes:
+        shape, dtype: whole shape, and dtype as text.
+        extents: that hold it, together whole.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    extents: tuple[Extent, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a checkpoint.
+
+    Attributes:
+        folder: of its files.
+        tensors: by name.
+        about: what is no tensor.
+    """
+
+    folder: Path
+    tensors: Mapping[str, Stored]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """As JSON."""
+        tensors = {
+            name: {
+                "shape": list(each.shape),
+                "dtype": each.dtype,
+                "extents": [
+                    [extent.file, extent.key, extent.whole, extent.checksum]
+                    for extent in each.extents
+                ],
+            }
+            for name, each in self.tensors.items()
+        }
+        content = {"weft_checkpoint": _VERSION, "about": self.about, "tensors": tensors}
+        return json.dumps(content, indent=1)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; of files that another program wrote, by their headers.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return _of_headers(folder)
+    try:
+        if path.stat().st_size > _MOST:
+            raise ValueError(f"it has more than {_MOST} bytes")
+        content = json.loads(path.read_text())
+        version = content["weft_checkpoint"]
+        if version != _VERSION:
+            raise UserError(
+                f"{path} is of version {version!r}, this weft reads {_VERSION}; load it with the weft that wrote it"
+            )
+        tensors = {name: _stored(each) for name, each in content["tensors"].items()}
+        return Manifest(folder, tensors, dict(content["about"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
+        ) from None
+
+
+def _stored(content: Mapping[str, Any]) -> Stored:
+    extents = tuple(_extent(*each) for each in content["extents"])
+    return Stored(tuple(map(int, content["shape"])), str(content["dtype"]), extents)
+
+
+def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int | None) -> Extent:
+    if Path(file).name != file or not file.endswith(SUFFIX):
+        raise ValueError(f"{file!r} is no name of a file of a checkpoint")
+    region: Region = tuple((int(at), int(length)) for at, length in whole)
+    return Extent(file, str(key), region, None if checksum is None else int(checksum))
+
+
+def _of_headers(folder: Path) -> Manifest:
+    files = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    if not files:
+        raise UserError(
+            f"{folder} is no checkpoint: it has neither {NAME} nor {SUFFIX} files; give the folder that "
+            "program.save has written"
+        )
+    extents: dict[str, list[Extent]] = {}
+    dtypes: dict[str, str] = {}
+    for file in files:
+        for name, (whole, dtype) in extents_of_file(folder, file).items():
+            extents.setdefault(name, []).append(Extent(file, name, whole, None))
+            dtypes[name] = _DTYPES.get(dtype, dtype)
+    tensors = {}
+    for name, every in extents.items():
+        ends = zip(*[[at + length for at, length in extent.whole] for extent in every], strict=True)
+        tensors[name] = Stored(tuple(map(max, ends)), dtypes[name], tuple(every))
+    return Manifest(folder, tensors)
+
+
+def partial_folder(path: Path) -> Path:
+    """The folder in which a checkpoint is written before it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def begin(path: Path) -> None:
+    """Make an empty folder for a checkpoint that is to be at `path`.
+
+    Raises:
+        UserError: something is at `path`, or it cannot be written there.
+    """
+    if path.exists():
+        raise UserError(f"{path} exists; give program.save a path where nothing is")
+    beside = partial_folder(path)
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
+
+
+def publish(path: Path, manifest: Manifest) -> None:
+    """Put a checkpoint whose files are written in its place, all at once.
+
+    Raises:
+        UserError: a file is not there, as where hosts do not share the folder; or the place cannot be written.
+    """
+    beside = partial_folder(path)
+    files = {extent.file for each in manifest.tensors.values() for extent in each.extents}
+    missing = sorted(file for file in files if not (beside / file).exists())
+    if missing:
+        raise UserError(
+            f"the first process does not see {missing[0]} in {beside}; give a path on a file system that all hosts "
+            "share"
+        )
+    try:
+        text = beside / NAME
+        with text.open("w") as opened:
+            opened.write(manifest.to_text())
+            opened.flush()
+            os.fsync(opened.fileno())
+        beside.rename(path)
+        _folder_to_disk(path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
+
+
+def abandon(path: Path) -> None:
+    """Take away what was written of a checkpoint that failed."""
+    shutil.rmtree(partial_folder(path), ignore_errors=True)
+
+
+def _folder_to_disk(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

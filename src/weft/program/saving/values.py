@@ -1,0 +1,123 @@
+"""Python's values as JSON, from which they come back as they were; nothing of it is ever executed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import UserError
+
+# Marks a dict that stands for a value that JSON has not.
+_KIND = "__weft__"
+_MOST_DEEP = 64
+
+
+def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -> Any:
+    """A value as what JSON has; tensors in it go into `tensors`, each under a name of its own.
+
+    Args:
+        value: None, truth values, numbers, texts, bytes, tensors, and lists, tuples, sets and dicts of these.
+        where: it stands, for errors and names.
+        tensors: that were met.
+
+    Raises:
+        UserError: naming what is none of these.
+    """
+    if deep > _MOST_DEEP:
+        raise UserError(
+            f"{where} is nested more than {_MOST_DEEP} deep; a checkpoint holds no deeper"
+        )
+
+    def inner(each: Any, name: object) -> Any:
+        return to_json(each, f"{where}.{name}", tensors, deep + 1)
+
+    match value:
+        case Tensor():
+            tensors[where] = value
+            return {_KIND: "tensor", "name": where}
+        case list():
+            return [inner(each, number) for number, each in enumerate(value)]
+        case tuple() | set() | frozenset():
+            kind = "tuple" if isinstance(value, tuple) else type(value).__name__
+            return {_KIND: kind, "value": [inner(each, i) for i, each in enumerate(value)]}
+        case dict() if all(type(key) is str for key in value) and _KIND not in value:
+            return {key: inner(each, key) for key, each in value.items()}
+        case dict():
+            pairs = [[inner(key, "key"), inner(each, key)] for key, each in value.items()]
+            return {_KIND: "dict", "value": pairs}
+    return _single(value, where)
+
+
+def _single(value: Any, where: str) -> Any:
+    """A value that holds no other."""
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return (
+                float(value)
+                if math.isfinite(value)
+                else {_KIND: "float", "value": repr(float(value))}
+            )
+        case complex():
+            return {_KIND: "complex", "value": [repr(value.real), repr(value.imag)]}
+        case bytes():
+            return {_KIND: "bytes", "value": value.hex()}
+        case torch.dtype():
+            return {_KIND: "dtype", "value": str(value).removeprefix("torch.")}
+    raise UserError(
+        f"{where} is a {type(value).__name__}; a checkpoint holds numbers, texts, tensors, and lists and dicts of "
+        "them, or an object with state_dict() and load_state_dict()"
+    )
+
+
+def from_json(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """The value that `to_json` was given.
+
+    Raises:
+        UserError: naming what is none that it makes.
+    """
+
+    def inner(each: Any, name: object) -> Any:
+        return from_json(each, f"{where}.{name}", tensors)
+
+    if isinstance(value, list):
+        return [inner(each, number) for number, each in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if _KIND not in value:
+        return {key: inner(each, key) for key, each in value.items()}
+    try:
+        return _special(value, inner, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _special(value: dict[str, Any], inner: Any, tensors: dict[str, Tensor]) -> Any:
+    content = value.get("value")
+    match value[_KIND]:
+        case "float":
+            return float(content)  # type: ignore[arg-type]
+        case "complex":
+            real, imaginary = content  # type: ignore[misc]
+            return complex(float(real), float(imaginary))
+        case "bytes":
+            return bytes.fromhex(content)  # type: ignore[arg-type]
+        case "tensor":
+            return tensors[value["name"]]
+        case "dtype":
+            dtype = getattr(torch, content)  # type: ignore[arg-type]
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"no dtype {content!r}")
+            return dtype
+        case "tuple" | "set" | "frozenset" as kind:
+            every = [inner(each, number) for number, each in enumerate(content)]  # type: ignore[arg-type]
+            return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](every)
+        case "dict":
+            return {inner(key, "key"): inner(each, key) for key, each in content}  # type: ignore[union-attr]
+    raise ValueError(f"no kind {value[_KIND]!r}")

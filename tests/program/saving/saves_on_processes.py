@@ -1,0 +1,64 @@
+"""One rank of a job that saves or loads, started by test_processes.py: tells the losses of two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import weft
+from program.saving.nets import Case, batch_of, loss_fn
+
+LAYOUTS = {
+    "zero": {"zero": weft.Zero(3)},
+    "data": {},
+    "stages": {
+        "stages": (
+            weft.Stage(("embedding", "head", "unused"), weft.placement("cpu", [0])),
+            weft.Stage(("first", "norm", "last", "dropout"), weft.placement("cpu", [1])),
+        ),
+    },
+}
+
+if __name__ == "__main__":
+    mode, layout, folder, out = sys.argv[1:]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    model, optimizer = Case(seed=0 if mode == "save" else 7).parts()
+    program = weft.compile(
+        *(model, loss_fn, optimizer, batch_of(0)),
+        placement=weft.placement("cpu", list(range(size))),
+        strategy=weft.Strategy(batch={"*": weft.split(0)}, **LAYOUTS[layout]),
+        seed=3,
+    )
+    if mode == "save":
+        for step in range(2):
+            program.step(batch_of(step))
+        if rank == 1 and layout == "data":
+            # Only this process cannot write, and all are told.
+            save: Any = import_module("weft.program.saving.save")
+
+            def full(*_: object) -> None:
+                raise weft.errors.UserError("cannot write shard: No space left on device")
+
+            save.write_file = full
+            try:
+                program.save(folder)
+            except weft.errors.UserError as error:
+                told = str(error)
+        elif layout == "data":
+            try:
+                program.save(folder)
+            except weft.errors.UserError as error:
+                told = str(error)
+        else:
+            program.save(folder, {"rank": rank})
+            told = ""
+    else:
+        told = str(program.load(folder).get("rank"))
+    losses = [float(program.step(batch_of(step))) for step in (2, 3)]
+    Path(out, f"{rank}.json").write_text(json.dumps([losses, told, program.steps]))

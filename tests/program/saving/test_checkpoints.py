@@ -1,0 +1,73 @@
+"""The checkpoints of a run: when they are written, which stay, and which is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from program.saving.nets import Case, assert_same, batch_of, compiled, everything
+from weft.errors import UserError
+
+
+def names(folder: Path) -> list[int]:
+    return [int(each.name.removeprefix("step-")) for each in sorted(folder.iterdir())]
+
+
+def test_the_newest_stay_and_the_best(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path / "run", every=2, keep=2)
+    scores = {2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0}
+    with compiled(Case((2,))) as (program, _):
+        for step in range(1, 11):
+            program.step(batch_of(step))
+            written = kept.save_when_due(program, score=scores.get(step))
+            assert (written is not None) == (step in scores)
+    assert names(tmp_path / "run") == [4, 8, 10]
+
+
+def test_without_scores_only_the_newest_stay(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(str(tmp_path / "run"), every=1, keep=1)
+    with compiled(Case()) as (program, _):
+        assert kept.load_newest(program) is None
+        for step in range(3):
+            program.step(batch_of(step))
+            kept.save(program, {"number": step})
+    assert names(tmp_path / "run") == [3]
+    with compiled(Case((3,))) as (program, _):
+        assert kept.load_newest(program) == {"number": 2}
+        assert program.steps == 3
+
+
+def test_a_damaged_one_is_named_and_the_one_before_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1)
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        kept.save(program)
+        saved = everything(program)
+        program.step(batch_of(1))
+        newest = kept.save(program)
+    shard = min(newest.glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-5])
+    # What was being written when its run ended is none.
+    (tmp_path / ".step-00000003.partial").mkdir()
+    with compiled(Case((2,), seed=4)) as (program, _), caplog.at_level(logging.WARNING):
+        assert kept.load_newest(program) == {}
+        assert program.steps == 1
+        assert_same(everything(program), saved)
+    assert str(shard) in caplog.text
+    (tmp_path / "step-00000001" / "weft.json").write_text("{}")
+    with compiled(Case((2,))) as (program, _), pytest.raises(UserError, match="no checkpoint in"):
+        kept.load_newest(program)
+
+
+@pytest.mark.parametrize(
+    "entries", [{"every": 0}, {"every": 1.5}, {"keep": 0}, {"keep": True}, {"path": None}]
+)
+def test_wrong_arguments(entries: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="weft.Checkpoints: "):
+        weft.Checkpoints(**{"path": "x", **entries})

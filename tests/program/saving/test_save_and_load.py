@@ -1,0 +1,310 @@
+"""What one program saves another goes on from, in any layout, and plain PyTorch reads."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import weft
+from program.saving.nets import Case, assert_same, batch_of, compiled, everything
+from weft.errors import UserError
+from weft.program.saving.manifest import read_manifest
+
+ROWS = {"first.weight": (weft.broadcast, weft.split(0)), "*": (weft.broadcast, weft.broadcast)}
+HALVES = (
+    weft.Stage(("embedding", "head", "unused"), weft.placement("cpu", [0, 1])),
+    weft.Stage(("first", "norm", "last", "dropout"), weft.placement("cpu", [2])),
+)
+CASES = [
+    Case(),
+    Case((2,)),
+    Case((3,), {"zero": weft.Zero(1)}),
+    Case((2,), {"zero": weft.Zero(3)}),
+    Case((5,), {"zero": weft.Zero(3)}),
+    Case((2, 2), {"parameters": ROWS}),
+    Case((4, 2), {"parameters": ROWS, "zero": weft.Zero(2)}),
+]
+
+
+def _pairs() -> list[tuple[Case, Case]]:
+    every = [(one, other) for one in CASES for other in CASES]
+    return random.Random(0).sample(every, 20) + [(each, each) for each in CASES]
+
+
+@pytest.mark.parametrize("pair", _pairs(), ids=lambda pair: f"{pair[0].grid} to {pair[1].grid}")
+def test_training_goes_on_in_another_layout(pair: tuple[Case, Case], tmp_path: Path) -> None:
+    """Everything is bit-equal after the load; the run goes on as if it had never been interrupted."""
+    before, after = pair
+    with compiled(before) as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for step in range(3):
+            program.step(batch_of(step))
+            schedule.step()
+        program.save(tmp_path / "saved", {"schedule": schedule, "more": (1, torch.arange(3))})
+        saved = everything(program)
+        expected = [float(program.step(batch_of(step))) for step in (3, 4)]
+    with compiled(Case(after.grid, after.entries, seed=9)) as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        program.step(batch_of(7))
+        extra = program.load(tmp_path / "saved", {"schedule": schedule})
+        assert (program.steps, schedule.last_epoch) == (3, 3)
+        assert extra["more"][0] == 1
+        assert torch.equal(extra["more"][1], torch.arange(3))
+        assert_same(everything(program), saved)
+        found = [float(program.step(batch_of(step))) for step in (3, 4)]
+    same_ranks = before == after
+    assert found == (expected if same_ranks else pytest.approx(expected, rel=1e-12))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("SGD", {"lr": 0.1}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("Adam", {"lr": torch.tensor(1e-2), "amsgrad": True}),
+        ("NAdam", {"lr": 1e-2}),
+        ("Adafactor", {"lr": 1e-2}),
+        ("ASGD", {"lr": 1e-2}),
+    ],
+    ids=lambda each: each[0],
+)
+def test_states_of_optimizers(optimizer: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    case = Case((2,), {"zero": weft.Zero(1)}, optimizer)
+    with compiled(case) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+        saved = everything(program)
+        expected = float(program.step(batch_of(1)))
+    with compiled(Case((3,), {}, optimizer, seed=4)) as (program, _):
+        program.load(tmp_path / "saved")
+        assert_same(everything(program), saved)
+        assert float(program.step(batch_of(1))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_before_the_first_step(tmp_path: Path) -> None:
+    """There are no states yet; those of the program that loads begin anew."""
+    with compiled(Case((2,))) as (program, _):
+        program.save(tmp_path / "saved")
+        expected = [float(program.step(batch_of(step))) for step in range(2)]
+    with compiled(Case((3,), seed=5)) as (program, optimizer):
+        program.step(batch_of(9))
+        program.load(tmp_path / "saved")
+        found = [float(program.step(batch_of(step))) for step in range(2)]
+        assert optimizer.state
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_stages(tmp_path: Path) -> None:
+    """A rank holds only what its stage has."""
+    pipeline = {"stages": HALVES, "micro_batches": 2, "batch": {"*": weft.split(0)}}
+    case = Case((3,), pipeline)
+    with compiled(case) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+        saved = everything(program)
+        expected = float(program.step(batch_of(1)))
+    with compiled(case) as (program, _):
+        program.load(tmp_path / "saved")
+        assert_same(everything(program), saved)
+        assert float(program.step(batch_of(1))) == expected
+    with compiled(Case((2,), seed=3)) as (program, _):
+        program.load(tmp_path / "saved")
+        assert_same(everything(program), saved)
+
+
+HALF = weft.Precision(masters=True)
+
+
+def test_masters_go_on_where_they_were(tmp_path: Path) -> None:
+    """Of a model of half precision; a wide one takes its values from them."""
+    case = Case((2,), {"precision": HALF}, dtype=torch.bfloat16)
+    with compiled(case) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+        masters = program.full_state_dict(masters=True)
+        expected = float(program.step(batch_of(1)))
+    with compiled(Case((2,), {"precision": HALF}, dtype=torch.bfloat16, seed=2)) as (program, _):
+        program.load(tmp_path / "saved")
+        assert_same(program.full_state_dict(masters=True), masters)
+        assert float(program.step(batch_of(1))) == expected
+    with compiled(Case((1,), dtype=torch.float32, seed=2)) as (program, _):
+        program.load(tmp_path / "saved")
+        wide = program.full_state_dict()
+        for name in ("first.weight", "head.weight"):
+            assert torch.equal(wide[name], masters[name])
+
+
+def test_the_scale_of_losses(tmp_path: Path) -> None:
+    fp16 = Case((2,), {"precision": weft.Precision("fp16")}, dtype=torch.float32)
+    with compiled(fp16) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+    names = tensors_in(tmp_path / "saved")
+    assert any(name.startswith("scale.") for name in names)
+    with compiled(fp16) as (program, _):
+        program.load(tmp_path / "saved")
+
+
+def tensors_in(folder: Path) -> list[str]:
+    return list(read_manifest(folder).tensors)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
+    """Under the names that a single device has."""
+    with compiled(Case((4,), {"zero": weft.Zero(3)})) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+        saved = program.full_state_dict()
+        states = program.full_optimizer_state_dict()["state"]
+    model, _ = Case(seed=8).parts()
+    moments = {"first.weight": {"exp_avg": torch.zeros(14, 10, dtype=torch.float64)}}
+    state = {"model": model.state_dict(), "optimizer": {"state": moments}}
+    load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / "saved")), no_dist=True)
+    assert_same(dict(model.state_dict()), saved)
+    number = [name for name, _ in model.named_parameters()].index("first.weight")
+    assert torch.equal(moments["first.weight"]["exp_avg"], states[number]["exp_avg"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("named", [True, False], ids=["under model", "plain names"])
+def test_what_plain_pytorch_wrote_is_read(named: bool, tmp_path: Path) -> None:
+    model, _ = Case(seed=8).parts()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    writer = HuggingFaceStorageWriter(str(tmp_path / "plain"))
+    save({"model": state} if named else state, storage_writer=writer, no_dist=True)
+    with compiled(Case((3,), {"zero": weft.Zero(3)})) as (program, _):
+        assert program.load(tmp_path / "plain") == {}
+        assert_same(program.full_state_dict(), state)
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def _saved(tmp_path: Path, case: Case | None = None) -> Path:
+    with compiled(case or Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved", {"a": 1})
+    return tmp_path / "saved"
+
+
+def test_another_optimizer_is_told(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((2,), optimizer=("SGD", {"lr": 0.1, "momentum": 0.9}))) as (program, _):
+        before = everything(program)
+        with pytest.raises(
+            UserError, match=r"states exp_avg, exp_avg_sq, step of .*momentum_buffer"
+        ):
+            program.load(place)
+        assert_same(everything(program), before)
+
+
+def test_another_seed_is_told(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((2,)), draws=4) as (program, _), pytest.raises(UserError, match="seed=3"):
+        program.load(place)
+
+
+def test_an_extra_that_is_not_there(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((1,))) as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        with pytest.raises(UserError, match=r"no extra 'b'; it has \['a'\]"):
+            program.load(place, {"b": schedule})
+
+
+def test_gradients_that_wait_are_told(tmp_path: Path) -> None:
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0), update=False)
+        with pytest.raises(UserError, match="gradients wait"):
+            program.save(tmp_path / "saved")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, 3, "", b"x"])
+def test_no_path(path: Any) -> None:
+    with compiled(Case()) as (program, _):
+        with pytest.raises(UserError, match="a checkpoint is a folder"):
+            program.save(path)
+        with pytest.raises(UserError, match="a checkpoint is a folder"):
+            program.load(path)
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case()) as (program, _), pytest.raises(UserError, match="exists"):
+        program.save(place)
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with compiled(Case()) as (program, _), pytest.raises(UserError, match="cannot write"):
+        program.save(tmp_path / "file" / "saved")
+
+
+def test_extra_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    with compiled(Case((2,))) as (program, _):
+        with pytest.raises(UserError, match=r"extra\.f is a"):
+            program.save(tmp_path / "saved", {"f": print})
+        assert list(tmp_path.iterdir()) == []
+        program.step(batch_of(0))
+
+
+# ---------------------------------------------------------------- damage
+
+
+def _damages(place: Path) -> dict[str, Any]:
+    shard = sorted(place.glob("shard-*"))[0]
+    data = shard.read_bytes()
+    text = (place / "weft.json").read_text()
+    return {
+        "gone": lambda: shard.unlink(),
+        "empty": lambda: shard.write_bytes(b""),
+        "cut": lambda: shard.write_bytes(data[:-9]),
+        "a bit": lambda: shard.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
+        "header": lambda: shard.write_bytes(b"\xff" * 16 + data[16:]),
+        "manifest cut": lambda: (place / "weft.json").write_text(text[: len(text) // 2]),
+        "manifest": lambda: (place / "weft.json").write_text("[]"),
+        "version": lambda: (place / "weft.json").write_text(text.replace("checkpoint\": 1", "checkpoint\": 9")),
+        "outside": lambda: (place / "weft.json").write_text(text.replace("shard-", "../shard-")),
+    }  # fmt: skip
+
+
+KINDS = (
+    "gone",
+    "empty",
+    "cut",
+    "a bit",
+    "header",
+    "manifest cut",
+    "manifest",
+    "version",
+    "outside",
+)
+
+
+@pytest.mark.parametrize("damage", KINDS)
+def test_damage_is_named_before_anything_is_written(damage: str, tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    _damages(place)[damage]()
+    with compiled(Case((3,), seed=6)) as (program, _):
+        before = everything(program)
+        with pytest.raises(UserError, match=r"shard-00001|weft\.json"):
+            program.load(place)
+        assert_same(everything(program), before)
+        program.step(batch_of(1))
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with compiled(Case()) as (program, _), pytest.raises(UserError, match="is no checkpoint"):
+        program.load(tmp_path / "nothing")
