@@ -45,7 +45,7 @@ GATES = (
     Gate("lint", (str(BIN / "ruff"), "check", ".")),
     Gate("format", (str(BIN / "ruff"), "format", "--check", ".")),
     Gate("layers", (str(BIN / "lint-imports"),)),
-    Gate("readme", (PYTHON, "-m", "pytest", "-q", "-p", "tools.readme", "README.md")),
+    Gate("readme", (PYTHON, "-m", "pytest", "-q", "-p", "tools.readme", "README.md", "docs/checkpoints.md")),
     Gate("pages", (PYTHON, "-m", "tools.pages")),
     Gate("words", (PYTHON, "-m", "tools.words")),
     Gate("leaves", (PYTHON, "-m", "tools.leaves")),

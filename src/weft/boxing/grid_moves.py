@@ -50,7 +50,7 @@ class GridMoves:
         return {state: number for number, state in enumerate(self.states)}
 
     def bytes(self, shape: tuple[int, ...], itemsize: int) -> Numbers:
-        """What each step moves over all ranks, of a tensor of whole `shape`."""
+        """Bytes that each step moves over all ranks, of a tensor of whole `shape`."""
         found: Numbers = self.moved * (math.prod(shape) * itemsize) // self.parts
         steps, dims = self.swaps
         divides = np.array([size % math.prod(self.grid) == 0 for size in shape], dtype=bool)

@@ -166,7 +166,7 @@ class _PathSearch:
 
     @cached_property
     def _crossings(self) -> Crossings:
-        """What transfers to the target's placement move."""
+        """Transfers to the target's placement, with what each moves."""
         states = whole_states(self._options, self.target.placement.axes)
         return Crossings(self.target.placement, states, self.shape)
 
@@ -260,7 +260,7 @@ def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
 
 
 def copies_beside(state: State, axis: int, grid: tuple[int, ...]) -> int:
-    """How many groups along `axis` hold the whole of a tensor.
+    """The number of groups along `axis` that hold the whole of a tensor.
 
     Axes that split share one tensor between their groups, even when unevenly; the others repeat it.
     """

@@ -69,7 +69,7 @@ def local_transfer(step: BoxingStep, shape: tuple[int, ...], rank: int) -> Local
 @final
 @dataclass(frozen=True, eq=False)
 class Crossings:
-    """What crosses between ranks in transfers to layouts of one placement.
+    """Elements that cross between ranks in transfers to layouts of one placement.
 
     Attributes:
         placement: on which the transfers end.

@@ -41,8 +41,8 @@ from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants
 from weft.program.predict import costs_in, predicted
 from weft.program.saving.groups import about_program
-from weft.program.saving.held import Held
 from weft.program.saving.load import load
+from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.trace import Trace, gather_trace
 from weft.program.training.gradients import check_adding
@@ -124,7 +124,7 @@ class Program:
 
     @property
     def steps(self) -> int:
-        """How many steps were made, those before a checkpoint that was loaded included."""
+        """The number of steps that were made, those before a checkpoint that was loaded included."""
         return self._steps
 
     @property
@@ -420,7 +420,7 @@ class Program:
         place = _checkpoint_path(path)
         self._make_ready()
         self._enter(f"save {place}")
-        held = self._held()
+        state = self._state()
         if self._training is not None:
             self._training.take()
             if self._training.gradients.standing():
@@ -428,7 +428,7 @@ class Program:
                     "program.save: gradients wait in parameter.grad, and a checkpoint holds none; call "
                     "program.update() or model.zero_grad() first"
                 )
-        save(held, place, about_program(held, self._steps, self._step.optimizers), extra or {})
+        save(state, place, about_program(state, self._steps, self._step.optimizers), extra or {})
 
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
@@ -453,7 +453,7 @@ class Program:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
         optimizers = self._step.optimizers
-        found = load(self._held(), place, optimizers)
+        found = load(self._state(), place, optimizers)
         for name, each in (extra or {}).items():
             if name not in found.extra:
                 raise UserError(
@@ -465,8 +465,8 @@ class Program:
             self._failed.loaded = True
         return dict(found.extra)
 
-    def _held(self) -> Held:
-        return Held(self._setting, self.graph, self._training)
+    def _state(self) -> ProgramState:
+        return ProgramState(self._setting, self.graph, self._training)
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
         """Describe the program in some 25 lines: what a step takes, what its ranks send and hold, what limits it.

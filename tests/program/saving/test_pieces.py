@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from weft.layout import Broadcast, Layout, Placement, Shares, Split
 from weft.program.feeding.shards import local_part
-from weft.program.saving.entries import Entry, writers
 from weft.program.saving.files import slices
 from weft.program.saving.pieces import pieces_of
+from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.tensor.dispatch.shares import in_shares
 
 
@@ -49,7 +49,7 @@ def test_each_element_is_written_once(
     cases: list[tuple[torch.Tensor, Layout, Shares | None]],
 ) -> None:
     entries = [
-        Entry(f"t{number}", f"t{number}", tuple(whole.shape), "int64", layout, shares, {})
+        SavedTensor(f"t{number}", f"t{number}", tuple(whole.shape), "int64", layout, shares, {})
         for number, (whole, layout, shares) in enumerate(cases)
     ]
     plan = writers(entries)
@@ -64,7 +64,8 @@ def test_each_element_is_written_once(
 def test_ranks_share_the_writing_of_what_all_hold() -> None:
     layout = Layout(Placement("cpu", (4,), (0, 1, 2, 3)), (Broadcast(),))
     entries = [
-        Entry(f"t{number}", f"t{number}", (8,), "float32", layout, None, {}) for number in range(8)
+        SavedTensor(f"t{number}", f"t{number}", (8,), "float32", layout, None, {})
+        for number in range(8)
     ]
     written = [rank for _, rank in writers(entries)]
     assert sorted(written) == [0, 0, 1, 1, 2, 2, 3, 3]

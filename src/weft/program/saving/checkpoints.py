@@ -23,7 +23,7 @@ class Saving(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many steps it has made."""
+        """The number of steps that it has made."""
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint."""

@@ -84,7 +84,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
-    """What a file holds, from its header: where each box lies, and its dtype as text.
+    """The boxes in a file, from its header: where each lies, and its dtype as text.
 
     Raises:
         UserError: it cannot be read, or is damaged.

@@ -1,4 +1,4 @@
-"""What a checkpoint says of a program beside tensors: options of its parameter groups, steps made, seed."""
+"""The part of a checkpoint that is no tensor: options of its parameter groups, steps made, seed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
 from weft.ir.logical import Call
-from weft.program.saving.held import Held
+from weft.program.saving.program_state import ProgramState
 from weft.program.saving.values import from_json, to_json
 from weft.version import __version__
 
 _GROUP = "group"
 
 
-def about_program(held: Held, steps: int, optimizers: Optimizers) -> dict[str, Any]:
-    """What is no tensor of a program that has made so many steps, as JSON."""
+def about_program(state: ProgramState, steps: int, optimizers: Optimizers) -> dict[str, Any]:
+    """All but the tensors of a program that has made so many steps, as JSON."""
     return {
         "weft": __version__,
         "torch": torch.__version__,
         "steps": steps,
-        "seed": held.setting.seed,
-        "ranks": len(held.setting.placement.ranks),
+        "seed": state.setting.seed,
+        "ranks": len(state.setting.placement.ranks),
         "groups": [
             [_options(group, i, n) for n, group in enumerate(each.param_groups)]
             for i, each in enumerate(optimizers.each)
@@ -33,7 +33,7 @@ def about_program(held: Held, steps: int, optimizers: Optimizers) -> dict[str, A
     }
 
 
-def check_program(about: Mapping[str, Any], held: Held, optimizers: Optimizers) -> None:
+def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Optimizers) -> None:
     """Check that a checkpoint is of a program with the same parameter groups, and the seed where that matters.
 
     Raises:
@@ -47,10 +47,10 @@ def check_program(about: Mapping[str, Any], held: Held, optimizers: Optimizers) 
                 f"the checkpoint has {[len(each) for each in saved]} parameter groups by optimizer, the program {own}; "
                 "load it with the optimizers that were saved"
             )
-    seed = about.get("seed", held.setting.seed)
-    if seed != held.setting.seed and optimizers and _draws(held):
+    seed = about.get("seed", state.setting.seed)
+    if seed != state.setting.seed and optimizers and _draws(state):
         raise UserError(
-            f"the checkpoint's random ops draw by seed {seed}, the program's by {held.setting.seed}; compile with "
+            f"the checkpoint's random ops draw by seed {seed}, the program's by {state.setting.seed}; compile with "
             f"seed={seed}, so that the run goes on as it would have"
         )
 
@@ -77,7 +77,7 @@ def _options(group: Mapping[str, Any], optimizer: int, number: int) -> Any:
     return to_json(plain, f"{_GROUP}.{optimizer}.{number}", {})
 
 
-def _draws(held: Held) -> bool:
+def _draws(state: ProgramState) -> bool:
     return any(
-        call.op.startswith("weft.") and "uniform" in call.op for call in held.graph.of_kind(Call)
+        call.op.startswith("weft.") and "uniform" in call.op for call in state.graph.of_kind(Call)
     )

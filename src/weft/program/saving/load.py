@@ -14,13 +14,13 @@ from torch import Tensor
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
 from weft.program.everyone import agreed, told
-from weft.program.saving.entries import Entry
 from weft.program.saving.files import check_extent, read_piece, slices
 from weft.program.saving.groups import check_program, put_options
-from weft.program.saving.held import MASTERS, MODEL, STATE, Held
 from weft.program.saving.manifest import Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
+from weft.program.saving.program_state import MASTERS, MODEL, STATE, ProgramState
 from weft.program.saving.save import EXTRA
+from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import from_json
 from weft.units import ITEM_SIZE
 
@@ -42,7 +42,7 @@ class Loaded:
     extra: Mapping[str, Any]
 
 
-def load(held: Held, path: Path, optimizers: Optimizers) -> Loaded:
+def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
     """Read a checkpoint into a program. Every process must call it.
 
     Nothing is written before all names and shapes fit, and all files are whole.
@@ -50,17 +50,17 @@ def load(held: Held, path: Path, optimizers: Optimizers) -> Loaded:
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
     """
-    world = held.setting.world
-    entries = list(held.variables())
+    world = state.setting.world
+    entries = list(state.variables())
     manifest = agreed(world, "the checkpoint", lambda: _named(read_manifest(path), entries))
     sums = told(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
     if len(set(sums)) > 1:
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
-    agreed(world, "the program", lambda: check_program(manifest.about, held, optimizers))
+    agreed(world, "the program", lambda: check_program(manifest.about, state, optimizers))
     sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
-    kept = agreed(world, "what fits of the optimizers", lambda: _kept(held, manifest))
+    kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
     agreed(
         world,
         "the files",
@@ -73,14 +73,14 @@ def load(held: Held, path: Path, optimizers: Optimizers) -> Loaded:
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
                         _read(manifest, source, entry.pieces(rank), part)
-            _read_states(held, manifest, kept)
+            _read_states(state, manifest, kept)
         put_options(manifest.about, optimizers)
 
     agreed(world, "the values", read)
     return Loaded(manifest.about, _extra(manifest))
 
 
-def _named(manifest: Manifest, entries: Sequence[Entry]) -> Manifest:
+def _named(manifest: Manifest, entries: Sequence[SavedTensor]) -> Manifest:
     """The manifest, with tensors of files that others wrote under the names that they have here.
 
     A model alone may stand under the plain names of its `state_dict()`.
@@ -93,7 +93,7 @@ def _named(manifest: Manifest, entries: Sequence[Entry]) -> Manifest:
     )
 
 
-def _sources(manifest: Manifest, entries: Sequence[Entry]) -> dict[str, str | None]:
+def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, str | None]:
     """The tensor of the checkpoint from which each entry is read; None where it keeps what it has."""
     stored = manifest.tensors
     names = {entry.name for entry in entries}
@@ -115,7 +115,7 @@ def _sources(manifest: Manifest, entries: Sequence[Entry]) -> dict[str, str | No
     return found
 
 
-def _source(entry: Entry, stored: Mapping[str, Stored]) -> str | None:
+def _source(entry: SavedTensor, stored: Mapping[str, Stored]) -> str | None:
     if entry.name.startswith(MASTERS):
         name = entry.name.removeprefix(MASTERS)
         return entry.name if entry.name in stored else MODEL + name
@@ -131,26 +131,26 @@ def _size(dtype: str) -> int:
     return ITEM_SIZE.get(dtype, 8)
 
 
-def _kept(held: Held, manifest: Manifest) -> dict[str, list[str]]:
+def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
     """For each parameter that the program updates, the names of the states that the checkpoint has as tensors."""
     found: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.startswith(STATE):
-            key, _, state = name.removeprefix(STATE).rpartition(".")
-            found.setdefault(key, []).append(state)
+            key, _, entry = name.removeprefix(STATE).rpartition(".")
+            found.setdefault(key, []).append(entry)
     known: dict[str, list[str]] = {}
-    for key, states, _ in held.stated():
+    for key, states, _ in state.stated():
         saved = found.get(key, [])
         if saved and set(saved) != set(states):
             raise UserError(
                 f"{manifest.folder} has the states {_few(sorted(saved))} of {key}, the program's update keeps "
                 f"{_few(sorted(states))}; load it with the optimizer that was saved, with the same options"
             )
-        for state in saved:
-            shape, stored = states[state].shape, manifest.tensors[f"{STATE}{key}.{state}"].shape
+        for entry in saved:
+            shape, stored = states[entry].shape, manifest.tensors[f"{STATE}{key}.{entry}"].shape
             if shape != stored:
                 raise UserError(
-                    f"{STATE}{key}.{state} has shape {list(shape)} in the program, {list(stored)} in "
+                    f"{STATE}{key}.{entry} has shape {list(shape)} in the program, {list(stored)} in "
                     f"{manifest.folder}; load it with the optimizer that was saved"
                 )
         known[key] = saved
@@ -176,16 +176,20 @@ def _read(manifest: Manifest, source: str, pieces: Sequence[Piece], part: Tensor
         read_piece(manifest.folder, extents, piece.whole, part[slices(piece.local)])
 
 
-def _read_states(held: Held, manifest: Manifest, kept: Mapping[str, Sequence[str]]) -> None:
+def _read_states(
+    state: ProgramState, manifest: Manifest, kept: Mapping[str, Sequence[str]]
+) -> None:
     """Let the ranks keep the states that were saved, and let go of others."""
     numbers = from_json(manifest.about.get("numbers", {}), "numbers", {})
     values: dict[str, dict[int, dict[str, Any]]] = {}
-    for key, states, shares in held.stated():
+    for key, states, shares in state.stated():
         for name in kept.get(key, ()):
             value = states[name]
             assert value.layout is not None  # all values of a compiled graph have one
-            entry = Entry(name, name, value.shape, value.dtype, value.layout, shares.get(name), {})
-            for rank, variables in held.setting.variables.items():
+            entry = SavedTensor(
+                name, name, value.shape, value.dtype, value.layout, shares.get(name), {}
+            )
+            for rank, variables in state.setting.variables.items():
                 if rank in value.layout.placement.coordinates and key in variables:
                     part = torch.empty(
                         value.layout.local_shape(value.shape, rank),
@@ -196,7 +200,7 @@ def _read_states(held: Held, manifest: Manifest, kept: Mapping[str, Sequence[str
                     values.setdefault(key, {}).setdefault(rank, {})[name] = part
         for own in values.get(key, {}).values():
             own.update(numbers.get(key, {}))
-    for each in held.training.states if held.training is not None else ():
+    for each in state.training.states if state.training is not None else ():
         each.put(values)
 
 

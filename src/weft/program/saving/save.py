@@ -12,9 +12,7 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
-from weft.program.saving.entries import Entry, writers
 from weft.program.saving.files import SUFFIX, Extent, slices, write_file
-from weft.program.saving.held import Held
 from weft.program.saving.manifest import (
     Manifest,
     Stored,
@@ -23,18 +21,21 @@ from weft.program.saving.manifest import (
     partial_folder,
     publish,
 )
-from weft.program.saving.pieces import Piece
+from weft.program.saving.program_state import ProgramState
+from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
 
 
-def save(held: Held, path: Path, about: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+def save(
+    state: ProgramState, path: Path, about: Mapping[str, Any], extra: Mapping[str, Any]
+) -> None:
     """Write a checkpoint. Every process must call it.
 
     Args:
-        held: by the program.
+        state: of the program.
         path: a folder that is not there yet, on a file system that all processes see.
         about: the program, as `to_json` takes it.
         extra: the user's own.
@@ -42,13 +43,13 @@ def save(held: Held, path: Path, about: Mapping[str, Any], extra: Mapping[str, A
     Raises:
         UserError: on all processes, when one cannot write; nothing is at `path` then.
     """
-    world = held.setting.world
+    world = state.setting.world
     first = 0 in world.ranks
     agreed(world, "the folder", lambda: begin(path) if first else None)
     try:
-        kept, numbers = held.kept()
-        entries = [*held.variables(), *held.states(kept)]
-        written = told(world, "the files", lambda: json.dumps(_written(held, entries, path)))
+        kept, numbers = state.kept()
+        entries = [*state.variables(), *state.states(kept)]
+        written = told(world, "the files", lambda: json.dumps(_written(state, entries, path)))
         parts = [each for text in dict.fromkeys(written) for each in json.loads(text)]
 
         def put() -> None:
@@ -64,7 +65,7 @@ def save(held: Held, path: Path, about: Mapping[str, Any], extra: Mapping[str, A
         raise
 
 
-def _written(held: Held, entries: Sequence[Entry], path: Path) -> list[Any]:
+def _written(state: ProgramState, entries: Sequence[SavedTensor], path: Path) -> list[Any]:
     """Write the files of the ranks of this process; name, file, box and checksum of each piece."""
     todo: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     plan = writers(entries)
@@ -73,7 +74,7 @@ def _written(held: Held, entries: Sequence[Entry], path: Path) -> list[Any]:
             pieces = plan.get((entry.name, rank), ())
             for number, piece in enumerate(pieces):
                 file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
-                todo.setdefault(file, {})[entry.name] = piece.whole, _box(part, piece)
+                todo.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
     found = []
     for file, each in todo.items():
         sums = write_file(partial_folder(path), file, each)
@@ -81,11 +82,7 @@ def _written(held: Held, entries: Sequence[Entry], path: Path) -> list[Any]:
     return found
 
 
-def _box(part: Tensor, piece: Piece) -> Tensor:
-    return part[slices(piece.local)]
-
-
-def _stored(entries: Sequence[Entry], parts: Sequence[Any]) -> dict[str, Stored]:
+def _stored(entries: Sequence[SavedTensor], parts: Sequence[Any]) -> dict[str, Stored]:
     extents: dict[str, list[Extent]] = {}
     for name, file, whole, checksum in parts:
         region = tuple((at, length) for at, length in whole)

@@ -14,7 +14,7 @@ from weft.ir.nodes import MASTER
 from weft.layout import Shares
 from weft.program.everyone import told
 from weft.program.live.variables import state_dict_names
-from weft.program.saving.entries import Entry
+from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import from_json, to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
@@ -30,7 +30,7 @@ MODEL, BUFFERS, MASTERS, SCALE, STATE = (
 
 @final
 @dataclass(frozen=True)
-class Held:
+class ProgramState:
     """The tensors and states of a program.
 
     Attributes:
@@ -43,7 +43,7 @@ class Held:
     graph: LogicalGraph
     training: Training | None
 
-    def variables(self) -> Iterator[Entry]:
+    def variables(self) -> Iterator[SavedTensor]:
         """Parameters, buffers, masters and the loss scale; a tied tensor under each of its names."""
         names: dict[str, list[str]] = {}
         for name, key in state_dict_names(self.setting.model).items():
@@ -59,7 +59,7 @@ class Held:
                 name = MASTERS + node.key.removesuffix(f".{MASTER}")
                 yield self._entry(name, node.key, node.value, node.shares)
 
-    def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[Entry]:
+    def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[SavedTensor]:
         """The states of the optimizers that ranks keep, as tensors.
 
         Args:
@@ -99,7 +99,7 @@ class Held:
         }
         return tensors, others
 
-    def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> Entry:
+    def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> SavedTensor:
         layout = value.layout
         assert layout is not None  # all values of a compiled graph have one
         own = self.setting.variables
@@ -108,4 +108,4 @@ class Held:
             for rank in own.keys() & layout.placement.coordinates.keys()
             if key in own[rank]
         }
-        return Entry(name, key, value.shape, value.dtype, layout, shares, parts)
+        return SavedTensor(name, key, value.shape, value.dtype, layout, shares, parts)

@@ -15,7 +15,7 @@ from weft.units import ITEM_SIZE
 
 @final
 @dataclass(frozen=True)
-class Entry:
+class SavedTensor:
     """A tensor of a program.
 
     Attributes:
@@ -36,7 +36,7 @@ class Entry:
     parts: Mapping[int, Tensor]
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """What a rank holds."""
+        """The pieces that a rank holds."""
         return pieces_of(self.shape, self.layout, self.shares, rank)
 
     @property
@@ -49,8 +49,8 @@ class Entry:
         return found
 
 
-def writers(entries: Iterable[Entry]) -> dict[tuple[str, int], tuple[Piece, ...]]:
-    """What each rank writes, by the name of an entry and the rank: each element of each entry once.
+def writers(entries: Iterable[SavedTensor]) -> dict[tuple[str, int], tuple[Piece, ...]]:
+    """The pieces that each rank writes, by the name of an entry and the rank: each element of each entry once.
 
     Of ranks that hold the same, the one that has least to write until then; so it is the same on all processes.
     """
