@@ -1,4 +1,4 @@
-"""The final gate: the same training on real processes over Gloo, started as a user would."""
+"""The final gate: the same training on real processes, started as a user would, and on hosts that only Gloo joins."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks.links import LinksError, run, slow_links
 from mixtures import for_both, word_batch
 from models import (
     GPT,
@@ -79,8 +80,21 @@ def by_forks(ranks: int, *arguments: str) -> None:
     passed(SCRIPT, ranks, *arguments)
 
 
+def by_hosts(ranks: int, *arguments: str) -> None:
+    """Each rank in a network of its own, as on several hosts: nothing is shared, all goes over Gloo."""
+    # Nothing but the networks says that these are several hosts.
+    found_out = ["env", "-u", "WEFT_TRANSPORT"]
+    try:
+        with slow_links(ranks, "10gbit") as links:
+            assert run([*found_out, sys.executable, str(SCRIPT), *arguments], links) == 0
+    except LinksError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize(("ranks", "start"), [(2, by_weft_run), (4, by_forks)])
+@pytest.mark.parametrize(
+    ("ranks", "start"), [(2, by_weft_run), (4, by_forks), (2, by_hosts), (4, by_hosts)]
+)
 def test_processes_equal_one_device(ranks: int, start: Callable[..., None], tmp_path: Path) -> None:
     start(ranks, str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
