@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weft.program import Buckets as Buckets
     from weft.program import Checkpoints as Checkpoints
     from weft.program import Job as Job
+    from weft.program import Loader as Loader
     from weft.program import Program as Program
     from weft.program import Step as Step
     from weft.program import release as release
@@ -67,7 +68,7 @@ _NAMES = {
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
     "weft.planning.simulated": "simulate",
-    "weft.program": "Buckets Checkpoints Job Program Step compile release",
+    "weft.program": "Buckets Checkpoints Job Loader Program Step compile release",
     "weft.runtime.world.world": "local_world",
     "weft.search": "Auto SearchRecord SearchResult search",
     "weft.simulator": "Simulation",

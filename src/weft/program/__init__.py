@@ -1,6 +1,7 @@
 """The part that users call: compile, Program."""
 
 from weft.program.compile import compile as compile
+from weft.program.data.loader import Loader as Loader
 from weft.program.feeding.buckets import Buckets as Buckets
 from weft.program.job import Job as Job
 from weft.program.live.live import release as release

@@ -42,6 +42,11 @@ class BatchSums:
     whole: int = 0
     parts: tuple[tuple[Layout, int], ...] = ()
 
+    def with_parts(self, parts: Iterable[tuple[Layout, Tensor]], step: int) -> BatchSums:
+        """These, and the checksums of parts that this process has of leaves that lie in some layouts."""
+        more = [(layout, _checksum(part, step, 0)) for layout, part in parts]
+        return BatchSums(self.whole, (*self.parts, *more))
+
     def alike(self, ranks: tuple[int, ...]) -> int:
         """The checksum of what some ranks must have alike."""
         found = self.whole

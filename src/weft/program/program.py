@@ -465,6 +465,10 @@ class Program:
             self._failed.loaded = True
         return dict(found.extra)
 
+    def rows(self, size: int) -> list[int]:
+        """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks."""
+        return self._variants.rows(size)
+
     def _state(self) -> ProgramState:
         return ProgramState(self._setting, self.graph, self._training)
 

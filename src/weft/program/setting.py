@@ -14,6 +14,7 @@ from weft.layout import Placement
 from weft.program.everyone import told
 from weft.program.feeding.buckets import Buckets
 from weft.program.feeding.local_batch import LocalBatch
+from weft.program.feeding.rows import RowsOfBatch
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
@@ -51,6 +52,8 @@ class Setting:
 
     def whole(self, batch: Any) -> Any:
         """A batch as the program takes it: padded, and whole where each process brings a part."""
+        if isinstance(batch, RowsOfBatch):
+            return batch
         if self.buckets is not None:
             batch = self.buckets.padded(batch, self._sizes(batch))
         return batch if self.local is None else self.local.whole(batch)

@@ -15,6 +15,7 @@ from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.region import Region
 from weft.program.agreement import BatchSums, batch_sums
+from weft.program.feeding.rows import RowsOfBatch, rows_of
 from weft.program.feeding.shards import (
     in_micro_batches,
     layouts_on,
@@ -24,6 +25,11 @@ from weft.program.feeding.shards import (
 )
 from weft.runtime.memory.copies import laid
 from weft.tensor import GlobalTensor
+
+
+def stood_in(batch: Any) -> Any:
+    """A batch with whole stand-ins in place of what this process has only a part of."""
+    return batch.stand_in()[0] if isinstance(batch, RowsOfBatch) else without_shards(batch)[0]
 
 
 @final
@@ -69,6 +75,8 @@ class Feeder:
         Raises:
             BatchError: when the batch differs from the example.
         """
+        if isinstance(batch, RowsOfBatch):
+            return self._feeds_of_rows(batch, step)
         leaves = self._spec.read_batch(batch)
         if leaves is None:
             return self._feeds_of_any(batch, step)
@@ -84,17 +92,55 @@ class Feeder:
         }
         return feeds, self._sums(leaves, {}, step)
 
+    def rows(self, size: int) -> list[int]:
+        """The rows of a batch of so many that the ranks of this process take, in order."""
+        shapes = {leaf.key: leaf.shape for leaf in self._spec.tensors}
+        inputs = (
+            (shapes[key], shape, [each[key] for each in self._regions.values() if key in each])
+            for key, shape in self._shapes.items()
+        )
+        return rows_of(inputs, size)
+
+    def _feeds_of_rows(
+        self, batch: RowsOfBatch, step: int
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """The same for a batch of which this process has only some rows."""
+        whole, found = batch.stand_in()
+        leaves = self._spec.flatten_batch(whole)
+        plain = {key: leaf for key, leaf in leaves.items() if id(leaf) not in found}
+        rows = {key: found[id(leaf)] for key, leaf in leaves.items() if id(leaf) in found}
+        feeds: dict[int, dict[str, Tensor]] = {}
+        for (rank, regions), device in zip(
+            self._regions.items(), self._devices.values(), strict=True
+        ):
+            feeds[rank] = {}
+            for key, region in regions.items():
+                if key in rows:
+                    part = batch.part(key, rows[key], self._shapes[key], region)
+                else:
+                    part = region_part(self._cut(key, plain[key]), region)
+                feeds[rank][key] = laid(part, device)
+        if not self._compared:
+            return feeds, BatchSums()
+        parts = [
+            (self._layouts[rank][key], part)
+            for rank, own in feeds.items()
+            for key, part in own.items()
+            if key in rows
+        ]
+        return feeds, batch_sums(plain, {}, step).with_parts(parts, step)
+
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
         try:
-            self._spec.flatten_batch(without_shards(batch)[0])
+            self._spec.flatten_batch(stood_in(batch))
         except BatchError:
             return False
         return True
 
     def differs_in_shape(self, batch: Any) -> bool:
         """True where a batch is built like the example, but for shapes of its tensors."""
-        return self._spec.differs_in_shape(without_shards(batch)[0])
+        return self._spec.differs_in_shape(stood_in(batch))
 
     def _sums(
         self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int

@@ -23,8 +23,9 @@ from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
 from weft.program.agreement import BatchSums
 from weft.program.everyone import agreed
-from weft.program.feeding.feed import Feeder
-from weft.program.feeding.shards import shares_of, without_shards
+from weft.program.feeding.feed import Feeder, stood_in
+from weft.program.feeding.rows import RowsOfBatch
+from weft.program.feeding.shards import shares_of
 from weft.program.live.holds import Lying
 from weft.program.planning.build import build
 from weft.program.planning.guards import Guards
@@ -162,6 +163,10 @@ class Variants:
         enter(self.current.name)
         return found
 
+    def rows(self, size: int) -> list[int]:
+        """The rows of a batch of so many that the ranks of this process take; all where there is no plan for it yet."""
+        return min((each.feeder.rows(size) for each in self._all), key=len)
+
     def constants(self) -> Iterator[Tensor]:
         """Tensors of elsewhere that the plans read."""
         return (tensor for each in self._all for tensor in each.captured.constants.values())
@@ -186,14 +191,15 @@ class Variants:
             if variant.serves(batch):
                 enter(variant.name)
                 return variant
-        shapes = _shapes(describe_batch(without_shards(batch)[0]))
+        shapes = _shapes(describe_batch(stood_in(batch)))
         values = self._new_values(shapes, why)
         self._step.follow(self.current.guards.numbers_changed())
+        whole = stood_in(batch) if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
             planned = agreed(
-                self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
+                self.setting.world, "the plan", lambda: self._checked(self._plan(whole))
             )
             variant = self._build(*planned)
         self._all.append(variant)

@@ -1,0 +1,184 @@
+"""Loader: the batches of a program, the same on any number of ranks, workers and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, final
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from weft.errors import UserError
+from weft.program.data.order import mixed, order_of
+from weft.program.data.samples import LoadedRows, Samples, Stream
+from weft.program.feeding.rows import RowsOfBatch
+
+
+class Taking(Protocol):
+    """A program, as far as its batches go."""
+
+    def rows(self, size: int) -> list[int]:
+        """The rows of a batch of so many that the ranks of this process take."""
+
+
+@final
+class Loader:
+    """Batches of a dataset, in an order that seed and epoch alone decide.
+
+    A `for` loop over it is an epoch. Each process loads the rows that its ranks take, by its own workers. What a sample
+    draws from the generators of Python, numpy and torch, as augmentations do, its number decides.
+
+    Args:
+        dataset: map-style (`__getitem__`, and `__len__` unless there is a sampler), or iterable, which each process
+            reads in order.
+        batch_size: samples of a whole batch, over all ranks.
+        program: that takes the batches; without one, whole batches are loaded.
+        shuffle: True for another permutation in each epoch.
+        seed: of permutations and draws.
+        workers: processes that load, of each process; 0 for none, at most 1 for an iterable dataset.
+        collate_fn: makes a batch of samples; `torch.utils.data.default_collate` by default. Without workers it may be
+            anything, else what `torch.utils.data.DataLoader` takes.
+        drop_last: True leaves out the last batch of an epoch where it has fewer samples.
+        sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
+        ahead: batches that a worker loads ahead.
+        split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest.
+
+    Raises:
+        UserError: an argument cannot be.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        program: Taking | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+        ahead: int = 2,
+        split: bool = True,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("workers", workers, 0),
+            ("ahead", ahead, 1),
+            ("seed", seed, None),
+        ):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or (least is not None and value < least)
+            ):
+                from_ = "" if least is None else f" from {least}"
+                raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+        iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        if iterable and not isinstance(dataset, Iterable):
+            raise UserError(
+                f"weft.Loader: a dataset has __getitem__ or __iter__, found a {type(dataset).__name__}"
+            )
+        if iterable and (shuffle or sampler is not None or workers > 1):
+            raise UserError(
+                "weft.Loader: an iterable dataset is read in its own order, by one worker at most; leave out shuffle, "
+                "sampler and more workers, or give a map-style dataset"
+            )
+        if shuffle and sampler is not None:
+            raise UserError("weft.Loader: give shuffle or a sampler, not both")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.epoch = 0
+        self._step = 0
+        self._program = program
+        self._iterable = iterable
+        self._shuffle, self._sampler, self._seed = shuffle, sampler, seed
+        self._workers, self._ahead = workers, ahead
+        self._collate = collate_fn or default_collate
+        self._drop_last = drop_last
+        self._split = split
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self._iterable:
+            raise TypeError("weft.Loader: an iterable dataset has no length")
+        full, rest = divmod(len(self._order()), self.batch_size)
+        return full + bool(rest and not self._drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch that are still to come; then the next epoch begins."""
+        batches = self._streamed() if self._iterable else self._mapped()
+        for own, size, loaded in batches:
+            if loaded.error:
+                raise UserError(f"weft.Loader: {loaded.error}")
+            self._step += 1
+            whole = len(own) == size
+            yield loaded.batch if whole else RowsOfBatch(loaded.batch, own, size)
+        self.epoch, self._step = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The place of the next batch; it means the same to a loader on any number of ranks and workers."""
+        return {
+            "epoch": self.epoch,
+            "step": self._step,
+            "seed": self._seed,
+            "batch_size": self.batch_size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a place that `state_dict` gave, with the next loop over this loader.
+
+        Raises:
+            UserError: it is of a loader with another seed or size of batch.
+        """
+        for name, own in (("seed", self._seed), ("batch_size", self.batch_size)):
+            if state.get(name) != own:
+                raise UserError(
+                    f"weft.Loader: the state is of a loader with {name}={state.get(name)!r}, this one has {own!r}; "
+                    "make it with the same, so that the run sees each sample once"
+                )
+        self.epoch, self._step = int(state["epoch"]), int(state["step"])
+
+    def _rows(self, size: int) -> Sequence[int]:
+        """The rows of a batch of so many that this process loads."""
+        if self._program is None or not self._split:
+            return range(size)
+        return self._program.rows(size)
+
+    def _order(self) -> list[int]:
+        return order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
+
+    def _mapped(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
+        order, size = self._order(), self.batch_size
+        end = len(order) - size + 1 if self._drop_last else len(order)
+        starts = range(self._step * size, end, size)
+        sizes = [min(size, len(order) - start) for start in starts]
+        rows = {each: self._rows(each) for each in dict.fromkeys(sizes)}
+        wanted = [
+            (self.epoch, [order[start + row] for row in rows[each]])
+            for start, each in zip(starts, sizes, strict=True)
+        ]
+        samples = Samples(self.dataset, self._collate, self._seed)
+        loader = DataLoader(samples, batch_size=None, sampler=wanted, **self._working())
+        for each, loaded in zip(sizes, loader, strict=True):
+            yield rows[each], each, loaded
+
+    def _streamed(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self.epoch)
+        rows = self._rows(self.batch_size)
+        stream = Stream(
+            *(self.dataset, self._collate, self.batch_size, rows, self._step, self._drop_last),
+            mixed(self._seed, self.epoch),
+        )
+        for size, loaded in DataLoader(stream, batch_size=None, **self._working()):
+            yield (rows if size == self.batch_size else range(size)), size, loaded
+
+    def _working(self) -> dict[str, Any]:
+        common: dict[str, Any] = {"num_workers": self._workers, "collate_fn": _as_it_is}
+        return {**common, "prefetch_factor": self._ahead} if self._workers else common
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded

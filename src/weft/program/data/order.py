@@ -1,0 +1,67 @@
+"""The order of samples: a function of seed and epoch alone, whatever loads them and wherever."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import UserError
+
+# Bits of a seed that torch, numpy and Python's random all take.
+_BITS = 32
+
+
+def mixed(*numbers: int) -> int:
+    """A seed for some numbers, the same on all machines."""
+    text = ",".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=_BITS // 8).digest(), "big")
+
+
+def order_of(
+    dataset: Any, sampler: Iterable[int] | None, shuffle: bool, seed: int, epoch: int
+) -> list[int]:
+    """The numbers of the samples of an epoch, in order.
+
+    Args:
+        dataset: with a length.
+        sampler: gives the numbers; what it draws from torch's generators is drawn by seed and epoch.
+        shuffle: True for a permutation.
+        seed, epoch: decide it.
+    """
+    if sampler is not None:
+        set_epoch = getattr(sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        with drawn_by(mixed(seed, epoch)):
+            return [int(each) for each in sampler]
+    if not isinstance(dataset, Sized):
+        raise UserError(
+            f"weft.Loader: the dataset, a {type(dataset).__name__}, has no length; give it __len__, or a sampler"
+        )
+    if not shuffle:
+        return list(range(len(dataset)))
+    generator = torch.Generator().manual_seed(mixed(seed, epoch))
+    found: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
+    return found
+
+
+@contextmanager
+def drawn_by(seed: int) -> Iterator[None]:
+    """All generators of Python, numpy and torch on the CPU begin at a seed, and go on afterwards where they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    # Not `manual_seed`, which would seed the devices' generators too.
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

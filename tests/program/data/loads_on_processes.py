@@ -1,0 +1,39 @@
+"""One rank of a job that trains by a loader, started by test_processes.py: its losses, and what it loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import weft
+from program.data.datasets import Drawn, example, loss_fn, net
+
+SIZE = 18
+S, B = weft.split, weft.broadcast
+LAYOUTS = {
+    "data": weft.Strategy(batch={"*": S(0)}),
+    "micro": weft.Strategy(batch={"*": S(0)}, micro_batches=3),
+    "stages": weft.Strategy(batch={"*": S(0)}, stages=2, micro_batches=3),
+    "whole": weft.Strategy(batch={"*": B}),
+}
+
+if __name__ == "__main__":
+    layout, out = sys.argv[1:]
+    size = int(os.environ["WORLD_SIZE"])
+    model = net()
+    program = weft.compile(
+        *(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), example(SIZE)),
+        placement=weft.placement("cpu", list(range(size))),
+        strategy=LAYOUTS[layout],
+    )
+    data = Drawn()
+    loader = weft.Loader(data, SIZE, program, shuffle=True, drop_last=layout != "data")
+    losses = [float(program.step(batch)) for _ in range(2) for batch in loader]
+    found = [losses, data.asked[: SIZE // size], len(data.asked)]
+    Path(out, f"{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -1,0 +1,68 @@
+"""The order of samples hangs on seed and epoch alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from program.data.datasets import SAMPLES, Drawn
+from weft.errors import UserError
+from weft.program.data.order import drawn_by, mixed, order_of
+
+
+def test_permutations() -> None:
+    data = Drawn()
+    first = order_of(data, None, True, 3, 0)
+    torch.manual_seed(9)
+    assert order_of(data, None, True, 3, 0) == first
+    assert sorted(first) == list(range(SAMPLES))
+    others = [order_of(data, None, True, seed, epoch) for seed, epoch in ((3, 1), (4, 0))]
+    assert first not in others
+    assert others[0] != others[1]
+    assert order_of(data, None, False, 3, 1) == list(range(SAMPLES))
+
+
+def test_seeds_are_the_same_on_all_machines() -> None:
+    assert mixed(0) == 872845860
+    assert mixed(1, 23) != mixed(12, 3)
+
+
+@pytest.mark.parametrize("make", [RandomSampler, lambda data: DistributedSampler(data, 1, 0)])
+def test_samplers_draw_by_seed_and_epoch(make) -> None:  # type: ignore[no-untyped-def]
+    data = Drawn()
+    sampler = make(data)
+    first = order_of(data, sampler, False, 0, 0)
+    torch.manual_seed(9)
+    assert order_of(data, sampler, False, 0, 0) == first
+    assert order_of(data, sampler, False, 0, 1) != first
+
+
+def test_generators_go_on_where_they_were() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    expected = (
+        torch.rand(2).tolist(),
+        np.random.rand(2).tolist(),
+        [random.random() for _ in range(2)],
+    )
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    found: tuple[list[float], list[float], list[float]] = [], [], []
+    for _ in range(2):
+        with drawn_by(7):
+            torch.rand(3), np.random.rand(3), random.random()
+        found[0].append(torch.rand(1).item())
+        found[1].append(float(np.random.rand()))
+        found[2].append(random.random())
+    assert found == expected
+
+
+def test_a_dataset_without_length() -> None:
+    with pytest.raises(UserError, match="has no length"):
+        order_of(iter(()), None, False, 0, 0)
