@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from weft.program import Loader as Loader
     from weft.program import Program as Program
     from weft.program import Step as Step
+    from weft.program import fit as fit
     from weft.program import release as release
     from weft.program.compile import compile as compile
+    from weft.program.loop import logs as logs
     from weft.runtime.world.world import local_world as local_world
     from weft.search import Auto as Auto
     from weft.search import SearchRecord as SearchRecord
@@ -68,7 +70,8 @@ _NAMES = {
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
     "weft.planning.simulated": "simulate",
-    "weft.program": "Buckets Checkpoints Job Loader Program Step compile release",
+    "weft.program": "Buckets Checkpoints Job Loader Program Step compile fit release",
+    "weft.program.loop": "logs",
     "weft.runtime.world.world": "local_world",
     "weft.search": "Auto SearchRecord SearchResult search",
     "weft.simulator": "Simulation",

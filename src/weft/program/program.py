@@ -23,7 +23,7 @@ from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
-from weft.program.everyone import agreed
+from weft.program.everyone import agreed, told
 from weft.program.explain.beside import BoxTimes, box_times, step_line
 from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
@@ -464,6 +464,24 @@ class Program:
         if self._failed is not None:
             self._failed.loaded = True
         return dict(found.extra)
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes for all: that of rank 0."""
+        return 0 in self._setting.world.ranks
+
+    @property
+    def exchange(self) -> Callable[[str], list[str]] | None:
+        """Gives the texts of all processes, given this one's, which all must call; None where it is the only one."""
+        world = self._setting.world
+        if not self._setting.several:
+            return None
+
+        def told_all(text: str) -> list[str]:
+            self._enter("exchange")
+            return told(world, "texts", lambda: text)
+
+        return told_all
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks."""

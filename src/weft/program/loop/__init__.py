@@ -1,0 +1,3 @@
+"""A small loop around a program's steps, for those who want one."""
+
+from weft.program.loop import logs as logs

@@ -1,0 +1,77 @@
+"""The progress bar of a loop: steps, samples a second, figures, time left."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from types import TracebackType
+from typing import final
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from weft.program.loop.logs import Figures, text_of
+
+# Figures that a bar has room for.
+_SHOWN = 4
+
+
+@final
+class Bar:
+    """Counts steps and samples, and shows them where it is asked to.
+
+    Args:
+        shown: True to show it, where stderr is a terminal.
+        steps: that there will be; None where nobody knows.
+    """
+
+    def __init__(self, shown: bool, steps: int | None) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        shows = shown and sys.stderr.isatty()
+        self._progress = Progress(
+            *columns, *times, TextColumn("{task.fields[text]}"), disable=not shows
+        )
+        self._task = self._progress.add_task("training", total=steps, text="")
+        self._since = time.monotonic()
+        self._steps = self._samples = 0
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, step: int, samples: int) -> None:
+        """A step was made, of so many samples."""
+        self._steps += 1
+        self._samples += samples
+        self._progress.update(self._task, completed=step)
+
+    def figures(self) -> dict[str, float]:
+        """Steps and samples a second since they were last asked for, and the most memory of this process, in bytes."""
+        now = time.monotonic()
+        took = max(now - self._since, 1e-9)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found = {
+            "steps_per_second": self._steps / took,
+            "samples_per_second": self._samples / took,
+            "peak_bytes": float(peak),
+        }
+        self._since, self._steps, self._samples = now, 0, 0
+        return found
+
+    def show(self, figures: Figures) -> None:
+        """Show the last figures."""
+        first = dict(list(figures.items())[:_SHOWN])
+        self._progress.update(self._task, text=text_of(first))

@@ -1,0 +1,231 @@
+"""fit: steps over a loader, with checkpoints, evaluation and figures, until something ends them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from torch import Tensor
+
+from weft.errors import UserError
+from weft.program.data.loader import Loader
+from weft.program.loop.bar import Bar
+from weft.program.loop.logs import Figures, Log, log_of
+from weft.program.loop.stopping import Stopping
+from weft.program.program import Program
+from weft.program.saving.checkpoints import Checkpoints
+
+LOADER = "loader"
+
+
+@final
+@dataclass(frozen=True)
+class Fitted:
+    """The end of a loop.
+
+    Attributes:
+        steps: that the program has made, over all its runs.
+        why: "steps", "epochs", "stop" where the user's function said so, or the name of a signal.
+        figures: the last ones of each name.
+    """
+
+    steps: int
+    why: str
+    figures: Figures = field(default_factory=dict)
+
+
+def fit(
+    program: Program,
+    loader: Iterable[Any],
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
+    evaluate_every: int | None = None,
+    checkpoint: Checkpoints | None = None,
+    extra: Mapping[str, Any] | None = None,
+    schedulers: Sequence[Any] = (),
+    accumulate: int = 1,
+    log: Sequence[Any] = (),
+    log_every: int = 10,
+    stop: Callable[[int, Figures], bool] | None = None,
+    progress: bool = True,
+) -> Fitted:
+    """Train until so many steps or epochs are made. Every process calls it.
+
+    Where `checkpoint` has a checkpoint, the loop goes on from the newest: program, schedulers, the loader's place and
+    `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a checkpoint.
+
+    Args:
+        program: that trains.
+        loader: gives batches: a `weft.Loader`, whose place checkpoints keep, or anything that can be looped over.
+        steps: of the program, with those made before: batches, also where an update takes several.
+        epochs: of the loader, with those made before.
+        evaluate: gives figures, as of a program that `Program.evaluation` makes.
+        evaluate_every: steps between evaluations; by default at the end of each epoch, and at the end.
+        checkpoint: writes checkpoints when they are due, and at the end.
+        extra: more that checkpoints keep, as `Program.save` takes it.
+        schedulers: of learning rates, stepped after each update.
+        accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
+        log: where the first process writes figures, as `weft.logs.Csv(path)` or a function of step and figures.
+        log_every: steps between figures; the loss is waited for then alone.
+        stop: of step and figures, when there are new ones: True ends the loop. The first process asks it.
+        progress: False shows no bar; it is shown by the first process, on a terminal.
+
+    Raises:
+        UserError: an argument cannot be.
+    """
+    _check(steps, epochs, accumulate, log_every, evaluate_every)
+    logs = [log_of(each) for each in log]
+    telling = _Telling(program, logs, stop)
+    loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
+    loop.resume()
+    with ExitStack() as stack:
+        for each in logs:
+            stack.callback(each.close)
+        stopping = Stopping(program.exchange)
+        stack.enter_context(stopping.listening())
+        bar = stack.enter_context(Bar(progress and program.is_first, steps))
+        why = "steps" if steps is not None and program.steps >= steps else ""
+        epoch = getattr(loader, "epoch", 0)
+        while not why:
+            if epochs is not None and epoch >= epochs:
+                why = "epochs"
+                break
+            for result, samples in loop.epoch():
+                bar.advance(program.steps, samples)
+                number = stopping.after_step()
+                last = steps is not None and program.steps >= steps
+                why = signal.Signals(number).name if number else "steps" if last else ""
+                new: dict[str, float] = {}
+                if program.steps % log_every == 0 or why:
+                    new |= _figures(result) | bar.figures()
+                if evaluate and evaluate_every and (program.steps % evaluate_every == 0 or last):
+                    new |= evaluate()
+                why = telling.of(new, bar) or why
+                loop.save(program.steps, bool(why))
+                if why:
+                    break
+            else:
+                epoch += 1
+                if evaluate and not evaluate_every:
+                    why = telling.of(evaluate(), bar)
+        loop.save(program.steps, True)
+    return Fitted(program.steps, why, telling.last)
+
+
+@final
+@dataclass
+class _Telling:
+    """Figures on their way to bar, logs, and the user's function that may end the loop."""
+
+    program: Program
+    logs: Sequence[Log]
+    stop: Callable[[int, Figures], bool] | None
+    last: dict[str, float] = field(default_factory=dict)
+
+    def of(self, new: Mapping[str, float], bar: Bar) -> str:
+        """Tell new figures; "stop" where the user says so, on all processes."""
+        if not new:
+            return ""
+        self.last |= new
+        bar.show(self.last)
+        first, step = self.program.is_first, self.program.steps
+        for each in self.logs if first else ():
+            each.write(step, new)
+        if self.stop is None:
+            return ""
+        said = "stop" if first and self.stop(step, new) else ""
+        exchange = self.program.exchange
+        return said if exchange is None else exchange(said)[0]
+
+
+@final
+@dataclass
+class _Loop:
+    """The steps of a loop and its checkpoints."""
+
+    program: Program
+    loader: Iterable[Any]
+    schedulers: Sequence[Any]
+    accumulate: int
+    checkpoint: Checkpoints | None
+    extra: dict[str, Any]
+    saved: int = -1
+
+    def epoch(self) -> Iterator[tuple[Any, int]]:
+        """Train by what the loader still has; the result of each update's last batch, and samples."""
+        samples = 0
+        for number, batch in enumerate(self.loader, 1):
+            samples += _samples(batch)
+            updates = number % self.accumulate == 0
+            result = self.program.step(batch, update=updates)
+            if updates:
+                for each in self.schedulers:
+                    each.step()
+                yield result, samples
+                samples = 0
+        if samples:
+            # Fewer batches than an update takes were left.
+            self.program.update()
+            for each in self.schedulers:
+                each.step()
+            yield result, samples
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        if self.checkpoint is not None and self.program.steps == 0:
+            self.checkpoint.load_newest(self.program, self._kept())
+            self.saved = self.program.steps
+
+    def save(self, step: int, ends: bool) -> None:
+        """Write a checkpoint where it is due, or the loop ends."""
+        kept = self.checkpoint
+        if kept is not None and step and step != self.saved and (ends or step % kept.every == 0):
+            kept.save(self.program, self._kept())
+            self.saved = step
+
+    def _kept(self) -> dict[str, Any]:
+        own = {f"scheduler.{number}": each for number, each in enumerate(self.schedulers)}
+        if isinstance(self.loader, Loader):
+            own[LOADER] = self.loader
+        return {**self.extra, **own}
+
+
+def _figures(result: Any) -> dict[str, float]:
+    """The numbers in what a step returned: a loss, or some by name."""
+    if isinstance(result, Tensor):
+        return {"loss": result.item()} if result.numel() == 1 else {}
+    if isinstance(result, Mapping):
+        single = {name: x for name, x in result.items() if isinstance(x, Tensor) and x.numel() == 1}
+        return {str(name): x.item() for name, x in single.items()}
+    if isinstance(result, Sequence) and result and not isinstance(result, str):
+        return _figures(result[0])
+    return {}
+
+
+def _samples(batch: Any) -> int:
+    """Rows of a batch: the first dimension of its first tensor."""
+    size = getattr(batch, "size", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    inner = batch.values() if isinstance(batch, Mapping) else batch
+    each = next((x for x in inner if isinstance(x, Tensor | Mapping | Sequence)), None)
+    return 0 if each is None or isinstance(each, str) else _samples(each)
+
+
+def _check(
+    steps: int | None, epochs: int | None, accumulate: int, log_every: int, every: int | None
+) -> None:
+    if steps is None and epochs is None:
+        raise UserError("weft.fit: give steps or epochs, so that it ends")
+    named = {"steps": steps, "epochs": epochs, "evaluate_every": every}
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"weft.fit: {name} takes a number from 1, found {value!r}")

@@ -1,0 +1,209 @@
+"""Places for the figures of a loop: files, Python's logging, TensorBoard, Weights & Biases, functions of the user's."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+
+from weft.errors import UserError
+
+Figures: TypeAlias = Mapping[str, float]
+
+
+@runtime_checkable
+class Log(Protocol):
+    """Takes figures; the first process alone gives it some."""
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Take the figures of a step."""
+
+    def close(self) -> None:
+        """The loop has ended."""
+
+
+@final
+class JsonLines:
+    """A file with a JSON object for each step that is logged; one that is there goes on.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = _opened(path)
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Write a line."""
+        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@final
+class Csv:
+    """A file with a row for each step that is logged; one that is there goes on, with its own columns.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._columns = _columns(Path(path))
+        self._file = _opened(path)
+        self._rows = csv.writer(self._file)
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Write a row; the first one decides the columns."""
+        row = {"step": step, **figures}
+        if not self._columns:
+            self._columns = list(row)
+            self._rows.writerow(self._columns)
+        self._rows.writerow([row.get(name, "") for name in self._columns])
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@final
+class Logging:
+    """A line of Python's logging for each step that is logged.
+
+    Args:
+        logger: its name.
+    """
+
+    def __init__(self, logger: str = "weft") -> None:
+        self._logger = logging.getLogger(logger)
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Log a line."""
+        self._logger.info("step %d: %s", step, text_of(figures))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@final
+class TensorBoard:
+    """TensorBoard's event files, by `torch.utils.tensorboard`.
+
+    Args:
+        folder: where they are written.
+
+    Raises:
+        UserError: the package `tensorboard` is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        except ImportError as error:
+            raise UserError(
+                f"weft.logs.TensorBoard needs tensorboard: pip install tensorboard ({error})"
+            ) from None
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Add a scalar for each figure."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
+
+
+@final
+class WeightsAndBiases:
+    """A run of Weights & Biases.
+
+    Args:
+        options: as `wandb.init` takes them.
+
+    Raises:
+        UserError: the package `wandb` is not installed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+        except ImportError as error:
+            raise UserError(
+                f"weft.logs.WeightsAndBiases needs wandb: pip install wandb ({error})"
+            ) from None
+        self._run: Any = wandb.init(**options)
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Log the figures."""
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+@final
+class Calling:
+    """A function of the user's, as a log.
+
+    Args:
+        function: is called with the step and its figures.
+    """
+
+    def __init__(self, function: Callable[[int, Figures], object]) -> None:
+        self._function = function
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Call it."""
+        self._function(step, figures)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def log_of(given: object) -> Log:
+    """A log that users give: one, or a function.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if isinstance(given, Log):
+        return given
+    if callable(given):
+        return Calling(given)
+    raise UserError(
+        f"weft.fit: log takes logs, such as weft.logs.Csv(path), or functions of a step and its figures; "
+        f"found {given!r}"
+    )
+
+
+def text_of(figures: Figures) -> str:
+    """Figures in one line."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+
+
+def _columns(path: Path) -> list[str]:
+    """The columns of a file that is there; none of another."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as opened:
+        return next(csv.reader(opened), [])
+
+
+def _opened(path: str | Path) -> Any:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return Path(path).open("a", newline="")
+    except OSError as error:
+        raise UserError(
+            f"cannot write the log {path}: {error.strerror}; give a path that can be written"
+        ) from None

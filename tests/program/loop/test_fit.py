@@ -1,0 +1,194 @@
+"""The loop: how it ends, what it keeps and writes, and that it trains as a loop by hand does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from program.data.datasets import Drawn, example, loss_fn, net
+from weft.errors import UserError
+
+SIZE = 10  # five batches an epoch
+
+
+@contextmanager
+def compiled(ranks: int = 2) -> Iterator[tuple[weft.Program, torch.optim.Optimizer]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with weft.local_world(ranks):
+        program = weft.compile(
+            *(model, loss_fn, optimizer, example(SIZE)),
+            placement=weft.placement("cpu", list(range(ranks))),
+        )
+        yield program, optimizer
+        program.close()
+
+
+def loader(program: weft.Program) -> weft.Loader:
+    return weft.Loader(Drawn(), SIZE, program, shuffle=True)
+
+
+def plainly(steps: int, accumulate: int = 1) -> list[float]:
+    """Losses of plain PyTorch, with a schedule."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+    batches, losses = weft.Loader(Drawn(), SIZE, shuffle=True), []
+    while len(losses) < steps:
+        for number, batch in enumerate(batches, 1):
+            loss = loss_fn(model, batch)
+            loss.backward()
+            losses.append(loss.item())
+            if number % accumulate == 0 or number == 5:
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+    return losses[:steps]
+
+
+def seen(found: dict[int, float]) -> Any:
+    return lambda step, figures: found.setdefault(step, figures.get("loss"))
+
+
+def test_it_trains_as_a_loop_by_hand() -> None:
+    found: dict[int, float] = {}
+    with compiled() as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+        ended = weft.fit(
+            *(program, loader(program)),
+            steps=12,
+            schedulers=[schedule],
+            log=[seen(found)],
+            log_every=1,
+        )
+    assert (ended.steps, ended.why) == (12, "steps")
+    assert list(found) == list(range(1, 13))
+    assert list(found.values()) == pytest.approx(plainly(12), rel=1e-12)
+    assert ended.figures["loss"] == found[12]
+    assert ended.figures["samples_per_second"] > ended.figures["steps_per_second"] > 0
+
+
+@pytest.mark.parametrize("cut", [3, 5, 7])
+def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
+    """As if it had never been, on another number of ranks."""
+    found: dict[int, float] = {}
+    kept = weft.Checkpoints(tmp_path / "run", every=4)
+    for ranks, steps in ((2, cut), (3, 12)):
+        with compiled(ranks) as (program, optimizer):
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+            weft.fit(
+                *(program, loader(program)),
+                steps=steps,
+                checkpoint=kept,
+                schedulers=[schedule],
+                log=[seen(found)],
+                log_every=1,
+            )
+    assert list(found) == list(range(1, 13))
+    assert list(found.values()) == pytest.approx(plainly(12), rel=1e-12)
+    assert [int(each.name[5:]) for each in kept.all()] == (
+        [7, 8, 12] if cut == 7 else [4, 8, 12] if cut == 3 else [5, 8, 12]
+    )
+
+
+def test_epochs_and_evaluation() -> None:
+    found: list[tuple[int, dict[str, float]]] = []
+    with compiled() as (program, _):
+        ended = weft.fit(
+            *(program, loader(program)),
+            epochs=2,
+            evaluate=lambda: {"accuracy": 0.5},
+            log=[lambda step, figures: found.append((step, dict(figures)))],
+            log_every=100,
+        )
+    assert (ended.steps, ended.why) == (10, "epochs")
+    assert [(step, each.get("accuracy")) for step, each in found] == [(5, 0.5), (10, 0.5)]
+
+
+def test_several_batches_an_update() -> None:
+    found: dict[int, float] = {}
+    with compiled() as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+        weft.fit(
+            *(program, loader(program)),
+            epochs=2,
+            accumulate=2,
+            schedulers=[schedule],
+            log=[seen(found)],
+            log_every=1,
+        )
+    expected = plainly(10, accumulate=2)
+    for step, loss in found.items():
+        assert loss == pytest.approx(expected[step - 1], rel=1e-12)
+    assert list(found) == [2, 4, 5, 7, 9, 10]
+
+
+def test_the_users_function_ends_it() -> None:
+    with compiled() as (program, _):
+        ended = weft.fit(
+            program, loader(program), steps=50, log_every=2, stop=lambda step, _: step >= 6
+        )
+    assert (ended.steps, ended.why) == (6, "stop")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path / "run", every=100)
+
+    def end(step: int, _: Any) -> None:
+        if step == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with compiled() as (program, _):
+        ended = weft.fit(
+            program, loader(program), steps=50, checkpoint=kept, log=[end], log_every=1
+        )
+    assert ended.why == number.name
+    assert 3 <= ended.steps <= 4
+    assert [each.name for each in kept.all()] == [f"step-{ended.steps:08d}"]
+    assert signal.getsignal(number) is before
+
+
+def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines, rows = tmp_path / "a" / "run.jsonl", tmp_path / "run.csv"
+    caplog.set_level("INFO", "weft")
+    for steps in (2, 4):
+        with compiled() as (program, _):
+            program.step(example(SIZE))
+            logs = [weft.logs.JsonLines(lines), weft.logs.Csv(rows), weft.logs.Logging()]
+            weft.fit(program, loader(program), steps=steps, log=logs, log_every=1)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [each["step"] for each in found] == [2, 2, 3, 4]
+    with rows.open() as opened:
+        table = list(csv.DictReader(opened))
+    assert [(int(x["step"]), float(x["loss"])) for x in table] == [
+        (each["step"], each["loss"]) for each in found
+    ]
+    assert "step 4: loss " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "give steps or epochs"),
+        ({"steps": 0}, "steps takes a number from 1, found 0"),
+        ({"epochs": 1.5}, "epochs takes a number"),
+        ({"steps": 1, "accumulate": 0}, "accumulate takes"),
+        ({"steps": 1, "log_every": True}, "log_every takes"),
+        ({"steps": 1, "log": [3]}, "log takes logs"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
+    with compiled() as (program, _), pytest.raises(UserError, match=text):
+        weft.fit(program, loader(program), **arguments)
