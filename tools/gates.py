@@ -57,6 +57,7 @@ GATES = (
             "README.md",
             "docs/checkpoints.md",
             "docs/data.md",
+            "docs/loop.md",
         ),
     ),
     Gate("pages", (PYTHON, "-m", "tools.pages")),
