@@ -44,6 +44,7 @@ from weft.program.saving.groups import about_program
 from weft.program.saving.load import load
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
+from weft.program.saving.writing import Writing
 from weft.program.trace import Trace, gather_trace
 from weft.program.training.gradients import check_adding
 from weft.program.training.states import full_states
@@ -74,6 +75,7 @@ class Program:
         self._number = self._setting.world.calls.new_program()
         self._steps = self._chain = 0
         self._failed: Failed | None = None
+        self._writing: Writing | None = None
         # By the number of the plan.
         self._predicted: dict[int, Simulation] = {}
         # Threads and groups end with the program also when nobody closes it.
@@ -400,7 +402,9 @@ class Program:
         self._training.take()
         return full_states(optimizer)
 
-    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
+    ) -> None:
         """Write a checkpoint: parameters, buffers, optimizer states, masters, loss scale, options of groups, steps.
 
         It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, in which each tensor
@@ -412,6 +416,8 @@ class Program:
             path: where nothing is yet, on a file system that all processes see.
             extra: more that `load` gives back: numbers, texts, whole tensors, lists and dicts of them, and objects with
                 `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process.
+            wait: False goes on as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
+                `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
 
         Raises:
             UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
@@ -428,7 +434,19 @@ class Program:
                     "program.save: gradients wait in parameter.grad, and a checkpoint holds none; call "
                     "program.update() or model.zero_grad() first"
                 )
-        save(state, place, about_program(state, self._steps, self._step.optimizers), extra or {})
+        about = about_program(state, self._steps, self._step.optimizers)
+        before, self._writing = self._writing, None
+        self._writing = save(state, place, about, extra or {}, before, wait)
+
+    def wait_for_saved(self) -> None:
+        """Wait until a checkpoint that `save` still writes is there.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
 
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
@@ -452,6 +470,7 @@ class Program:
         if not self._close.alive:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
+        agreed(self._setting.world, "the last checkpoint", self.wait_for_saved)
         optimizers = self._step.optimizers
         found = load(self._state(), place, optimizers)
         for name, each in (extra or {}).items():
@@ -587,6 +606,7 @@ class Program:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
         let_go(self._setting.model, self)
+        self.wait_for_saved()
 
 
 def _constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:

@@ -25,8 +25,27 @@ LAYOUTS = {
     },
 }
 
+
+def fail(program: weft.Program, folder: str, rank: int, beside: bool) -> str:
+    """Save where one process cannot write; the error that this one is told."""
+    if rank == 1:
+        module: Any = import_module("weft.program.saving.writing")
+
+        def full(*_: object) -> None:
+            raise weft.errors.UserError("cannot write shard: No space left on device")
+
+        module.write_file = full
+    try:
+        program.save(folder, wait=not beside)
+        # A later one tells all what has failed on any.
+        program.save(f"{folder} again")
+    except weft.errors.UserError as error:
+        return str(error)
+    return ""
+
+
 if __name__ == "__main__":
-    mode, layout, folder, out = sys.argv[1:]
+    mode, layout, folder, out, beside = *sys.argv[1:5], len(sys.argv) > 5
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, optimizer = Case(seed=0 if mode == "save" else 7).parts()
     program = weft.compile(
@@ -38,27 +57,13 @@ if __name__ == "__main__":
     if mode == "save":
         for step in range(2):
             program.step(batch_of(step))
-        if rank == 1 and layout == "data":
-            # Only this process cannot write, and all are told.
-            save: Any = import_module("weft.program.saving.save")
-
-            def full(*_: object) -> None:
-                raise weft.errors.UserError("cannot write shard: No space left on device")
-
-            save.write_file = full
-            try:
-                program.save(folder)
-            except weft.errors.UserError as error:
-                told = str(error)
-        elif layout == "data":
-            try:
-                program.save(folder)
-            except weft.errors.UserError as error:
-                told = str(error)
+        told = ""
+        if layout == "data":
+            told = fail(program, folder, rank, beside)
         else:
-            program.save(folder, {"rank": rank})
-            told = ""
+            program.save(folder, {"rank": rank}, wait=not beside)
     else:
         told = str(program.load(folder).get("rank"))
+    program.wait_for_saved()
     losses = [float(program.step(batch_of(step))) for step in (2, 3)]
     Path(out, f"{rank}.json").write_text(json.dumps([losses, told, program.steps]))

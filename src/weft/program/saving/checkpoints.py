@@ -25,7 +25,9 @@ class Saving(Protocol):
     def steps(self) -> int:
         """The number of steps that it has made."""
 
-    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
+    ) -> None:
         """Write a checkpoint."""
 
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -41,17 +43,21 @@ class Checkpoints:
         path: the folder, on a file system that all processes see.
         every: how many steps lie between two that `save_when_due` writes.
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
+        wait: False goes on as soon as all is copied, as `Program.save` does; one more may stay then.
     """
 
     path: str | Path
     every: int = 1000
     keep: int = 3
+    wait: bool = True
 
     def __post_init__(self) -> None:
         for name in ("every", "keep"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
+        if not isinstance(self.wait, bool):
+            raise UserError(f"weft.Checkpoints: wait takes True or False, found {self.wait!r}")
         if not isinstance(self.path, str | Path) or not str(self.path):
             raise UserError(f"weft.Checkpoints: path takes a folder, found {self.path!r}")
 
@@ -78,7 +84,7 @@ class Checkpoints:
         """
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         scored = {} if score is None else {SCORE: float(score)}
-        program.save(place, {**(extra or {}), **scored})
+        program.save(place, {**(extra or {}), **scored}, self.wait)
         self._take_away()
         return place
 

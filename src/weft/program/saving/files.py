@@ -61,7 +61,7 @@ def write_file(
     Raises:
         UserError: it cannot be written, as where the disk is full.
     """
-    values = {name: _plain(tensor) for name, (_, tensor) in pieces.items()}
+    values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
     offsets = {name: {_OFFSETS: [at for at, _ in whole]} for name, (whole, _) in pieces.items()}
     about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(offsets)}
     path = folder / file
@@ -148,10 +148,18 @@ def _damaged(path: Path, error: object, name: str = "") -> str:
     return f"{path}{what} is missing or damaged: {error}; load another checkpoint"
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU, with memory of its own."""
-    found = tensor.detach().to("cpu", copy=True)
-    return found.contiguous()
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU, each with memory of its own, as safetensors wants them: copies where need be."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().to("cpu").contiguous()
+        memory = value.untyped_storage()
+        if memory.nbytes() != value.nbytes or memory.data_ptr() in seen:
+            value = value.clone()
+        seen.add(value.untyped_storage().data_ptr())
+        found[name] = value
+    return found
 
 
 def slices(region: Region) -> tuple[slice, ...]:

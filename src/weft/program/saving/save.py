@@ -12,26 +12,25 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
-from weft.program.saving.files import SUFFIX, Extent, slices, write_file
-from weft.program.saving.manifest import (
-    Manifest,
-    Stored,
-    abandon,
-    begin,
-    partial_folder,
-    publish,
-)
+from weft.program.saving.files import SUFFIX, slices
+from weft.program.saving.manifest import abandon, begin
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
+from weft.program.saving.writing import Work, Writing
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
 
 
 def save(
-    state: ProgramState, path: Path, about: Mapping[str, Any], extra: Mapping[str, Any]
-) -> None:
+    state: ProgramState,
+    path: Path,
+    about: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    before: Writing | None = None,
+    wait: bool = True,
+) -> Writing | None:
     """Write a checkpoint. Every process must call it.
 
     Args:
@@ -39,62 +38,76 @@ def save(
         path: a folder that is not there yet, on a file system that all processes see.
         about: the program, as `to_json` takes it.
         extra: the user's own.
+        before: an earlier checkpoint of the program that may still be written.
+        wait: False returns as soon as all is copied, and writes meanwhile.
+
+    Returns:
+        The work that goes on; None where it is done.
 
     Raises:
-        UserError: on all processes, when one cannot write; nothing is at `path` then.
+        UserError: on all processes, when one cannot write; nothing is at `path` then. Where `before` has failed.
     """
     world = state.setting.world
     first = 0 in world.ranks
-    agreed(world, "the folder", lambda: begin(path) if first else None)
+
+    def start() -> None:
+        if before is not None:
+            before.wait()
+        if first:
+            begin(path)
+
+    agreed(world, "the folder", start)
     try:
         kept, numbers = state.kept()
         entries = [*state.variables(), *state.states(kept)]
-        written = told(world, "the files", lambda: json.dumps(_written(state, entries, path)))
+        work = agreed(
+            world,
+            "what is saved",
+            lambda: _work(state, entries, path, {**about, "numbers": numbers}, extra),
+        )
+        if not wait:
+            return Writing(work.copied())
+        written = told(world, "the files", lambda: json.dumps(work.write()))
         parts = [each for text in dict.fromkeys(written) for each in json.loads(text)]
-
-        def put() -> None:
-            if first:
-                tensors = _stored(entries, parts)
-                rest = _extra(extra, partial_folder(path), tensors)
-                publish(path, Manifest(path, tensors, {**about, "numbers": numbers, EXTRA: rest}))
-
-        agreed(world, "the checkpoint", put)
+        agreed(world, "the checkpoint", lambda: work.publish(parts) if first else None)
     except BaseException:
         if first:
             abandon(path)
         raise
+    return None
 
 
-def _written(state: ProgramState, entries: Sequence[SavedTensor], path: Path) -> list[Any]:
-    """Write the files of the ranks of this process; name, file, box and checksum of each piece."""
-    todo: dict[str, dict[str, tuple[Region, Tensor]]] = {}
+def _work(
+    state: ProgramState,
+    entries: Sequence[SavedTensor],
+    path: Path,
+    about: Mapping[str, Any],
+    extra: Mapping[str, Any],
+) -> Work:
+    """What this process has to write: the pieces of its ranks; by the first one the user's own, too."""
+    files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     plan = writers(entries)
     for entry in entries:
         for rank, part in entry.parts.items():
-            pieces = plan.get((entry.name, rank), ())
-            for number, piece in enumerate(pieces):
+            for number, piece in enumerate(plan.get((entry.name, rank), ())):
                 file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
-                todo.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
-    found = []
-    for file, each in todo.items():
-        sums = write_file(partial_folder(path), file, each)
-        found += [[name, file, whole, sums[name]] for name, (whole, _) in each.items()]
-    return found
+                files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
+    tensors = {each.name: (each.shape, each.dtype) for each in entries}
+    world = state.setting.world
+    content: Any = {}
+    if 0 in world.ranks:
+        content, found = _extra(extra)
+        for name, tensor in found.items():
+            whole = tuple((0, size) for size in tensor.shape)
+            files.setdefault(f"{EXTRA}{SUFFIX}", {})[name] = whole, tensor
+            tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    own = world.ranks[0]
+    others = range(world.size) if len(world.ranks) < world.size else (own,)
+    return Work(path, files, tensors, {**about, EXTRA: content}, own, tuple(others))
 
 
-def _stored(entries: Sequence[SavedTensor], parts: Sequence[Any]) -> dict[str, Stored]:
-    extents: dict[str, list[Extent]] = {}
-    for name, file, whole, checksum in parts:
-        region = tuple((at, length) for at, length in whole)
-        extents.setdefault(name, []).append(Extent(file, name, region, checksum))
-    return {
-        each.name: Stored(each.shape, each.dtype, tuple(extents.get(each.name, ())))
-        for each in entries
-    }
-
-
-def _extra(extra: Mapping[str, Any], folder: Path, tensors: dict[str, Stored]) -> Any:
-    """The user's own as JSON; tensors in it go into a file, and among `tensors`."""
+def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """The user's own as JSON, and the tensors in it."""
     found: dict[str, Tensor] = {}
     content = {
         name: to_json(state_of(each), f"{EXTRA}.{name}", found) for name, each in extra.items()
@@ -104,16 +117,7 @@ def _extra(extra: Mapping[str, Any], folder: Path, tensors: dict[str, Stored]) -
             raise UserError(
                 f"{name} is a global tensor; a checkpoint takes extra tensors that are whole: give {name}.full()"
             )
-    boxes = {name: (tuple((0, size) for size in x.shape), x) for name, x in found.items()}
-    if boxes:
-        file = f"{EXTRA}{SUFFIX}"
-        sums = write_file(folder, file, boxes)
-        for name, (whole, tensor) in boxes.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            tensors[name] = Stored(
-                tuple(tensor.shape), dtype, (Extent(file, name, whole, sums[name]),)
-            )
-    return content
+    return content, found
 
 
 def state_of(value: Any) -> Any:

@@ -1,0 +1,147 @@
+"""The writing of a checkpoint by one process: at once, or by a thread beside the next steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from weft.errors import UserError
+from weft.layout.region import Region
+from weft.program.saving.files import Extent, write_file
+from weft.program.saving.manifest import Manifest, Stored, abandon, partial_folder, publish
+from weft.units import Seconds
+from weft.whole_files import write_whole
+
+# Name, file, box and checksum of what was written.
+Part: TypeAlias = Sequence[Any]
+# Between two looks for the files of other processes; and for how long.
+_LOOK, _PATIENCE = Seconds(0.02), Seconds(1800.0)
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """The part of a checkpoint that one process writes.
+
+    Attributes:
+        path: of the checkpoint.
+        files: boxes of tensors, by file and by the tensor's name.
+        tensors: whole shape and dtype of all that is saved; of the user's own only in the first process.
+        about: what is no tensor.
+        rank: the first of this process.
+        processes: the first ranks of all.
+    """
+
+    path: Path
+    files: Mapping[str, Mapping[str, tuple[Region, Tensor]]]
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    about: Mapping[str, Any]
+    rank: int
+    processes: tuple[int, ...]
+
+    def copied(self) -> Work:
+        """The same, of copies in host memory, so that the tensors may change."""
+        with torch.no_grad():
+            files = {
+                file: {
+                    name: (whole, x.detach().to("cpu", copy=True))
+                    for name, (whole, x) in each.items()
+                }
+                for file, each in self.files.items()
+            }
+        return replace(self, files=files)
+
+    def write(self) -> list[Part]:
+        """Write the files of this process."""
+        found: list[Part] = []
+        for file, each in self.files.items():
+            sums = write_file(partial_folder(self.path), file, each)
+            found += [[name, file, whole, sums[name]] for name, (whole, _) in each.items()]
+        return found
+
+    def publish(self, parts: Sequence[Part]) -> None:
+        """Put the checkpoint in its place, once all processes have written."""
+        extents: dict[str, list[Extent]] = {}
+        for name, file, whole, checksum in parts:
+            region = tuple((at, length) for at, length in whole)
+            extents.setdefault(name, []).append(Extent(file, name, region, checksum))
+        stored = {
+            name: Stored(shape, dtype, tuple(extents.get(name, ())))
+            for name, (shape, dtype) in self.tensors.items()
+        }
+        publish(self.path, Manifest(self.path, stored, self.about))
+
+
+@final
+class Writing:
+    """A checkpoint that a thread writes; processes see by files in its folder how far the others are.
+
+    Args:
+        work: of this process, on copies.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._error: UserError | None = None
+        # No daemon: a process that ends has written its checkpoint.
+        self._thread = threading.Thread(target=self._run, name="weft checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until it is written, in the first process until it is in its place.
+
+        Raises:
+            UserError: a process could not write.
+        """
+        self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self) -> None:
+        work, first = self._work, self._work.rank == self._work.processes[0]
+        try:
+            self._tell({"parts": work.write()})
+            if first:
+                work.publish(self._gathered())
+        except UserError as error:
+            self._error = error
+            if first:
+                abandon(work.path)
+            else:
+                self._tell({"error": str(error)})
+        except Exception as error:
+            self._error = UserError(f"cannot write {work.path}: {type(error).__name__}: {error}")
+
+    def _note(self, rank: int) -> Path:
+        return partial_folder(self._work.path) / f"rank-{rank:05d}.json"
+
+    def _tell(self, content: Mapping[str, Any]) -> None:
+        write_whole(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
+
+    def _gathered(self) -> list[Part]:
+        """The parts of all processes, when all have written."""
+        found: list[Part] = []
+        until = time.monotonic() + _PATIENCE
+        for rank in self._work.processes:
+            note = self._note(rank)
+            while not note.exists():
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"rank {rank} has not written its part of {self._work.path} within {_PATIENCE:g} s"
+                    )
+                time.sleep(_LOOK)
+            content = json.loads(note.read_text())
+            if "error" in content:
+                raise UserError(f"rank {rank}: {content['error']}")
+            found += content["parts"]
+            note.unlink()
+        return found

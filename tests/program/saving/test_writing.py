@@ -1,0 +1,85 @@
+"""Checkpoints that are written beside the next steps."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from program.saving.nets import Case, assert_same, batch_of, compiled, everything
+from weft.errors import UserError
+
+writing: Any = import_module("weft.program.saving.writing")
+
+CASE = Case((2,), {"zero": weft.Zero(1)})
+
+
+def test_it_holds_what_was_there_when_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where steps are made before anything is written."""
+    stepped, plain = threading.Event(), writing.write_file
+
+    def late(*arguments: Any) -> Any:
+        assert stepped.wait(60)
+        return plain(*arguments)
+
+    monkeypatch.setattr(writing, "write_file", late)
+    with compiled(CASE) as (program, _):
+        program.step(batch_of(0))
+        saved = everything(program)
+        kept = torch.arange(3)
+        program.save(tmp_path / "saved", {"kept": kept}, wait=False)
+        kept += 1
+        program.step(batch_of(1))
+        assert not (tmp_path / "saved").exists()
+        stepped.set()
+        program.wait_for_saved()
+        assert (tmp_path / "saved" / "weft.json").exists()
+        program.step(batch_of(2))
+        extra = program.load(tmp_path / "saved")
+        assert_same(everything(program), saved)
+        assert torch.equal(extra["kept"], torch.arange(3))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["saved"]
+
+
+def _full(*_: Any) -> Any:
+    raise UserError("cannot write shard: No space left on device")
+
+
+@pytest.mark.parametrize("call", ["save", "load", "wait_for_saved", "close"])
+def test_what_failed_is_told_by_the_next_call(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with compiled(CASE) as (program, _):
+        program.save(tmp_path / "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "write_file", _full)
+            program.save(tmp_path / "second", wait=False)
+            paths = {"save": [tmp_path / "third"], "load": [tmp_path / "first"]}
+            program.step(batch_of(0))
+            with pytest.raises(UserError, match="No space left"):
+                getattr(program, call)(*paths.get(call, []))
+        if call != "close":
+            program.save(tmp_path / "third")
+        names = {"first", "third"} if call != "close" else {"first"}
+        assert {each.name for each in tmp_path.iterdir()} == names
+
+
+def test_a_run_of_them(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1, keep=2, wait=False)
+    with compiled(CASE) as (program, _):
+        for step in range(5):
+            program.step(batch_of(step))
+            kept.save_when_due(program)
+        saved = everything(program)
+    assert [each.name for each in kept.all()][-2:] == ["step-00000004", "step-00000005"]
+    assert len(kept.all()) <= 3
+    with compiled(Case((3,), seed=4)) as (program, _):
+        kept.load_newest(program)
+        assert_same(everything(program), saved)
