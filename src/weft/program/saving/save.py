@@ -17,7 +17,7 @@ from weft.program.saving.manifest import abandon, begin
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
-from weft.program.saving.writing import Work, Writing
+from weft.program.saving.writing import WriteJob, Writing
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
@@ -83,8 +83,8 @@ def _work(
     path: Path,
     about: Mapping[str, Any],
     extra: Mapping[str, Any],
-) -> Work:
-    """What this process has to write: the pieces of its ranks; by the first one the user's own, too."""
+) -> WriteJob:
+    """The job of this process: the pieces of its ranks; by the first one the user's own, too."""
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     plan = writers(entries)
     for entry in entries:
@@ -103,7 +103,7 @@ def _work(
             tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     own = world.ranks[0]
     others = range(world.size) if len(world.ranks) < world.size else (own,)
-    return Work(path, files, tensors, {**about, EXTRA: content}, own, tuple(others))
+    return WriteJob(path, files, tensors, {**about, EXTRA: content}, own, tuple(others))
 
 
 def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:

@@ -28,7 +28,7 @@ _LOOK, _PATIENCE = Seconds(0.02), Seconds(1800.0)
 
 @final
 @dataclass(frozen=True)
-class Work:
+class WriteJob:
     """The part of a checkpoint that one process writes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Work:
     rank: int
     processes: tuple[int, ...]
 
-    def copied(self) -> Work:
+    def copied(self) -> WriteJob:
         """The same, of copies in host memory, so that the tensors may change."""
         with torch.no_grad():
             files = {
@@ -88,7 +88,7 @@ class Writing:
         work: of this process, on copies.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WriteJob) -> None:
         self._work = work
         self._error: UserError | None = None
         # No daemon: a process that ends has written its checkpoint.
