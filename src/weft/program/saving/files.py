@@ -10,9 +10,12 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from types import TracebackType
+from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +26,8 @@ from weft.errors import UserError
 from weft.layout.region import Region, overlap, region_shape, region_size, within
 
 SUFFIX = ".safetensors"
+# Threads that check or sum at a time.
+_THREADS = 4
 # The keys in a header by which torch.distributed.checkpoint knows what part of a tensor a file holds.
 _SHARDING, _OFFSETS, _VERSION = "DCP_SHARDING_INFO", "saved_offsets", "DCP_VERSION"
 
@@ -66,21 +71,20 @@ def write_file(
     about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(offsets)}
     path = folder / file
     try:
-        save_file(values, path, about)
-        _to_disk(path)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            sums = pool.map(checksum, values.values())
+            save_file(values, path, about)
+            _to_disk(path)
+            return dict(zip(values, sums, strict=True))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
-    return {name: checksum(value) for name, value in values.items()}
 
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a contiguous tensor on the CPU."""
-    flat = (
-        tensor.reshape(-1).view(torch.uint8)
-        if tensor.numel()
-        else tensor.new_empty(0, dtype=torch.uint8)
-    )
-    return zlib.crc32(flat.numpy().data)
+    if not tensor.numel():
+        return 0
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
@@ -103,44 +107,84 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
     return found
 
 
-def read_piece(folder: Path, extents: Iterable[Extent], whole: Region, into: Tensor) -> None:
-    """Read a box of a tensor into a tensor of its shape; only its bytes are read.
+@final
+class Reading:
+    """The files of one checkpoint, each of which is opened once. Use as a context: they are closed with it.
 
-    Raises:
-        UserError: a file cannot be read, or no file holds some of it.
+    Args:
+        folder: of the files.
     """
-    left, name = region_size(whole), ""
-    for extent in extents:
-        common = overlap(whole, extent.whole)
-        if not region_size(common):
-            continue
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._opened: dict[str, Any] = {}
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def piece(self, extents: Iterable[Extent], whole: Region, into: Tensor) -> None:
+        """Read a box of a tensor into a tensor of its shape; only its bytes are read.
+
+        Raises:
+            UserError: a file cannot be read, or no file holds some of it.
+        """
+        left, name = region_size(whole), ""
+        for extent in extents:
+            common = overlap(whole, extent.whole)
+            if not region_size(common):
+                continue
+            part = self._read(extent, slices(within(common, extent.whole)))
+            into[slices(within(common, whole))].copy_(part.reshape(region_shape(common)))
+            left, name = left - region_size(common), extent.key
+        if left > 0:
+            raise UserError(f"{self.folder} holds only a part of {name}; a file is missing")
+
+    def check(self, extent: Extent) -> None:
+        """Raise UserError, naming file and tensor, where a box is not what was written."""
+        if extent.checksum is None:
+            return
+        value = self._read(extent, None)
+        if tuple(value.shape) != region_shape(extent.whole) or checksum(value) != extent.checksum:
+            error = "its values are not those that were written"
+            raise UserError(_damaged(self.folder / extent.file, error, extent.key))
+
+    def _read(self, extent: Extent, place: tuple[slice, ...] | None) -> Tensor:
+        """A box, or a part of it."""
         try:
-            with safe_open(folder / extent.file, framework="pt") as opened:
-                part = opened.get_slice(extent.key)[slices(within(common, extent.whole))]
+            if extent.file not in self._opened:
+                opened = safe_open(self.folder / extent.file, framework="pt")
+                self._opened[extent.file] = self._stack.enter_context(opened)
+            file = self._opened[extent.file]
+            read: Tensor = (
+                file.get_tensor(extent.key) if place is None else file.get_slice(extent.key)[place]
+            )
+            return read
         except (OSError, SafetensorError) as error:
-            raise UserError(_damaged(folder / extent.file, error, extent.key)) from None
-        into[slices(within(common, whole))].copy_(part.reshape(region_shape(common)))
-        left, name = left - region_size(common), extent.key
-    if left > 0:
-        raise UserError(f"{folder} holds only a part of {name}; a file is missing")
+            raise UserError(_damaged(self.folder / extent.file, error, extent.key)) from None
 
 
-def check_extent(folder: Path, extent: Extent) -> None:
-    """Raise UserError, naming file and tensor, where a box is not what was written."""
-    if extent.checksum is None:
-        return
-    try:
-        with safe_open(folder / extent.file, framework="pt") as opened:
-            value = opened.get_tensor(extent.key)
-    except (OSError, SafetensorError) as error:
-        raise UserError(_damaged(folder / extent.file, error, extent.key)) from None
-    if (
-        tuple(value.shape) != region_shape(extent.whole)
-        or checksum(value.contiguous()) != extent.checksum
-    ):
-        raise UserError(
-            _damaged(folder / extent.file, "its values are not those that were written", extent.key)
-        )
+def check_extents(folder: Path, extents: Iterable[Extent]) -> None:
+    """Raise UserError, naming file and tensor, where a box is not what was written; by some threads."""
+    by_file: dict[str, list[Extent]] = {}
+    for extent in extents:
+        by_file.setdefault(extent.file, []).append(extent)
+    # Also one file is read by several threads: checksums take longer than reading.
+    parts = [each[n::_THREADS] for each in by_file.values() for n in range(_THREADS)]
+
+    def check(part: list[Extent]) -> None:
+        with Reading(folder) as reading:
+            for extent in part:
+                reading.check(extent)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(check, filter(None, parts)):
+            pass
 
 
 def _damaged(path: Path, error: object, name: str = "") -> str:

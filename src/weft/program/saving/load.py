@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
 from weft.program.everyone import agreed, told
-from weft.program.saving.files import check_extent, read_piece, slices
+from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, put_options
 from weft.program.saving.manifest import Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
@@ -68,12 +68,13 @@ def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
     )
 
     def read() -> None:
-        with torch.no_grad():
+        with torch.no_grad(), Reading(manifest.folder) as reading:
+            reader = _Reader(manifest, reading)
             for entry in entries:
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
-                        _read(manifest, source, entry.pieces(rank), part)
-            _read_states(state, manifest, kept)
+                        reader.read(source, entry.pieces(rank), part)
+            _read_states(state, reader, kept)
         put_options(manifest.about, optimizers)
 
     agreed(world, "the values", read)
@@ -165,22 +166,33 @@ def _few(names: Sequence[str]) -> str:
 def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
     """Check the files that fall to this process: all of them are checked once."""
     extents = [extent for each in manifest.tensors.values() for extent in each.extents]
-    for number, extent in enumerate(extents):
-        if first <= number % ranks < first + own:
-            check_extent(manifest.folder, extent)
+    mine = (x for number, x in enumerate(extents) if first <= number % ranks < first + own)
+    check_extents(manifest.folder, mine)
 
 
-def _read(manifest: Manifest, source: str, pieces: Sequence[Piece], part: Tensor) -> None:
-    extents = manifest.tensors[source].extents
-    for piece in pieces:
-        read_piece(manifest.folder, extents, piece.whole, part[slices(piece.local)])
+@final
+class _Reader:
+    """Reads what ranks hold.
+
+    Args:
+        manifest: of the checkpoint.
+        reading: of its files.
+    """
+
+    def __init__(self, manifest: Manifest, reading: Reading) -> None:
+        self.manifest = manifest
+        self._reading = reading
+
+    def read(self, source: str, pieces: Sequence[Piece], part: Tensor) -> None:
+        """Read pieces of a tensor into the part of a rank."""
+        extents = self.manifest.tensors[source].extents
+        for piece in pieces:
+            self._reading.piece(extents, piece.whole, part[slices(piece.local)])
 
 
-def _read_states(
-    state: ProgramState, manifest: Manifest, kept: Mapping[str, Sequence[str]]
-) -> None:
+def _read_states(state: ProgramState, reader: _Reader, kept: Mapping[str, Sequence[str]]) -> None:
     """Let the ranks keep the states that were saved, and let go of others."""
-    numbers = from_json(manifest.about.get("numbers", {}), "numbers", {})
+    numbers = from_json(reader.manifest.about.get("numbers", {}), "numbers", {})
     values: dict[str, dict[int, dict[str, Any]]] = {}
     for key, states, shares in state.stated():
         for name in kept.get(key, ()):
@@ -196,7 +208,7 @@ def _read_states(
                         dtype=getattr(torch, value.dtype),
                         device=variables[key].device,
                     )
-                    _read(manifest, f"{STATE}{key}.{name}", entry.pieces(rank), part)
+                    reader.read(f"{STATE}{key}.{name}", entry.pieces(rank), part)
                     values.setdefault(key, {}).setdefault(rank, {})[name] = part
         for own in values.get(key, {}).values():
             own.update(numbers.get(key, {}))
@@ -211,6 +223,7 @@ def _extra(manifest: Manifest) -> dict[str, Any]:
         if name.startswith(f"{EXTRA}."):
             tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
             whole = tuple((0, size) for size in each.shape)
-            read_piece(manifest.folder, each.extents, whole, tensors[name])
+            with Reading(manifest.folder) as reading:
+                reading.piece(each.extents, whole, tensors[name])
     found: dict[str, Any] = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
     return found

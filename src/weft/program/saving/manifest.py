@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.layout.region import Region
+from weft.layout.region import Region, overlap, region_size
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file
 
 NAME = "weft.json"
 _VERSION = 1
 # Bytes that a manifest may have.
 _MOST = 1 << 30
+# Boxes of a tensor of which no two are to overlap.
+_COMPARED = 256
 # As headers of safetensors name dtypes.
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -102,7 +105,24 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _stored(content: Mapping[str, Any]) -> Stored:
     extents = tuple(_extent(*each) for each in content["extents"])
-    return Stored(tuple(map(int, content["shape"])), str(content["dtype"]), extents)
+    shape = tuple(map(int, content["shape"]))
+    _check_cover(shape, [extent.whole for extent in extents])
+    return Stored(shape, str(content["dtype"]), extents)
+
+
+def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
+    """Boxes lie in a tensor, no two share an element, and together they are all of it."""
+    for box in boxes:
+        if len(box) != len(shape) or any(
+            at < 0 or length < 0 or at + length > size
+            for (at, length), size in zip(box, shape, strict=True)
+        ):
+            raise ValueError(f"a box {box} lies outside of a tensor of shape {shape}")
+    if sum(map(region_size, boxes)) != math.prod(shape):
+        raise ValueError(f"boxes of a tensor of shape {shape} are not all of it")
+    for number, box in enumerate(boxes[:_COMPARED]):
+        if any(region_size(overlap(box, other)) for other in boxes[:number]):
+            raise ValueError(f"two boxes of a tensor of shape {shape} overlap")
 
 
 def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int | None) -> Extent:
