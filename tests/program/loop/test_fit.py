@@ -115,6 +115,59 @@ def test_epochs_and_evaluation() -> None:
     assert [(step, each.get("accuracy")) for step, each in found] == [(5, 0.5), (10, 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"steps": 7}, [5, 7]),
+        ({"steps": 5}, [5]),
+        ({"steps": 7, "evaluate_every": 3}, [3, 6, 7]),
+        ({"steps": 6, "evaluate_every": 3}, [3, 6]),
+        ({"steps": 50, "log_every": 1, "stop": lambda step, _: step == 2}, [2]),
+    ],
+)
+def test_there_is_an_evaluation_at_the_end(arguments: dict[str, Any], steps: list[int]) -> None:
+    found: list[int] = []
+    with compiled() as (program, _):
+
+        def evaluate() -> dict[str, float]:
+            found.append(program.steps)
+            return {"accuracy": float(program.steps)}
+
+        ended = weft.fit(program, loader(program), evaluate=evaluate, **arguments)
+    assert found == steps
+    assert ended.figures["accuracy"] == steps[-1]
+
+
+def test_figures_that_come_later_get_columns(tmp_path: Path) -> None:
+    for epochs in (1, 2):
+        with compiled() as (program, _):
+            for _ in range(5 * (epochs - 1)):
+                program.step(example(SIZE))
+            weft.fit(
+                *(program, loader(program)),
+                epochs=1,
+                evaluate=lambda: {"accuracy": 0.5},
+                log=[weft.logs.Csv(tmp_path / "run.csv")],
+                log_every=2,
+            )
+    with (tmp_path / "run.csv").open() as opened:
+        rows = [(row["step"], bool(row["loss"]), row["accuracy"]) for row in csv.DictReader(opened)]
+    assert rows[:3] == [("2", True, ""), ("4", True, ""), ("5", False, "0.5")]
+    assert rows[-1] == ("10", False, "0.5")
+
+
+def test_a_loader_without_batches_is_told() -> None:
+    with compiled() as (program, _), pytest.raises(UserError, match="gives no batches"):
+        weft.fit(program, [], steps=3)
+
+
+def test_a_scheduler_that_follows_a_figure_is_refused() -> None:
+    with compiled() as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        with pytest.raises(UserError, match="found a ReduceLROnPlateau; step one that"):
+            weft.fit(program, loader(program), steps=3, schedulers=[schedule])
+
+
 def test_several_batches_an_update() -> None:
     found: dict[int, float] = {}
     with compiled() as (program, optimizer):

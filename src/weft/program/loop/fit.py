@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError
 from weft.program.data.loader import Loader
@@ -19,6 +20,8 @@ from weft.program.program import Program
 from weft.program.saving.checkpoints import Checkpoints
 
 LOADER = "loader"
+# After these ends an evaluation is made; not after a signal, which leaves little time.
+_AT_THE_END = ("steps", "epochs", "stop")
 
 
 @final
@@ -65,10 +68,12 @@ def fit(
         steps: of the program, with those made before: batches, also where an update takes several.
         epochs: of the loader, with those made before.
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
-        evaluate_every: steps between evaluations; by default at the end of each epoch, and at the end.
+        evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
+            too, unless a signal ends the loop.
         checkpoint: writes checkpoints when they are due, and at the end.
         extra: more that checkpoints keep, as `Program.save` takes it.
-        schedulers: of learning rates, stepped after each update.
+        schedulers: of learning rates, stepped after each update. One that steps by a figure, as `ReduceLROnPlateau`
+            does, is the user's to step, in `evaluate`.
         accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
         log: where the first process writes figures, as `weft.logs.Csv(path)` or a function of step and figures.
         log_every: steps between figures; the loss is waited for then alone.
@@ -79,8 +84,8 @@ def fit(
         UserError: an argument cannot be.
     """
     _check(steps, epochs, accumulate, log_every, evaluate_every)
+    _check_schedulers(schedulers)
     logs = [log_of(each) for each in log]
-    telling = _Telling(program, logs, stop)
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
     with ExitStack() as stack:
@@ -89,32 +94,73 @@ def fit(
         stopping = Stopping(program.exchange)
         stack.enter_context(stopping.listening())
         bar = stack.enter_context(Bar(progress and program.is_first, steps))
-        why = "steps" if steps is not None and program.steps >= steps else ""
-        epoch = getattr(loader, "epoch", 0)
+        telling = _Telling(program, logs, stop, bar, evaluate)
+        run = _Run(loop, telling, stopping, steps, epochs, evaluate_every, log_every)
+        return Fitted(program.steps, run.until_its_end(), telling.last)
+
+
+@final
+@dataclass
+class _Run:
+    """The loop itself: steps until something ends it."""
+
+    loop: _Loop
+    telling: _Telling
+    stopping: Stopping
+    steps: int | None
+    epochs: int | None
+    evaluate_every: int | None
+    log_every: int
+
+    def until_its_end(self) -> str:
+        """Make steps; why they ended."""
+        loop, telling = self.loop, self.telling
+        epoch, why = getattr(loop.loader, "epoch", 0), "steps" if self._reached() else ""
+        empty = 0
         while not why:
-            if epochs is not None and epoch >= epochs:
+            if self.epochs is not None and epoch >= self.epochs:
                 why = "epochs"
                 break
-            for result, samples in loop.epoch():
-                bar.advance(program.steps, samples)
-                number = stopping.after_step()
-                last = steps is not None and program.steps >= steps
-                why = signal.Signals(number).name if number else "steps" if last else ""
-                new: dict[str, float] = {}
-                if program.steps % log_every == 0 or why:
-                    new |= _figures(result) | bar.figures()
-                if evaluate and evaluate_every and (program.steps % evaluate_every == 0 or last):
-                    new |= evaluate()
-                why = telling.of(new, bar) or why
-                loop.save(program.steps, bool(why))
-                if why:
-                    break
-            else:
-                epoch += 1
-                if evaluate and not evaluate_every:
-                    why = telling.of(evaluate(), bar)
-        loop.save(program.steps, True)
-    return Fitted(program.steps, why, telling.last)
+            before = loop.program.steps
+            why = self._epoch()
+            epoch += not why
+            # A loader may go on behind the last batch of an epoch.
+            empty = empty + 1 if loop.program.steps == before else 0
+            if empty > 1:
+                raise UserError(
+                    "weft.fit: the loader gives no batches; give one whose epochs have some"
+                )
+            if not why and not self.evaluate_every and not empty:
+                why = telling.of(telling.evaluated())
+        if why in _AT_THE_END and telling.evaluation != loop.program.steps:
+            telling.of(telling.evaluated())
+        loop.save(ends=True)
+        return why
+
+    def _epoch(self) -> str:
+        """The rest of an epoch; why it ended before its last batch."""
+        for result, samples in self.loop.epoch():
+            why = self._after(result, samples)
+            self.loop.save(ends=bool(why))
+            if why:
+                return why
+        return ""
+
+    def _after(self, result: Any, samples: int) -> str:
+        """Tell of an update; why the loop ends after it."""
+        telling, step = self.telling, self.loop.program.steps
+        telling.bar.advance(step, samples)
+        number = self.stopping.after_step()
+        why = signal.Signals(number).name if number else "steps" if self._reached() else ""
+        new: dict[str, float] = {}
+        if step % self.log_every == 0 or why:
+            new |= _figures(result) | telling.bar.figures()
+        if self.evaluate_every and step % self.evaluate_every == 0:
+            new |= telling.evaluated()
+        return telling.of(new) or why
+
+    def _reached(self) -> bool:
+        return self.steps is not None and self.loop.program.steps >= self.steps
 
 
 @final
@@ -125,14 +171,22 @@ class _Telling:
     program: Program
     logs: Sequence[Log]
     stop: Callable[[int, Figures], bool] | None
+    bar: Bar
+    evaluate: Callable[[], Mapping[str, float]] | None
     last: dict[str, float] = field(default_factory=dict)
+    evaluation: int = -1
 
-    def of(self, new: Mapping[str, float], bar: Bar) -> str:
+    def evaluated(self) -> Mapping[str, float]:
+        """The figures of an evaluation now; none where there is none."""
+        self.evaluation = self.program.steps
+        return self.evaluate() if self.evaluate is not None else {}
+
+    def of(self, new: Mapping[str, float]) -> str:
         """Tell new figures; "stop" where the user says so, on all processes."""
         if not new:
             return ""
         self.last |= new
-        bar.show(self.last)
+        self.bar.show(self.last)
         first, step = self.program.is_first, self.program.steps
         for each in self.logs if first else ():
             each.write(step, new)
@@ -181,9 +235,9 @@ class _Loop:
             self.checkpoint.load_newest(self.program, self._kept())
             self.saved = self.program.steps
 
-    def save(self, step: int, ends: bool) -> None:
+    def save(self, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
-        kept = self.checkpoint
+        kept, step = self.checkpoint, self.program.steps
         if kept is not None and step and step != self.saved and (ends or step % kept.every == 0):
             kept.save(self.program, self._kept())
             self.saved = step
@@ -229,3 +283,12 @@ def _check(
     for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"weft.fit: {name} takes a number from 1, found {value!r}")
+
+
+def _check_schedulers(schedulers: Sequence[Any]) -> None:
+    for each in schedulers:
+        if isinstance(each, ReduceLROnPlateau) or not hasattr(each, "step"):
+            raise UserError(
+                f"weft.fit: schedulers takes what steps after an update, found a {type(each).__name__}; step one that "
+                "follows a figure in evaluate, and give it as extra, so that checkpoints keep it"
+            )

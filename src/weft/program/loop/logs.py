@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
+from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
 
@@ -48,29 +50,45 @@ class JsonLines:
 
 @final
 class Csv:
-    """A file with a row for each step that is logged; one that is there goes on, with its own columns.
+    """A file with a row for each step that is logged; one that is there goes on.
+
+    A figure that comes later than the first row, as of an evaluation, gets a column of its own; the file is written
+    anew then.
 
     Args:
         path: of the file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._columns = _columns(Path(path))
+        self._path = Path(path)
+        self._columns = _columns(self._path)
         self._file = _opened(path)
-        self._rows = csv.writer(self._file)
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write a row; the first one decides the columns."""
+        """Write a row."""
         row = {"step": step, **figures}
-        if not self._columns:
-            self._columns = list(row)
-            self._rows.writerow(self._columns)
-        self._rows.writerow([row.get(name, "") for name in self._columns])
+        more = [name for name in row if name not in self._columns]
+        if more:
+            self._widen(more)
+        csv.DictWriter(self._file, self._columns).writerow(row)
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _widen(self, more: list[str]) -> None:
+        """Write the file anew, with more columns."""
+        self._file.close()
+        with self._path.open(newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        self._columns += more
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, self._columns)
+        table.writeheader()
+        table.writerows(rows)
+        write_whole(self._path, text.getvalue(), "the log")
+        self._file = _opened(self._path)
 
 
 @final

@@ -69,7 +69,7 @@ def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
 
     def read() -> None:
         with torch.no_grad(), Reading(manifest.folder) as reading:
-            reader = _Reader(manifest, reading)
+            reader = _PieceReader(manifest, reading)
             for entry in entries:
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
@@ -171,7 +171,7 @@ def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
 
 
 @final
-class _Reader:
+class _PieceReader:
     """Reads what ranks hold.
 
     Args:
@@ -190,7 +190,9 @@ class _Reader:
             self._reading.piece(extents, piece.whole, part[slices(piece.local)])
 
 
-def _read_states(state: ProgramState, reader: _Reader, kept: Mapping[str, Sequence[str]]) -> None:
+def _read_states(
+    state: ProgramState, reader: _PieceReader, kept: Mapping[str, Sequence[str]]
+) -> None:
     """Let the ranks keep the states that were saved, and let go of others."""
     numbers = from_json(reader.manifest.about.get("numbers", {}), "numbers", {})
     values: dict[str, dict[int, dict[str, Any]]] = {}
