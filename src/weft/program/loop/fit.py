@@ -96,7 +96,8 @@ def fit(
         bar = stack.enter_context(Bar(progress and program.is_first, steps))
         telling = _Telling(program, logs, stop, bar, evaluate)
         run = _Run(loop, telling, stopping, steps, epochs, evaluate_every, log_every)
-        return Fitted(program.steps, run.until_its_end(), telling.last)
+        why = run.until_its_end()
+    return Fitted(program.steps, why, telling.last)
 
 
 @final
