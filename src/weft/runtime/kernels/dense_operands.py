@@ -26,6 +26,8 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def dense_op(op: str) -> Callable[..., Any]:
     """Torch's op of that name, behind what lays its operands where the kernel trusts their strides."""
     lay, function = _LAID.get(op), torch_op(op)
+    if op in _ROOMY:
+        return lambda *args, **kwargs: _alone(function(*args, **kwargs))
     if lay is None:
         return function
 
@@ -33,6 +35,11 @@ def dense_op(op: str) -> Callable[..., Any]:
         return function(*lay(*args), **kwargs)
 
     return laid
+
+
+def _alone(x: Tensor) -> Tensor:
+    """`x` in memory that holds nothing else: a mean of losses stands in that of the losses."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
 def _contiguous(*args: Any) -> list[Any]:
@@ -90,8 +97,10 @@ def _pairs(x: Tensor) -> list[Any]:
 
 
 def _dense_rows(*args: Any) -> list[Any]:
-    """Attention on a CPU takes the last dimension as dense."""
-    return [x.contiguous() if isinstance(x, Tensor) and _gaps(x) else x for x in args]
+    """Attention on a CPU takes the last dimension as dense, but for the logarithms of sums, which have no depth."""
+    return [
+        x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 and _gaps(x) else x for x in args
+    ]
 
 
 def _volumes(*args: Any) -> list[Any]:
@@ -102,6 +111,12 @@ def _volumes(*args: Any) -> list[Any]:
 def _gaps(x: Tensor) -> bool:
     return x.dim() > 0 and x.stride(-1) != 1
 
+
+# Kernels whose results hold more memory than they have elements.
+_ROOMY = frozenset(
+    f"aten.{name}.default"
+    for name in ("binary_cross_entropy", "col2im", "huber_loss", "mse_loss", "smooth_l1_loss")
+) | {"aten.soft_margin_loss.default"}
 
 Lay = Callable[..., list[Any]]
 

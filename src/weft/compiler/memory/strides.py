@@ -1,0 +1,81 @@
+"""The values of a rank that may lie otherwise in memory than in the order of their elements.
+
+Whoever sends such a value copies it first. Views are out of order where they turn dimensions around, repeat them,
+or leave parts of inner ones out; most kernels lay results as their operands lie. Which those are, only torch knows:
+here it is every op of which an operand has the shape of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.ops import shares_memory
+from weft.ops.call import Token
+from weft.ops.weft_ops import WEFT_OPS
+
+# Views that keep the order of the elements.
+_KEEPING = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "reshape.default", "view.dtype", "alias.default"),
+        *("unsqueeze.default", "squeeze.dim", "squeeze.dims", "squeeze.default", "detach.default"),
+    )
+)
+# Views of a part along a dimension, with the place of that argument.
+_PARTS = {
+    "aten.select.int": 1,
+    "aten.slice.Tensor": 1,
+    "aten.narrow.default": 1,
+    "aten.unbind.int": 1,
+    "aten.split.Tensor": 2,
+    "aten.split_with_sizes.default": 2,
+    "aten.unsafe_split.Tensor": 2,
+    "aten.unsafe_split_with_sizes.default": 2,
+}
+_CONTIGUOUS = Token("memory_format", "contiguous_format")
+
+
+def out_of_order(plan: RankPlan) -> frozenset[str]:
+    """The names of the values of a plan that may lie out of order."""
+    values = {item.value.name: item.value for item in plan.inputs}
+    values |= {register.value.name: register.value for register in plan.registers}
+    found: set[str] = set()
+    for actor in plan.actors:
+        if isinstance(actor, Compute):
+            for node in actor.nodes:
+                if isinstance(node, LocalCall):
+                    values.update((value.name, value) for value in node.makes)
+                    found.update(_made(node, values, found))
+    return frozenset(found)
+
+
+def _made(call: LocalCall, values: Mapping[str, LocalValue], found: Iterable[str]) -> Iterable[str]:
+    """The results of a call that may lie out of order, given the operands that do."""
+    strided = [name for name in call.operands if name in found]
+    several = [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
+    if call.op in _KEEPING or (shares_memory(call.op) and call.op in WEFT_OPS):
+        return [value.name for value in several] if strided else ()
+    if not shares_memory(call.op):
+        if not strided or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
+            return ()
+        shapes = {values[name].shape for name in strided}
+        return [value.name for value in several if value.shape in shapes]
+    base = values[call.operands[0]] if call.operands else None
+    if base is not None and not strided and _is_front(call, base.shape):
+        return ()
+    # Of one dimension, a part along another one, or a number that stands there again.
+    return [value.name for value in call.makes if prod(value.shape) > 1]
+
+
+def _is_front(call: LocalCall, shape: Sequence[int]) -> bool:
+    """True where a view of a tensor in order is a part that lies in one piece, or all of it."""
+    if call.op not in _PARTS:
+        return call.op in ("aten.t.default", "aten.transpose.int", "aten.permute.default") and (
+            sum(size > 1 for size in shape) <= 1
+        )
+    place = _PARTS[call.op]
+    dim = call.args[place] if place < len(call.args) else dict(call.kwargs).get("dim", 0)
+    step = call.args[4] if call.op == "aten.slice.Tensor" and len(call.args) > 4 else 1
+    return step == 1 and isinstance(dim, int) and prod(shape[: dim % max(1, len(shape))]) == 1
