@@ -286,7 +286,7 @@ def _with_memory(
         return rule
     dtype = torch.float32 if master else parameter.dtype
     own = elements * dtype.itemsize if clones_gradients(optimizer, kernels == "lists") else 0
-    taken = (parameter.shape, dtype)
+    taken = (parameter.shape or (1,), dtype)  # masks of no dimension are read as flags
     match kernels:
         case "fused":
             sizes = (0, 0, own)

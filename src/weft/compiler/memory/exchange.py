@@ -94,7 +94,9 @@ def exchange_bytes(each: Exchange) -> Bytes:
             return Bytes(after + (others if each.dim else 0))
         case "all_to_all":
             pieces = before if each.split_dim else 0
-            return Bytes(pieces + after * (2 if each.dim else 1))
+            # Joined along another dimension than the first, those of the others arrive in buffers.
+            own = after * each.input.shape[each.dim] // max(1, each.output.shape[each.dim])
+            return Bytes(pieces + after + (after - own if each.dim else 0))
         case "reduce_scatter" if slices := slices_of(each):
             return Bytes(after + 2 * slices.bytes)  # those that go, and those that come
         case "reduce_scatter":

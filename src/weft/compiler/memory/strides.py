@@ -34,6 +34,9 @@ _PARTS = {
     "aten.unsafe_split.Tensor": 2,
     "aten.unsafe_split_with_sizes.default": 2,
 }
+# Kernels whose results lie in order whatever the operands are, and some that turn them around.
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
+_TURNING = ("attention", "linalg")
 _CONTIGUOUS = Token("memory_format", "contiguous_format")
 
 
@@ -58,7 +61,13 @@ def _made(call: LocalCall, values: Mapping[str, LocalValue], found: Iterable[str
     if call.op in _KEEPING or (shares_memory(call.op) and call.op in WEFT_OPS):
         return [value.name for value in several] if strided else ()
     if not shares_memory(call.op):
-        if not strided or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
+        if any(word in call.op for word in _TURNING):
+            return [value.name for value in several]
+        if (
+            not strided
+            or call.op in _PRODUCTS
+            or dict(call.kwargs).get("memory_format") == _CONTIGUOUS
+        ):
             return ()
         shapes = {values[name].shape for name in strided}
         return [value.name for value in several if value.shape in shapes]
