@@ -14,6 +14,7 @@ from typing import TypeAlias, final
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
 from weft.compiler.memory.kinds import ActMemory, Taken
+from weft.compiler.plans.specialize import join_sums
 from weft.ir.logical import OVER_STEP
 from weft.ir.nodes import NO_UPDATE_BYTES
 from weft.ir.plan import (
@@ -73,8 +74,10 @@ def act_memory(
 def _compute(
     actor: Compute, sources: Collection[str], registers: Mapping[str, Register]
 ) -> ActMemory:
-    calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
-    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
+    # Sums of products are joined where they run.
+    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
+    calls = [node for node in nodes if isinstance(node, LocalCall)]
+    updates = [node for node in nodes if isinstance(node, LocalUpdate)]
     made = {value.name: value for call in calls for value in call.makes}
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
