@@ -14,6 +14,7 @@ from typing import TypeAlias, final
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
 from weft.compiler.memory.kinds import ActMemory, Taken
+from weft.compiler.memory.strides import merges
 from weft.compiler.plans.specialize import join_sums
 from weft.ir.logical import OVER_STEP
 from weft.ir.nodes import NO_UPDATE_BYTES
@@ -64,7 +65,7 @@ def act_memory(
     """
     match actor:
         case Compute():
-            return _compute(actor, sources, registers)
+            return _compute(actor, sources, registers, strided)
         case Communicate():
             return communicate(actor, sources, strided)
         case _:
@@ -72,7 +73,10 @@ def act_memory(
 
 
 def _compute(
-    actor: Compute, sources: Collection[str], registers: Mapping[str, Register]
+    actor: Compute,
+    sources: Collection[str],
+    registers: Mapping[str, Register],
+    strided: Collection[str],
 ) -> ActMemory:
     # Sums of products are joined where they run.
     nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
@@ -81,7 +85,8 @@ def _compute(
     made = {value.name: value for call in calls for value in call.makes}
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
-    bases = view_bases(call for call in calls if not _is_fresh(call, values))
+    bases = view_bases(call for call in calls if not _is_fresh(call, values, strided))
+    shared = view_bases(calls)
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
     away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
@@ -101,18 +106,26 @@ def _compute(
             if value is not None:
                 sizes[value.name] = Bytes(sizes[value.name] + more)
     besides = {place: beside(call) for place, call in taking.items()}
-    taken = _updating(updates, registers)
-    walk = _Segment(calls, bases, lasting, frozenset(kept), kind, sizes, besides, taken)
+    taken = _updating(updates, registers, strided)
+    walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
 
 
-def _updating(updates: Sequence[LocalUpdate], registers: Mapping[str, Register]) -> Bytes:
-    """The bytes that updates take when they take most: those of one optimizer run in one go."""
+def _updating(
+    updates: Sequence[LocalUpdate], registers: Mapping[str, Register], strided: Collection[str]
+) -> Bytes:
+    """The bytes that updates take when they take most: those of one optimizer run in one go.
+
+    Gradients out of order are copied for it.
+    """
     alone, together, left = Counter[object](), Counter[object](), Counter[object]()
     for update in sorted(updates, key=lambda update: update.group):
-        if update.takes != NO_UPDATE_BYTES:
-            run, elements = (update.rule, update.skip), prod(registers[update.target].value.shape)
+        copied = update.source in strided and update.rule != "copy"
+        if copied or update.takes != NO_UPDATE_BYTES:
+            run, target = (update.rule, update.skip), registers[update.target].value
+            elements = prod(target.shape)
+            together[run] += value_bytes(target) if copied else 0
             here = update.takes.alone * elements + FEW
             alone[run] = max(alone[run], left[run] + here)
             left[run] = update.takes.left * elements + FEW
@@ -120,14 +133,24 @@ def _updating(updates: Sequence[LocalUpdate], registers: Mapping[str, Register])
     return Bytes(max((alone[run] + together[run] for run in alone), default=0))
 
 
-def _is_fresh(call: LocalCall, values: Mapping[str, LocalValue]) -> bool:
-    """True where an op that may return a view does not: neutral values of ranks that keep none, slices in pieces."""
+def _is_fresh(call: LocalCall, values: Mapping[str, LocalValue], strided: Collection[str]) -> bool:
+    """True where an op that may return a view does not, or need not.
+
+    Ranks that keep no value have a neutral one; slices in pieces are copied, and so may be slices of what is out of
+    order and dimensions of it that are joined.
+    """
+    if call.op == "weft.keep":
+        return call.args[1] is False
+    if call.op not in ("weft.slice", "aten.reshape.default"):
+        return False
+    first = values[call.operands[0]]
+    if first.name in strided:
+        return call.op == "weft.slice" or merges(first.shape, call.makes[0].shape)
     if call.op != "weft.slice":
-        return call.op == "weft.keep" and call.args[1] is False
-    shape = values[call.operands[0]].shape
+        return False
     (made,) = call.makes
-    dim = normal_dim(int(call.args[1]), len(shape))  # type: ignore[arg-type]
-    return slice_copies(shape, dim, made.shape[dim])
+    dim = normal_dim(int(call.args[1]), len(first.shape))  # type: ignore[arg-type]
+    return slice_copies(first.shape, dim, made.shape[dim])
 
 
 @final
@@ -138,6 +161,7 @@ class _Segment:
     Attributes:
         calls: in their order.
         bases: for each view, the value whose memory it shares.
+        shared: the same, and for what may be a view.
         lasting: what stays until the end: results, and what updates read.
         kept: what was there before; it does not count.
         kind: of every value.
@@ -148,6 +172,7 @@ class _Segment:
 
     calls: Sequence[LocalCall]
     bases: Mapping[str, str]
+    shared: Mapping[str, str]
     lasting: frozenset[str]
     kept: frozenset[str]
     kind: KindOf
@@ -157,11 +182,12 @@ class _Segment:
 
     @cached_property
     def last(self) -> dict[str, int]:
-        """For every value that is no view, the place of the last call that uses its memory."""
+        """For every value that is no view, the place of the last call that may use its memory."""
         return {
-            self.bases.get(name, name): place
+            base: place
             for place, call in enumerate(self.calls)
             for name in (*call.reads, *(value.name for value in call.makes))
+            for base in (self.bases.get(name, name), self.shared.get(name, name))
         }
 
     def most(self, taken: Collection[Taken]) -> Counter[Kind]:

@@ -57,6 +57,8 @@ def out_of_order(plan: RankPlan) -> frozenset[str]:
 def _made(call: LocalCall, values: Mapping[str, LocalValue], found: Iterable[str]) -> Iterable[str]:
     """The results of a call that may lie out of order, given the operands that do."""
     strided = [name for name in call.operands if name in found]
+    if call.op == "weft.slice":
+        return ()  # in order, be it a view or a copy
     several = [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
     if call.op in _KEEPING or (shares_memory(call.op) and call.op in WEFT_OPS):
         return [value.name for value in several] if strided else ()
@@ -76,6 +78,22 @@ def _made(call: LocalCall, values: Mapping[str, LocalValue], found: Iterable[str
         return ()
     # Of one dimension, a part along another one, or a number that stands there again.
     return [value.name for value in call.makes if prod(value.shape) > 1]
+
+
+def merges(shape: Sequence[int], made: Sequence[int]) -> bool:
+    """True where a reshape joins dimensions, which it can only copy where they are out of order."""
+    left, right = ([size for size in sizes if size != 1] for sizes in (shape, made))
+    if 0 in left:
+        return False
+    while left:
+        first, here, there = left.pop(0), 1, 1
+        here *= first
+        while here != there:
+            if here > there:
+                there *= right.pop(0)
+            else:
+                return True
+    return False
 
 
 def _is_front(call: LocalCall, shape: Sequence[int]) -> bool:

@@ -161,7 +161,15 @@ def _bag_backward(call: OpCall) -> int:
     return tensor_bytes(call.operands[0])
 
 
+def _matmul(call: OpCall) -> int:
+    """Operands with all leading dimensions, laid for one product."""
+    whole = result(call)
+    operands = (spec for spec in call.operands if len(spec.shape) > 2)
+    return sum(prod(whole.shape[:-2]) * prod(x.shape[-2:]) * item(x) for x in operands)
+
+
 BESIDE: dict[str, Formula] = {
+    "aten.matmul.default": _matmul,
     "weft.lstm": _lstm,
     "weft.lstm_backward": _lstm_backward,
     "weft.batch_moments": _batch_moments,
