@@ -36,6 +36,8 @@ from weft.ops.kernel_memory.parts import FEW
 from weft.units import NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
+# Kinds of what comes and goes.
+_PASSING = ("activations", "gradients", "communication")
 
 
 def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
@@ -85,8 +87,9 @@ def _compute(
     made = {value.name: value for call in calls for value in call.makes}
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
-    bases = view_bases(call for call in calls if not _is_fresh(call, values, strided))
-    shared = view_bases(calls)
+    sharing = [call for call in calls if not _copies(call, values)]
+    shared = view_bases(sharing)
+    bases = view_bases(call for call in sharing if not _may_copy(call, values, strided))
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
     away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
@@ -108,7 +111,13 @@ def _compute(
     besides = {place: beside(call) for place, call in taking.items()}
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
-    fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
+    lives = {name: value_bytes(values[name]) for name in read if kind(name) in _PASSING} | sizes
+    fresh = {
+        # What may be a view or a copy leaves the larger one.
+        base: (kind(base), max(sizes[base], lives.get(shared.get(base, base), NO_BYTES)))
+        for base in produced.values()
+        if base in made
+    }
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
 
 
@@ -133,24 +142,24 @@ def _updating(
     return Bytes(max((alone[run] + together[run] for run in alone), default=0))
 
 
-def _is_fresh(call: LocalCall, values: Mapping[str, LocalValue], strided: Collection[str]) -> bool:
-    """True where an op that may return a view does not, or need not.
-
-    Ranks that keep no value have a neutral one; slices in pieces are copied, and so may be slices of what is out of
-    order and dimensions of it that are joined.
-    """
+def _copies(call: LocalCall, values: Mapping[str, LocalValue]) -> bool:
+    """True where an op that may return a view does not: neutral values of ranks that keep none, slices in pieces."""
     if call.op == "weft.keep":
         return call.args[1] is False
+    if call.op != "weft.slice":
+        return False
+    shape, (made,) = values[call.operands[0]].shape, call.makes
+    dim = normal_dim(int(call.args[1]), len(shape))  # type: ignore[arg-type]
+    return slice_copies(shape, dim, made.shape[dim])
+
+
+def _may_copy(call: LocalCall, values: Mapping[str, LocalValue], strided: Collection[str]) -> bool:
+    """True where it depends on strides: slices of what is out of order, and dimensions of it that are joined."""
     if call.op not in ("weft.slice", "aten.reshape.default"):
         return False
     first = values[call.operands[0]]
-    if first.name in strided:
-        return call.op == "weft.slice" or merges(first.shape, call.makes[0].shape)
-    if call.op != "weft.slice":
-        return False
-    (made,) = call.makes
-    dim = normal_dim(int(call.args[1]), len(first.shape))  # type: ignore[arg-type]
-    return slice_copies(first.shape, dim, made.shape[dim])
+    joined = call.op == "weft.slice" or merges(first.shape, call.makes[0].shape)
+    return joined and first.name in strided
 
 
 @final

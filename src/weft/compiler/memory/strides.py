@@ -1,13 +1,13 @@
 """The values of a rank that may lie otherwise in memory than in the order of their elements.
 
 Whoever sends such a value copies it first. Views are out of order where they turn dimensions around, repeat them,
-or leave parts of inner ones out; most kernels lay results as their operands lie. Which those are, only torch knows:
-here it is every op of which an operand has the shape of the result.
+or leave parts of inner ones out; most kernels turn dimensions of results as those of their operands. Which those are,
+only torch knows: here it is every op of which an operand has the shape of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
@@ -44,7 +44,7 @@ def out_of_order(plan: RankPlan) -> frozenset[str]:
     """The names of the values of a plan that may lie out of order."""
     values = {item.value.name: item.value for item in plan.inputs}
     values |= {register.value.name: register.value for register in plan.registers}
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     for actor in plan.actors:
         if isinstance(actor, Compute):
             for node in actor.nodes:
@@ -54,30 +54,37 @@ def out_of_order(plan: RankPlan) -> frozenset[str]:
     return frozenset(found)
 
 
-def _made(call: LocalCall, values: Mapping[str, LocalValue], found: Iterable[str]) -> Iterable[str]:
-    """The results of a call that may lie out of order, given the operands that do."""
-    strided = [name for name in call.operands if name in found]
+def _made(
+    call: LocalCall, values: Mapping[str, LocalValue], found: Mapping[str, bool]
+) -> dict[str, bool]:
+    """The results of a call that may lie out of order, and whether with dimensions turned around, not cut or repeated.
+
+    Args:
+        call: any.
+        values: of the rank, by name.
+        found: the same of all calls before.
+    """
     if call.op == "weft.slice":
-        return ()  # in order, be it a view or a copy
-    several = [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
+        return {}  # in order, be it a view or a copy
+    strided = [name for name in call.operands if name in found]
+    turned = any(found[name] for name in strided)
+    several = [value.name for value in call.makes if sum(size > 1 for size in value.shape) > 1]
     if call.op in _KEEPING or (shares_memory(call.op) and call.op in WEFT_OPS):
-        return [value.name for value in several] if strided else ()
+        return dict.fromkeys(several, turned) if strided else {}
     if not shares_memory(call.op):
-        if any(word in call.op for word in _TURNING):
-            return [value.name for value in several]
-        if (
-            not strided
-            or call.op in _PRODUCTS
-            or dict(call.kwargs).get("memory_format") == _CONTIGUOUS
-        ):
-            return ()
-        shapes = {values[name].shape for name in strided}
-        return [value.name for value in several if value.shape in shapes]
+        turning = any(word in call.op for word in _TURNING)
+        shapes = {values[name].shape for name in strided if found[name]}
+        if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
+            return {}
+        return {
+            x.name: True for x in call.makes if x.name in several and (turning or x.shape in shapes)
+        }
     base = values[call.operands[0]] if call.operands else None
     if base is not None and not strided and _is_front(call, base.shape):
-        return ()
+        return {}
     # Of one dimension, a part along another one, or a number that stands there again.
-    return [value.name for value in call.makes if prod(value.shape) > 1]
+    cuts = call.op in _PARTS or call.op == "aten.expand.default"
+    return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
 
 
 def merges(shape: Sequence[int], made: Sequence[int]) -> bool:
