@@ -209,7 +209,7 @@ class UpdateBytes:
 
     Attributes:
         alone: while it runs.
-        left: of these, bytes that are still there when the next one in a loop begins.
+        left: further ones, while it runs in a loop behind another one.
         together: while any of those run that run in one go.
     """
 

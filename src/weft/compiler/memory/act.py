@@ -128,18 +128,20 @@ def _updating(
 
     Gradients out of order are copied for it.
     """
-    alone, together, left = Counter[object](), Counter[object](), Counter[object]()
+    most, together = Counter[object](), Counter[object]()
+    before: dict[object, tuple[int, int]] = {}
     for update in sorted(updates, key=lambda update: update.group):
         copied = update.source in strided and update.rule != "copy"
         if copied or update.takes != NO_UPDATE_BYTES:
             run, target = (update.rule, update.skip), registers[update.target].value
-            elements = prod(target.shape)
-            together[run] += value_bytes(target) if copied else 0
-            here = update.takes.alone * elements + FEW
-            alone[run] = max(alone[run], left[run] + here)
-            left[run] = update.takes.left * elements + FEW
-            together[run] += update.takes.together * elements
-    return Bytes(max((alone[run] + together[run] for run in alone), default=0))
+            elements, takes = prod(target.shape), update.takes
+            together[run] += takes.together * elements + (value_bytes(target) if copied else 0)
+            # While one begins, tensors of the last one are there; they go as those of its own come.
+            alone, left = takes.alone * elements + FEW, takes.left * elements
+            last, its_left = before.get(run, (0, 0))
+            most[run] = max(most[run], max(alone, last) + min(left, its_left))
+            before[run] = alone, left
+    return Bytes(max((most[run] + together[run] for run in most), default=0))
 
 
 def _copies(call: LocalCall, values: Mapping[str, LocalValue]) -> bool:

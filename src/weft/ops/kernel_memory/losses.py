@@ -63,7 +63,8 @@ def _reduced(call: OpCall) -> int:
     return whole * item(result(call)) if not result(call).shape else 0
 
 
-def _folded(call: OpCall) -> int:
+def _first(call: OpCall) -> int:
+    """A copy of the first operand, or memory as large as it."""
     return tensor_bytes(call.operands[0])
 
 
@@ -115,7 +116,13 @@ BESIDE: dict[str, Formula] = {
     "aten.soft_margin_loss.default": _reduced,
     "aten.huber_loss.default": _reduced,
     "aten.binary_cross_entropy.default": _reduced,
-    "aten.col2im.default": _folded,
+    **dict.fromkeys(
+        (
+            *("aten.col2im.default", "aten.copy.default"),
+            *("aten.select_scatter.default", "aten.slice_scatter.default"),
+        ),
+        _first,
+    ),
     **dict.fromkeys(
         ("weft.square_sum", "weft.nonfinite", "weft.scale", "weft.clip_factor", "weft.next_scale"),
         few,

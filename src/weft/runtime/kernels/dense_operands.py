@@ -120,7 +120,17 @@ _ROOMY = frozenset(
 
 Lay = Callable[..., list[Any]]
 
+
+def _first(x: Tensor, *rest: Any) -> list[Any]:
+    """The kernel copies all memory of the first, of which it may be a part."""
+    return [_alone(x), *rest]
+
+
 _SPECIAL: dict[str, Lay] = {
+    **{
+        f"aten.{name}": _first
+        for name in ("copy.default", "select_scatter.default", "slice_scatter.default")
+    },
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.native_group_norm.default": _group_norm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
