@@ -76,7 +76,7 @@ def _batch_moments(call: OpCall) -> int:
 
 
 def _batch_statistics(call: OpCall) -> int:
-    return 8 * INT * call.operands[0].shape[1] + FEW
+    return 5 * INT * call.operands[0].shape[1] + FEW
 
 
 def _mean_of_moments(call: OpCall) -> tuple[int, ...]:
