@@ -89,7 +89,8 @@ def _compute(
     values = made | {name: registers[name].value for name in read}
     sharing = [call for call in calls if not _copies(call, values)]
     shared = view_bases(sharing)
-    bases = view_bases(call for call in sharing if not _may_copy(call, values, strided))
+    sure = [call for call in sharing if not _may_copy(call, values, strided)]
+    bases = shared if len(sure) == len(sharing) else view_bases(sure)
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
     away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
@@ -111,13 +112,11 @@ def _compute(
     besides = {place: beside(call) for place, call in taking.items()}
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
-    lives = {name: value_bytes(values[name]) for name in read if kind(name) in _PASSING} | sizes
-    fresh = {
-        # What may be a view or a copy leaves the larger one.
-        base: (kind(base), max(sizes[base], lives.get(shared.get(base, base), NO_BYTES)))
-        for base in produced.values()
-        if base in made
-    }
+    fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
+    if shared is not bases:  # what may be a view or a copy leaves the larger one
+        lives = {x: value_bytes(values[x]) for x in read if kind(x) in _PASSING} | sizes
+        for base, (of, size) in fresh.items():
+            fresh[base] = (of, max(size, lives.get(shared.get(base, base), NO_BYTES)))
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
 
 

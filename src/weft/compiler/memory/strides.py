@@ -8,6 +8,7 @@ only torch knows: here it is every op of which an operand has the shape of the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import prod
 
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
@@ -64,27 +65,31 @@ def _made(
         values: of the rank, by name.
         found: the same of all calls before.
     """
-    if call.op == "weft.slice":
-        return {}  # in order, be it a view or a copy
     strided = [name for name in call.operands if name in found]
+    shares = shares_memory(call.op)
+    if call.op == "weft.slice" or not (strided or shares or _turns(call.op)):
+        return {}  # a slice is in order, be it a view or a copy
     turned = any(found[name] for name in strided)
-    several = [value.name for value in call.makes if sum(size > 1 for size in value.shape) > 1]
-    if call.op in _KEEPING or (shares_memory(call.op) and call.op in WEFT_OPS):
-        return dict.fromkeys(several, turned) if strided else {}
-    if not shares_memory(call.op):
-        turning = any(word in call.op for word in _TURNING)
-        shapes = {values[name].shape for name in strided if found[name]}
+    several = [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
+    if call.op in _KEEPING or (shares and call.op in WEFT_OPS):
+        return {value.name: turned for value in several} if strided else {}
+    if not shares:
         if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
             return {}
-        return {
-            x.name: True for x in call.makes if x.name in several and (turning or x.shape in shapes)
-        }
+        shapes = {values[name].shape for name in strided if found[name]}
+        return {x.name: True for x in several if x.shape in shapes or _turns(call.op)}
     base = values[call.operands[0]] if call.operands else None
     if base is not None and not strided and _is_front(call, base.shape):
         return {}
     # Of one dimension, a part along another one, or a number that stands there again.
     cuts = call.op in _PARTS or call.op == "aten.expand.default"
     return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
+
+
+@cache
+def _turns(op: str) -> bool:
+    """True where an op turns its results around whatever the operands are."""
+    return any(word in op for word in _TURNING)
 
 
 def merges(shape: Sequence[int], made: Sequence[int]) -> bool:
