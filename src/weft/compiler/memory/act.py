@@ -31,7 +31,7 @@ from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import KINDS, Kind, value_bytes
 from weft.ir.queries.op_calls import local_op_call
 from weft.ops.arguments import normal_dim
-from weft.ops.kernel_memory import TAKING, beside, padding, slice_copies
+from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
 from weft.ops.kernel_memory.parts import FEW
 from weft.units import NO_BYTES, Bytes
 
@@ -110,6 +110,10 @@ def _compute(
             if value is not None:
                 sizes[value.name] = Bytes(sizes[value.name] + more)
     besides = {place: beside(call) for place, call in taking.items()}
+    for place, call in enumerate(calls):
+        if call.op in LAYING:
+            copied = sum(value_bytes(values[x]) for x in call.operands if x in strided)
+            besides[place] = Bytes(besides.get(place, 0) + copied)
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
@@ -219,7 +223,8 @@ class _Segment:
         """The memory that is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, Bytes]]] = {}
         for each in taken:
-            if self.lasting.isdisjoint(each.names):
+            # What lies on the host does not count, so its end gives nothing back.
+            if each.kind != "host" and self.lasting.isdisjoint(each.names):
                 place = max((self.last.get(name, 0) for name in each.names), default=0)
                 ending.setdefault(place, []).append((each.kind, each.bytes))
         now, most, total, highest, where = Counter[Kind](), Counter[Kind](), 0, 0, -1

@@ -22,6 +22,27 @@ _PADDING: dict[str, Callable[[OpCall], tuple[int, ...]]] = {**layers.PADDING, **
 TAKING = frozenset((*_BESIDE, *_PADDING))
 
 
+# The ATen ops whose operands are laid in order where they run (`weft.runtime.kernels.dense_operands`).
+LAYING = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("_embedding_bag.default", "_embedding_bag_backward.default"),
+        *("_embedding_bag_dense_backward.default", "_embedding_bag_forward_only.default"),
+        "_embedding_bag_per_sample_weights_backward.default",
+        # Of a contiguous matrix they factorize the transpose, which their backward knows; see
+        # `weft.capture.ops.decompositions`.
+        *("_linalg_det.default", "_linalg_slogdet.default"),
+        *("_pdist_backward.default", "_pdist_forward.default"),
+        *("_weight_norm_interface.default", "_weight_norm_interface_backward.default"),
+        *("adaptive_max_pool3d_backward.default", "fractional_max_pool2d_backward.default"),
+        *("fractional_max_pool3d_backward.default", "native_layer_norm_backward.default"),
+        *("nll_loss2d_backward.default", "nanmedian.dim", "view_as_complex.default"),
+        *("native_group_norm.default", "native_group_norm_backward.default"),
+        *("max_pool3d_with_indices.default", "max_pool3d_with_indices_backward.default"),
+    )
+)
+
+
 @lru_cache(maxsize=KNOWN_CALLS)
 def beside(call: OpCall) -> Bytes:
     """The most that a call takes at a time beside its results, gone when it ends."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.kernel_memory import LAYING
 from weft.runtime.torch_ops import torch_op
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -137,31 +138,7 @@ _SPECIAL: dict[str, Lay] = {
     "aten.view_as_complex.default": _pairs,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _dense_rows,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _dense_rows,
-    "aten.nanmedian.dim": _contiguous,
     "aten.max_pool3d_with_indices.default": _volumes,
     "aten.max_pool3d_with_indices_backward.default": _volumes,
 }
-_PLAIN: dict[str, Lay] = {
-    f"aten.{name}.default": _contiguous
-    for name in (
-        "_embedding_bag",
-        "_embedding_bag_backward",
-        "_embedding_bag_dense_backward",
-        "_embedding_bag_forward_only",
-        "_embedding_bag_per_sample_weights_backward",
-        # Of a contiguous matrix they factorize the transpose, which their backward knows; see
-        # `weft.capture.ops.decompositions`.
-        "_linalg_det",
-        "_linalg_slogdet",
-        "_pdist_backward",
-        "_pdist_forward",
-        "_weight_norm_interface",
-        "_weight_norm_interface_backward",
-        "adaptive_max_pool3d_backward",
-        "fractional_max_pool2d_backward",
-        "fractional_max_pool3d_backward",
-        "native_layer_norm_backward",
-        "nll_loss2d_backward",
-    )
-}
-_LAID = {**_SPECIAL, **_PLAIN}
+_LAID = {**dict.fromkeys(LAYING, _contiguous), **_SPECIAL}
