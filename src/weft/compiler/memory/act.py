@@ -140,7 +140,8 @@ def _updating(
             elements, takes = prod(target.shape), update.takes
             together[run] += takes.together * elements + (value_bytes(target) if copied else 0)
             # While one begins, tensors of the last one are there; they go as those of its own come.
-            alone, left = takes.alone * elements + FEW, takes.left * elements
+            alone = takes.alone * elements + FEW if takes.alone else 0
+            left = takes.left * elements
             last, its_left = before.get(run, (0, 0))
             most[run] = max(most[run], max(alone, last) + min(left, its_left))
             before[run] = alone, left
