@@ -146,10 +146,11 @@ def test_what_lies_on_the_host_gives_nothing_back() -> None:
     actors = (
         Compute(2, first, ("x", "w"), ("h",)),
         Compute(3, second, ("h",), ("e",)),
-        Fetch(4, ("e",), ("e",)),
+        Compute(4, (call("aten.zeros.default", [], value("f", 14)),), (), ()),
+        Fetch(5, ("e",), ("e",)),
     )
     found = memory(
-        plan(actors, register("h", 2, 3, kib=8, kind="host"), register("e", 3, 4, kib=8))
+        plan(actors, register("h", 2, 3, kib=8, kind="host"), register("e", 3, 5, kib=8))
     )
     assert kib(found.memory) == {"activations": 24, "peak": 26}  # c, d and e
 
