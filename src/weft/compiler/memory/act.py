@@ -110,9 +110,9 @@ def _compute(
             if value is not None:
                 sizes[value.name] = Bytes(sizes[value.name] + more)
     besides = {place: beside(call) for place, call in taking.items()}
-    for place, call in enumerate(calls):
-        if call.op in LAYING:
-            copied = sum(value_bytes(values[x]) for x in call.operands if x in strided)
+    for place, each in enumerate(calls):
+        if each.op in LAYING:
+            copied = sum(value_bytes(values[x]) for x in each.operands if x in strided)
             besides[place] = Bytes(besides.get(place, 0) + copied)
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
