@@ -131,7 +131,8 @@ def capture(
             )
         check_constants(traced.constants, optimizers)
         used = {name: group for name, group in groups.items() if name in traced.gradients}
-        made = update_rules(optimizers, variables.parameters, used, masters) if optimizers else {}
+        given = (variables.parameters, used, masters, device_type)
+        made = update_rules(optimizers, *given) if optimizers else {}
         rules = with_states_of(made, like.rules if like else {})
         graph = _logical(type(model).__name__, variables, batch, traced, rules)
         left.check(traced.graph)

@@ -204,6 +204,25 @@ class Box:
 
 @final
 @dataclass(frozen=True, slots=True)
+class UpdateBytes:
+    """The memory that an update takes while it runs, in bytes for each element of its target.
+
+    Attributes:
+        alone: while it runs.
+        left: further ones, while it runs in a loop behind another one.
+        together: while any of those run that run in one go.
+    """
+
+    alone: int = 0
+    left: int = 0
+    together: int = 0
+
+
+NO_UPDATE_BYTES = UpdateBytes()
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Update:
     """Write a new version of the variable `target` in place.
 
@@ -212,7 +231,7 @@ class Update:
     in place too). `group` is the number of the parameter group that the hyperparameters come from,
     counted through all optimizers (`weft.capture.optimizers.groups`).
     `elementwise` says whether the rule may run on any shard. Where the number `skip` is not 0, the
-    update is left out.
+    update is left out. `takes` is the memory that it takes while it runs.
     """
 
     rule: str
@@ -222,6 +241,7 @@ class Update:
     group: int = 0
     elementwise: bool = True
     skip: Ref | None = None
+    takes: UpdateBytes = NO_UPDATE_BYTES
 
     @property
     def makes(self) -> tuple[Value, ...]:

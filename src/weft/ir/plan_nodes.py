@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.ir.nodes import FORWARD, Arg, Arguments, Phase, Role
+from weft.ir.nodes import (
+    FORWARD,
+    NO_UPDATE_BYTES,
+    Arg,
+    Arguments,
+    Phase,
+    Role,
+    UpdateBytes,
+)
 from weft.units import NO_BYTES, Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -104,6 +112,7 @@ class LocalUpdate:
     key: str
     phase: Phase = FORWARD
     skip: str | None = None
+    takes: UpdateBytes = NO_UPDATE_BYTES
 
     @cached_property
     def reads(self) -> frozenset[str]:

@@ -27,8 +27,6 @@ class WeftOp:
         places: positions of arguments that say where a rank's shard begins, and nothing else.
         held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of
             memory, not of time.
-        rows: true where it takes a few rows of its result at a time (`ELEMENTS_AT_A_TIME`), and makes another tensor of
-            these.
     """
 
     shares: bool = False
@@ -40,11 +38,13 @@ class WeftOp:
     urgent: bool = False
     places: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
-    rows: bool = False
 
 
-# Elements of the rows that an op with `rows` takes at a time: 512 KB of float32, which stay in a cache.
+# Elements of the rows or images that kernels take at a time: 512 KB of float32, which stay in a cache.
 ELEMENTS_AT_A_TIME = 2**17
+# Elements that are hashed at once where numbers are drawn: some dozen passes over them stay in a core's
+# cache. On other devices it is the launches that cost, not the passes.
+CPU_CHUNK, DEVICE_CHUNK = 2**17, 2**26
 
 _VIEW = WeftOp(shares=True, launches=0)
 _PLAIN_VIEW = WeftOp(shares=True, launches=0, plain=True)
@@ -115,7 +115,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.batch_norm_sums": WeftOp(urgent=True),
     "weft.batch_norm_gradient": _KERNEL,
     # What a rank runs in place of ops that have faster ways on its device.
-    "weft.cross_entropy_backward": WeftOp(rows=True),
+    "weft.cross_entropy_backward": _KERNEL,
     "weft.batch_norm": WeftOp(plain=True, like="aten._native_batch_norm_legit_functional.default"),
     "weft.batch_norm_backward": WeftOp(plain=True, like="aten.native_batch_norm_backward.default"),
     "weft.large_mm": WeftOp(plain=True, like="aten.mm.default"),

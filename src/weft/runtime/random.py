@@ -15,15 +15,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.ops.weft_ops import CPU_CHUNK, DEVICE_CHUNK
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
-
-# Elements that are hashed at once: some dozen passes over them stay in a core's cache. On other
-# devices it is the launches that cost, not the passes.
-CPU_CHUNK = 1 << 17
-DEVICE_CHUNK = 1 << 26
 
 # Random bits of a result: as many as its significand holds.
 _BITS = {torch.float64: 53}

@@ -10,6 +10,7 @@ from weft.compiler.memory.exchange import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
 from weft.ir.logical import Ref
+from weft.ir.nodes import UpdateBytes
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -28,6 +29,7 @@ from weft.ir.plan import (
 )
 from weft.ir.queries.alias import overwritable
 from weft.ir.queries.memory import Memory
+from weft.ops.kernel_memory.parts import FEW
 
 KB = 256  # float32 elements in a KiB
 
@@ -107,6 +109,78 @@ def test_views_share_memory_and_keep_it() -> None:
     assert kib(found.memory) == {"activations": 16, "peak": 18}
     held = [(each.register, each.versions, each.bytes) for each in found.held]
     assert held == [("a", 1, 8192), ("c", 1, 8192)]
+
+
+def test_slices_in_pieces_are_copies() -> None:
+    """A slice of rows keeps what it is cut from; one of columns is memory of its own."""
+
+    def held(dim: int, offset: int) -> float:
+        shape = (2, KB) if dim == 0 else (8, KB // 4)
+        part = LocalValue("v", shape, "float32")
+        cut = LocalCall("weft.slice", (Ref("a"), dim, offset, shape[dim]), (), (part,))
+        first = (call("aten.mm.default", ["x", "w"], value("a", 8)), cut)
+        second = (call("aten.mm.default", ["v", "w"], value("c", 8)),)
+        actors = (
+            Compute(2, first, ("x", "w"), ("v",)),
+            Compute(3, second, ("v",), ("c",)),
+            Fetch(4, ("c",), ("c",)),
+        )
+        made = Register(part, "activation", 2, (3,), 1)
+        return kib(memory(plan(actors, made, register("c", 3, 4, kib=8))).memory)["activations"]
+
+    assert held(0, 0) == 16  # a, and c
+    assert held(1, 64) == 10  # the part, and a or c
+
+
+def test_what_lies_on_the_host_gives_nothing_back() -> None:
+    first = (
+        call("aten.mm.default", ["x", "w"], value("a", 8)),
+        call("weft.offload", ["a"], value("h", 8)),
+    )
+    second = (
+        call("weft.load", ["h"], value("b", 8)),
+        call("aten.exp.default", ["b"], value("c", 8)),
+        call("aten.exp.default", ["c"], value("d", 8)),
+        call("aten.mul.Tensor", ["c", "d"], value("e", 8)),
+    )
+    actors = (
+        Compute(2, first, ("x", "w"), ("h",)),
+        Compute(3, second, ("h",), ("e",)),
+        Compute(4, (call("aten.zeros.default", [], value("f", 14)),), (), ()),
+        Fetch(5, ("e",), ("e",)),
+    )
+    found = memory(
+        plan(actors, register("h", 2, 3, kib=8, kind="host"), register("e", 3, 5, kib=8))
+    )
+    assert kib(found.memory) == {"activations": 24, "peak": 26}  # c, d and e
+
+
+@pytest.mark.parametrize(("op", "more"), [("aten.neg.default", 0), ("aten.t.default", 8)])
+def test_what_lies_out_of_order_is_copied_to_be_sent(op: str, more: float) -> None:
+    nodes = (call("aten.mm.default", ["x", "w"], value("a", 8)), call(op, ["a"], value("b", 8)))
+    gather = Collective("all_gather", 0, value("b", 8), value("c", 16), dim=0, sizes=(8, 8))
+    actors = (
+        Compute(2, nodes, ("x", "w"), ("b",)),
+        Communicate(3, (gather,), "comm:0"),
+        Fetch(4, ("c",), ("c",)),
+    )
+    found = memory(plan(actors, register("b", 2, 3, kib=8), register("c", 3, 4, kib=16)))
+    assert found.memory.peak / 1024 == 2 + 8 + 16 + more
+
+
+@pytest.mark.parametrize(
+    ("takes", "more"),
+    [((0, 0, 0), 0), ((8, 0, 0), 2), ((8, 4, 0), 3), ((0, 0, 4), 2), ((8, 4, 4), 5)],
+)
+def test_updates_take_memory(takes: tuple[int, int, int], more: float) -> None:
+    """Two of 1 KiB in a loop: what one takes, what the last one left, and what both take together."""
+    nodes = tuple(call("aten.mm.default", ["x", "w"], value(name)) for name in "ab")
+    updates = tuple(
+        LocalUpdate("RMSprop", "w", name, (), 0, "w", takes=UpdateBytes(*takes)) for name in "ab"
+    )
+    found = memory(plan((Compute(2, (*nodes, *updates), ("x", "w"), ()),)))
+    few = FEW / 1024 if takes[0] else 0
+    assert found.memory.peak / 1024 == 2 + 2 + more + few
 
 
 def test_what_a_segment_is_the_last_to_read_goes_on_the_way() -> None:

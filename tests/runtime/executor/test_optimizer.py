@@ -96,7 +96,8 @@ def test_states_that_are_given_are_gone_on_with():
 
 
 @pytest.mark.parametrize(
-    ("options", "fused"), [({}, True), ({"foreach": False}, None), ({"fused": False}, False)]
+    ("options", "fused"),
+    [({}, True), ({"foreach": True}, True), ({"foreach": False}, False), ({"fused": False}, False)],
 )
 def test_fused_kernels_where_the_user_left_it_open(options, fused):
     user, _ = optimizer_of("AdamW", list(parameters().values()), **options)

@@ -1,9 +1,9 @@
 """The update of one parameter, found by running the optimizer's own `step` on tensors without data.
 
 Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
-graph. Only three
-things are found out: which states a parameter has, which group it is in, and whether the update is
-element-wise.
+graph. Only four
+things are found out: which states a parameter has, which group it is in, whether the update is
+element-wise, and what memory it takes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from functools import partial
 from typing import Any, final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizers.kernels import HeldBytes, clones_gradients, kernels_of
 from weft.errors import CaptureError, UserError
-from weft.ir.nodes import MASTER
+from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
 from weft.ops.dtypes import dtype_name
 
 _AGAIN = "close the program, weft.release(model, optimizer), and compile again"
@@ -61,15 +63,21 @@ class StateSpec:
 @final
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """The update of one parameter: optimizer class, parameter group, states, and whether element by element.
+    """The update of one parameter.
 
-    Groups are numbered through all optimizers (`weft.capture.optimizers.groups`).
+    Attributes:
+        optimizer: name of the class.
+        group: number of the parameter group through all optimizers (`weft.capture.optimizers.groups`).
+        states: that it keeps.
+        elementwise: whether it works element by element.
+        takes: the memory that it takes.
     """
 
     optimizer: str
     group: int
     states: tuple[StateSpec, ...]
     elementwise: bool
+    takes: UpdateBytes = NO_UPDATE_BYTES
 
 
 def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -105,10 +113,12 @@ def update_rules(
     parameters: Mapping[str, torch.Tensor],
     groups: dict[str, int],
     masters: bool = False,
+    device_type: str = "cpu",
 ) -> dict[str, UpdateRule]:
     """The rule for each parameter in `groups`; equal parameters of one group are tried once.
 
-    With `masters`, a parameter of half precision is updated by way of a float32 copy, which is one
+    `device_type` is that of the ranks, which decides what memory an update takes. With `masters`,
+    a parameter of half precision is updated by way of a float32 copy, which is one
     of its states.
 
     Raises:
@@ -143,7 +153,8 @@ def _rules(
         kind = (group, tuple(parameter.shape), parameter.dtype)
         if kind not in tried:
             master = masters and _is_half(parameter)
-            tried[kind] = replace(_try(optimizer, own, parameter, name, master), group=group)
+            rule = replace(_try(optimizer, own, parameter, name, master), group=group)
+            tried[kind] = _with_memory(rule, optimizer, own, parameter, master, device_type)
         dims = (group, parameter.dim())
         if dims not in cut:
             copy = partial(_copy_for, optimizer, own)
@@ -269,6 +280,35 @@ def _try(
     return UpdateRule(type(optimizer).__name__, group, states, elementwise=not mixing)
 
 
+def _with_memory(
+    rule: UpdateRule,
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    parameter: torch.Tensor,
+    master: bool,
+    device_type: str,
+) -> UpdateRule:
+    """The rule with the bytes that updates take for each element."""
+    elements = parameter.numel()
+    options = optimizer.param_groups[group]
+    dtypes = {torch.float32 if master and _is_half(x) else x.dtype for x in options["params"]}
+    kernels = kernels_of(options, device_type, dtypes)
+    if not elements:
+        return rule
+    dtype = torch.float32 if master else parameter.dtype
+    own = elements * dtype.itemsize if clones_gradients(optimizer, kernels == "lists") else 0
+    taken = (parameter.shape or (1,), dtype)  # masks of no dimension are read as flags
+    match kernels:
+        case "fused":
+            sizes = (0, 0, own)
+        case "lists":
+            sizes = (0, 0, own + _taken(optimizer, group, *taken, lists=True))
+        case "loop":
+            alone = _taken(optimizer, group, *taken)
+            sizes = (alone, _taken(optimizer, group, *taken, count=2) - alone, own)
+    return replace(rule, takes=UpdateBytes(*(-(-size // elements) for size in sizes)))
+
+
 def _trial(
     optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[StateSpec, ...], bool]:
@@ -286,8 +326,7 @@ def _trial(
 def _stepped(
     optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[StateSpec, ...], bool]:
-    probe = torch.nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
-    copy = _copy_for(optimizer, group, probe)
+    copy, probe = _probed(optimizer, group, shape, dtype)
     options = dict(copy.param_groups[0])
     observer = _Observer()
     # Twice: some states appear with the first step, some ops only with the second.
@@ -297,6 +336,44 @@ def _stepped(
             copy.step()
     _check_options(optimizer, options, copy.param_groups[0])
     return _states(copy, probe), bool(observer.mixing)
+
+
+def _taken(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    count: int = 1,
+    lists: bool = False,
+) -> int:
+    """The most bytes that a step takes for `count` equal parameters beside their states."""
+    copy, *probes = _probed(optimizer, group, shape, dtype, count)
+    if lists:
+        copy.param_groups[0]["foreach"] = True
+    observer = _Observer()
+    most = 0
+    # The first step makes the states, which stay.
+    for _ in range(2):
+        for probe in probes:
+            probe.grad = torch.empty_like(probe)
+        before, observer.held.most = observer.held.now, observer.held.now
+        with observer:
+            copy.step()
+        most = max(most, observer.held.most - max(before, observer.held.now))
+    return most
+
+
+def _probed(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    count: int = 1,
+) -> tuple[Any, ...]:
+    """A copy of the optimizer, and the parameters without data that it holds."""
+    data = (torch.empty(shape, device="meta", dtype=dtype) for _ in range(count))
+    probes = [torch.nn.Parameter(each) for each in data]
+    return _copy_for(optimizer, group, *probes), *probes
 
 
 def _is_half(parameter: torch.Tensor) -> bool:
@@ -342,7 +419,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
 
 @final
 class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which ops on more than one element mix elements.
+    """Notes which ops on more than one element mix elements, and what they hold.
 
     Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
     a whole parameter, as its norm, an op has mixed before. Where it branches on one, the other branch
@@ -352,6 +429,7 @@ class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.mixing: list[str] = []
+        self.held = HeldBytes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
@@ -359,6 +437,7 @@ class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
                 raise TypeError("the step branches on the value of a tensor")
             return 1.0
         result = func(*args, **(kwargs or {}))
+        self.held.note(tree_leaves(result), tree_leaves((args, kwargs)))
         mixes = not _is_elementwise(func) and not _fills_where(func, args)
         if mixes and any(_size(arg) > 1 for arg in args):
             self.mixing.append(str(func))

@@ -363,6 +363,7 @@ def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]
                 tuple(states),
                 rule.group,
                 rule.elementwise,
+                takes=rule.takes,
             )
         )
     return updates

@@ -236,5 +236,6 @@ class _View:
         source = self.name(node.source.name)
         skip = self.name(node.skip.name) if node.skip else None
         return LocalUpdate(
-            node.rule, node.target.name, source, states, node.group, target.key, phase, skip
+            *(node.rule, node.target.name, source, states, node.group, target.key, phase, skip),
+            takes=node.takes,
         )

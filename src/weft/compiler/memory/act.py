@@ -8,25 +8,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.compiler.memory.exchange import communicate
 from weft.compiler.memory.kinds import ActMemory, Taken
+from weft.compiler.memory.strides import merges
+from weft.compiler.plans.specialize import join_sums
 from weft.ir.logical import OVER_STEP
+from weft.ir.nodes import NO_UPDATE_BYTES
 from weft.ir.plan import (
     Actor,
     Communicate,
     Compute,
     LocalCall,
     LocalUpdate,
+    LocalValue,
+    Register,
 )
 from weft.ir.queries.alias import view_bases
-from weft.ir.queries.memory import Kind, value_bytes
-from weft.ops.weft_ops import ELEMENTS_AT_A_TIME, WEFT_OPS
-from weft.units import ITEM_SIZE, NO_BYTES, Bytes
+from weft.ir.queries.memory import KINDS, Kind, value_bytes
+from weft.ir.queries.op_calls import local_op_call
+from weft.ops.arguments import normal_dim
+from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
+from weft.ops.kernel_memory.parts import FEW
+from weft.units import NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
+# Kinds of what comes and goes.
+_PASSING = ("activations", "gradients", "communication")
 
 
 def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
@@ -43,29 +54,43 @@ def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
 def act_memory(
     actor: Actor,
     sources: Collection[str],
-    registers: Mapping[str, Kind],
+    registers: Mapping[str, Register],
+    strided: Collection[str] = (),
 ) -> ActMemory:
     """The memory that an act of `actor` takes.
 
     Args:
         actor: any; those of the host take nothing.
         sources: names of what optimizers read.
-        registers: the kind of every register.
+        registers: all of the rank, by name.
+        strided: names of values that may lie out of order.
     """
     match actor:
         case Compute():
-            return _compute(actor, sources, registers)
+            return _compute(actor, sources, registers, strided)
         case Communicate():
-            return communicate(actor, sources)
+            return communicate(actor, sources, strided)
         case _:
             return ActMemory()
 
 
-def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, Kind]) -> ActMemory:
-    calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
-    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
-    bases = view_bases(call for call in calls if not _is_blank(call))
+def _compute(
+    actor: Compute,
+    sources: Collection[str],
+    registers: Mapping[str, Register],
+    strided: Collection[str],
+) -> ActMemory:
+    # Sums of products are joined where they run.
+    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
+    calls = [node for node in nodes if isinstance(node, LocalCall)]
+    updates = [node for node in nodes if isinstance(node, LocalUpdate)]
     made = {value.name: value for call in calls for value in call.makes}
+    read = {name for call in calls for name in call.reads if name in registers}
+    values = made | {name: registers[name].value for name in read}
+    sharing = [call for call in calls if not _copies(call, values)]
+    shared = view_bases(sharing)
+    sure = [call for call in sharing if not _may_copy(call, values, strided)]
+    bases = shared if len(sure) == len(sharing) else view_bases(sure)
     kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
     marked = {bases.get(name, name) for name in made if name in sources}
     away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
@@ -73,32 +98,74 @@ def _compute(actor: Compute, sources: Collection[str], registers: Mapping[str, K
     def kind(name: str) -> Kind:
         if name in marked or name in away:
             return "gradients" if name in marked else "host"
-        return registers.get(name, "activations")
+        return KINDS[registers[name].kind] if name in registers else "activations"
 
     produced = {name: bases.get(name, name) for name in actor.produces if name in made}
-    read = {bases.get(update.source, update.source) for update in updates}
-    lasting = {*produced.values(), *read}
-    walk = _Segment(calls, bases, frozenset(lasting), frozenset(kept), kind)
-    fresh = {
-        base: (kind(base), value_bytes(made[base])) for base in produced.values() if base in made
-    }
+    updated = {bases.get(update.source, update.source) for update in updates}
+    lasting = frozenset((*produced.values(), *updated))
+    taking = {place: local_op_call(c, values) for place, c in enumerate(calls) if c.op in TAKING}
+    sizes = {name: value_bytes(value) for name, value in made.items()}
+    for place, call in taking.items():
+        for value, more in zip(calls[place].outputs, padding(call), strict=True):
+            if value is not None:
+                sizes[value.name] = Bytes(sizes[value.name] + more)
+    besides = {place: beside(call) for place, call in taking.items()}
+    for place, each in enumerate(calls):
+        if each.op in LAYING:
+            copied = sum(value_bytes(values[x]) for x in each.operands if x in strided)
+            besides[place] = Bytes(besides.get(place, 0) + copied)
+    taken = _updating(updates, registers, strided)
+    walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
+    fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
+    if shared is not bases:  # what may be a view or a copy leaves the larger one
+        lives = {x: value_bytes(values[x]) for x in read if kind(x) in _PASSING} | sizes
+        for base, (of, size) in fresh.items():
+            fresh[base] = (of, max(size, lives.get(shared.get(base, base), NO_BYTES)))
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
 
 
-def _is_blank(call: LocalCall) -> bool:
-    """True where a rank that does not keep a value makes a neutral one in its place."""
-    return call.op == "weft.keep" and call.args[1] is False
+def _updating(
+    updates: Sequence[LocalUpdate], registers: Mapping[str, Register], strided: Collection[str]
+) -> Bytes:
+    """The bytes that updates take when they take most: those of one optimizer run in one go.
+
+    Gradients out of order are copied for it.
+    """
+    most, together = Counter[object](), Counter[object]()
+    before: dict[object, tuple[int, int]] = {}
+    for update in sorted(updates, key=lambda update: update.group):
+        copied = update.source in strided and update.rule != "copy"
+        if copied or update.takes != NO_UPDATE_BYTES:
+            run, target = (update.rule, update.skip), registers[update.target].value
+            elements, takes = prod(target.shape), update.takes
+            together[run] += takes.together * elements + (value_bytes(target) if copied else 0)
+            # While one begins, tensors of the last one are there; they go as those of its own come.
+            alone = takes.alone * elements + FEW if takes.alone else 0
+            left = takes.left * elements
+            last, its_left = before.get(run, (0, 0))
+            most[run] = max(most[run], max(alone, last) + min(left, its_left))
+            before[run] = alone, left
+    return Bytes(max((most[run] + together[run] for run in most), default=0))
 
 
-def _rows(call: LocalCall) -> Bytes:
-    """The bytes of the rows of its result that a call makes besides, a few at a time."""
-    known = WEFT_OPS.get(call.op)
-    if known is None or not known.rows:
-        return NO_BYTES
-    (made,) = call.makes
-    rows, width = made.shape
-    some = min(rows, max(1, ELEMENTS_AT_A_TIME // max(1, width)))
-    return Bytes(some * width * ITEM_SIZE[made.dtype])
+def _copies(call: LocalCall, values: Mapping[str, LocalValue]) -> bool:
+    """True where an op that may return a view does not: neutral values of ranks that keep none, slices in pieces."""
+    if call.op == "weft.keep":
+        return call.args[1] is False
+    if call.op != "weft.slice":
+        return False
+    shape, (made,) = values[call.operands[0]].shape, call.makes
+    dim = normal_dim(int(call.args[1]), len(shape))  # type: ignore[arg-type]
+    return slice_copies(shape, dim, made.shape[dim])
+
+
+def _may_copy(call: LocalCall, values: Mapping[str, LocalValue], strided: Collection[str]) -> bool:
+    """True where it depends on strides: slices of what is out of order, and dimensions of it that are joined."""
+    if call.op not in ("weft.slice", "aten.reshape.default"):
+        return False
+    first = values[call.operands[0]]
+    joined = call.op == "weft.slice" or merges(first.shape, call.makes[0].shape)
+    return joined and first.name in strided
 
 
 @final
@@ -109,24 +176,33 @@ class _Segment:
     Attributes:
         calls: in their order.
         bases: for each view, the value whose memory it shares.
+        shared: the same, and for what may be a view.
         lasting: what stays until the end: results, and what updates read.
         kept: what was there before; it does not count.
         kind: of every value.
+        sizes: bytes of the memory of what calls make.
+        besides: bytes that calls take beside it while they run, by their places.
+        updating: bytes that the updates behind the calls take.
     """
 
     calls: Sequence[LocalCall]
     bases: Mapping[str, str]
+    shared: Mapping[str, str]
     lasting: frozenset[str]
     kept: frozenset[str]
     kind: KindOf
+    sizes: Mapping[str, Bytes]
+    besides: Mapping[int, Bytes]
+    updating: Bytes
 
     @cached_property
     def last(self) -> dict[str, int]:
-        """For every value that is no view, the place of the last call that uses its memory."""
+        """For every value that is no view, the place of the last call that may use its memory."""
         return {
-            self.bases.get(name, name): place
+            base: place
             for place, call in enumerate(self.calls)
             for name in (*call.reads, *(value.name for value in call.makes))
+            for base in (self.bases.get(name, name), self.shared.get(name, name))
         }
 
     def most(self, taken: Collection[Taken]) -> Counter[Kind]:
@@ -137,7 +213,7 @@ class _Segment:
         """The values, with their bytes, that calls have made and that are there when they take most."""
         highest = self._highest(taken)[1]
         return {
-            value.name: value_bytes(value)
+            value.name: self.sizes[value.name]
             for call in self.calls[: highest + 1]
             for value in call.makes
             if value.name not in self.bases
@@ -148,24 +224,28 @@ class _Segment:
         """The memory that is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, Bytes]]] = {}
         for each in taken:
-            if self.lasting.isdisjoint(each.names):
+            # What lies on the host does not count, so its end gives nothing back.
+            if each.kind != "host" and self.lasting.isdisjoint(each.names):
                 place = max((self.last.get(name, 0) for name in each.names), default=0)
                 ending.setdefault(place, []).append((each.kind, each.bytes))
         now, most, total, highest, where = Counter[Kind](), Counter[Kind](), 0, 0, -1
         for place, call in enumerate(self.calls):
             for value in call.makes:
-                kind, size = self.kind(value.name), value_bytes(value)
+                kind, size = self.kind(value.name), self.sizes[value.name]
                 if value.name in self.bases or value.name in self.kept or kind == "host":
                     continue
                 now[kind] += size
                 total += size
                 if value.name not in self.lasting:
                     ending.setdefault(self.last[value.name], []).append((kind, size))
-            rows = _rows(call)
-            if total + rows > highest:
-                most, highest, where = now.copy(), total + rows, place
-                most["activations"] += rows
+            more = self.besides.get(place, NO_BYTES)
+            if total + more > highest:
+                most, highest, where = now.copy(), total + more, place
+                most["activations"] += more
             for kind, size in ending.get(place, ()):
                 now[kind] -= size
                 total -= size
+        if total + self.updating > highest:
+            most, where = now, len(self.calls)
+            most["activations"] += self.updating
         return most, where

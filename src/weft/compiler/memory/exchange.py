@@ -16,12 +16,15 @@ from weft.layout import Region
 from weft.units import ITEM_SIZE, Bytes
 
 
-def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
+def communicate(
+    actor: Communicate, sources: Collection[str], strided: Collection[str] = ()
+) -> ActMemory:
     """The memory that an act of a communicating actor takes and leaves.
 
     Args:
         actor: what runs.
         sources: names of what optimizers read.
+        strided: names of values that may lie out of order, and are copied before they are sent.
     """
     bases: dict[str, str] = {}
     fresh: dict[str, tuple[Kind, Bytes]] = {}
@@ -33,8 +36,27 @@ def communicate(actor: Communicate, sources: Collection[str]) -> ActMemory:
             bases[value.name] = value.name
             kind: Kind = "gradients" if value.name in sources else "communication"
             fresh[value.name] = (kind, value_bytes(value))
-    copying = [each for each in actor.collectives if not _in_place(each)]
+    copying = [
+        (each, _laid(each, strided))
+        for each in actor.collectives
+        if not _in_place(each) or each.input.name in strided
+    ]
     return ActMemory(partial(_exchanged, copying), fresh=fresh, bases=bases)
+
+
+def _laid(each: Exchange, strided: Collection[str]) -> Bytes:
+    """The bytes of a copy of the input that lies in order, where none is made anyway."""
+    if each.input is None or each.input.name not in strided:
+        return Bytes(0)
+    if isinstance(each, Collective):
+        in_pieces = (
+            each.kind == "all_reduce"
+            or (each.kind == "all_to_all" and each.split_dim)
+            or (each.kind == "reduce_scatter" and (each.dim or slices_of(each)))
+        )
+        return Bytes(0) if in_pieces else value_bytes(each.input)
+    size = sum(math.prod(length for _, length in region) for _, region in each.sends)
+    return Bytes(size * ITEM_SIZE[each.input.dtype])
 
 
 def _in_place(each: Exchange) -> TypeGuard[Collective]:
@@ -42,12 +64,14 @@ def _in_place(each: Exchange) -> TypeGuard[Collective]:
     return isinstance(each, Collective) and each.in_place
 
 
-def _exchanged(collectives: Sequence[Exchange], taken: Collection[Taken]) -> Counter[Kind]:
+def _exchanged(
+    collectives: Sequence[tuple[Exchange, Bytes]], taken: Collection[Taken]
+) -> Counter[Kind]:
     """The memory that exchanges take. An input of an all-reduce goes once there is a copy of it."""
     most, now = Counter[Kind](), Counter[Kind]()
     waiting = {name: each for each in taken for name in each.names}
-    for each in collectives:
-        now["communication"] += exchange_bytes(each)
+    for each, laid in collectives:
+        now["communication"] += exchange_bytes(each) + laid
         if now.total() > most.total():
             most = now.copy()
         if isinstance(each, Collective) and each.kind == "all_reduce":
@@ -70,7 +94,9 @@ def exchange_bytes(each: Exchange) -> Bytes:
             return Bytes(after + (others if each.dim else 0))
         case "all_to_all":
             pieces = before if each.split_dim else 0
-            return Bytes(pieces + after * (2 if each.dim else 1))
+            # Joined along another dimension than the first, those of the others arrive in buffers.
+            own = after * each.input.shape[each.dim] // max(1, each.output.shape[each.dim])
+            return Bytes(pieces + after + (after - own if each.dim else 0))
         case "reduce_scatter" if slices := slices_of(each):
             return Bytes(after + 2 * slices.bytes)  # those that go, and those that come
         case "reduce_scatter":

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 from weft.compiler.memory.act import act_memory, gradient_sources
 from weft.compiler.memory.kinds import Taken
 from weft.compiler.memory.order import Moment, moments
+from weft.compiler.memory.strides import out_of_order
 from weft.compiler.memory.versions import ActVersions, Left, versions_of
 from weft.ir.plan import Collective, Communicate, RankPlan
 from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
@@ -152,8 +153,8 @@ class MemoryWalk:
             for each in actor.collectives
             if isinstance(each, Collective) and each.output.name in sources and each.in_place
         }
-        kinds = {each.value.name: KINDS[each.kind] for each in self.plan.registers}
-        self.acts = [act_memory(actor, sources, kinds) for actor in self.plan.actors]
+        given = (sources, self.plan.register_of, out_of_order(self.plan))
+        self.acts = [act_memory(actor, *given) for actor in self.plan.actors]
         self.touched = versions_of(self.plan, self.acts)
         for item in self.plan.inputs:
             self._add(KINDS[item.role], value_bytes(item.value))

@@ -156,4 +156,4 @@ def _update(scanner: Scanner) -> Update:
     states = tuple(map(Ref, scanner.names())) if scanner.accept("states") else ()
     whole = scanner.accept("whole")
     skip = Ref(scanner.name()) if scanner.accept("skip") else None
-    return Update(rule, target, source, states, group, not whole, skip)
+    return Update(rule, target, source, states, group, not whole, skip, scanner.taken())

@@ -284,4 +284,5 @@ def _update(scanner: Scanner) -> LocalUpdate:
     source = scanner.name()
     states = tuple(scanner.names()) if scanner.accept("states") else ()
     skip = scanner.name() if scanner.accept("skip") else None
-    return LocalUpdate(rule, target, source, states, group, key, scanner.phase(), skip)
+    takes, phase = scanner.taken(), scanner.phase()
+    return LocalUpdate(rule, target, source, states, group, key, phase, skip, takes)

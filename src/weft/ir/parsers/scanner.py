@@ -9,7 +9,7 @@ import re
 from typing import Any, final, get_args
 
 from weft.errors import UserError
-from weft.ir.nodes import FORWARD, Phase, PhaseKind, Ref, Varying
+from weft.ir.nodes import FORWARD, NO_UPDATE_BYTES, Phase, PhaseKind, Ref, UpdateBytes, Varying
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.reduction import REDUCTIONS
@@ -186,6 +186,15 @@ class Scanner:
             raise self.error("expected S(dim), B or P(reduction)")
         self.expect(")")
         return sbp
+
+    def taken(self) -> UpdateBytes:
+        """`takes [8, 4, 0]`, or nothing."""
+        if not self.accept("takes"):
+            return NO_UPDATE_BYTES
+        sizes = self.integers()
+        if len(sizes) != 3:
+            raise self.error(f"expected three sizes, found {len(sizes)}")
+        return UpdateBytes(*sizes)
 
     def phase(self) -> Phase:
         """`{1 backward}`, or nothing: the forward of stage 0."""

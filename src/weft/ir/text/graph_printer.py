@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.nodes import Box, Call, Hint, Input, Location, Node, Output, Update, Value
-from weft.ir.text.written import call_text, layout_text, phase_text, quoted, tensor_text
+from weft.ir.text.written import call_text, layout_text, phase_text, quoted, taken_text, tensor_text
 from weft.layout import Placement
 
 
@@ -37,7 +37,7 @@ def _update_text(node: Update) -> str:
     skip = f" skip %{node.skip.name}" if node.skip else ""
     return (
         f"update {quoted(node.rule)} group {node.group} %{node.target.name} from %{node.source.name}"
-        f"{states}{whole}{skip}"
+        f"{states}{whole}{skip}{taken_text(node.takes)}"
     )
 
 

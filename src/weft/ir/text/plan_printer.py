@@ -23,7 +23,14 @@ from weft.ir.plan_nodes import (
     Register,
     Transfer,
 )
-from weft.ir.text.written import argument_text, call_text, phase_text, quoted, tensor_text
+from weft.ir.text.written import (
+    argument_text,
+    call_text,
+    phase_text,
+    quoted,
+    taken_text,
+    tensor_text,
+)
 
 
 def input_text(item: LocalInput) -> str:
@@ -113,7 +120,8 @@ def local_text(node: LocalNode) -> str:
             states = f" states {_names(node.states)}" if node.states else ""
             head = f"update {quoted(rule)} group {group} {quoted(key)}"
             skip = f" skip %{node.skip}" if node.skip else ""
-            return f"{head} %{target} from %{source}{states}{skip}{phase_text(node.phase)}"
+            after = taken_text(node.takes) + phase_text(node.phase)
+            return f"{head} %{target} from %{source}{states}{skip}{after}"
         case Collective():
             return _collective_text(node)
         case Transfer():

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ir.nodes import FORWARD, Phase, Ref, Varying
+from weft.ir.nodes import FORWARD, Phase, Ref, UpdateBytes, Varying
 from weft.layout import Layout, Placement
 from weft.ops.call import Token
 
@@ -51,6 +51,12 @@ def call_text(op: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]) -
 def phase_text(phase: Phase) -> str:
     """` {1 backward}`; nothing for the forward of stage 0."""
     return "" if phase == FORWARD else f" {phase}"
+
+
+def taken_text(takes: UpdateBytes) -> str:
+    """` takes [8, 4, 0]`: alone, left and together; nothing for updates that take no memory."""
+    sizes = [takes.alone, takes.left, takes.together]
+    return f" takes {sizes}" if any(sizes) else ""
 
 
 def micro_text(micro_batches: int) -> str:

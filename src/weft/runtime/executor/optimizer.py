@@ -14,9 +14,9 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
-from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
+from weft.capture.optimizers.kernels import clones_gradients, kernels_of
 from weft.errors import InternalError
 from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate
@@ -81,11 +81,8 @@ class OptimizerUpdates:
             pairs = zip(updates, self._shards, strict=True)
             shards = [shard for update, shard in pairs if update.group == index]
             self._optimizer.param_groups.append(_local_group(user.param_groups[index], shards))
-        # Whether an own gradient is needed: a foreach kernel or a foreign optimizer may overwrite
-        # it.
-        self._clones = not type(user).__module__.startswith("torch.optim") or any(
-            group.get("foreach") for group in self._optimizer.param_groups
-        )
+        lists = any(group.get("foreach") for group in self._optimizer.param_groups)
+        self._clones = clones_gradients(user, lists)
         # Of what the optimizer keeps, the version that is taken over.
         self._version = -1
         self._complete = False
@@ -302,11 +299,14 @@ def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, Any]:
-    """A parameter group with local shards; fused where the user left the choice to torch and it can be."""
+    """A parameter group with local shards, which runs by the kernels that the plan counts on."""
     group = {**live, "params": list(shards)}
-    open_choice = "fused" in live and live["fused"] is None and live.get("foreach") is None
-    if open_choice and not live.get("differentiable") and _fusible(shards):
-        group["fused"] = True
+    device_type = shards[0].device.type if shards else "cpu"
+    kernels = kernels_of(live, device_type, {shard.dtype for shard in shards})
+    if kernels == "fused" and not all(shard.is_contiguous() for shard in shards):
+        kernels = "loop"
+    ways = {"fused": kernels == "fused", "foreach": kernels == "lists"}
+    group.update({name: on for name, on in ways.items() if name in live})
     return group
 
 
@@ -320,19 +320,3 @@ def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
     if clone or gradient.stride() != shard.stride():
         return torch.empty_like(shard).copy_(gradient)
     return gradient
-
-
-def _fusible(shards: Sequence[Tensor]) -> bool:
-    """True where torch's fused kernels do what its loops do.
-
-    On CPUs they take 16-bit parameters, too, but round otherwise, and that of SGD leaves whole
-    vectors of them as they are (seen with torch 2.13).
-    """
-    devices = _get_fused_kernels_supported_devices()
-    return all(
-        shard.is_floating_point()
-        and shard.device.type in devices
-        and shard.is_contiguous()
-        and (shard.device.type != "cpu" or shard.itemsize >= 4)
-        for shard in shards
-    )

@@ -73,9 +73,12 @@ def attention_rows_backward(
         whole: tuple[Tensor, Tensor, Tensor] = backward(slice(None), False)
         return whole
     of_query, *near = backward(slice(first, end), True)
+    if not first and end == key.shape[2]:
+        return of_query, near[0], near[1]
     if first:
         more, *far = backward(slice(first), False)
         of_query += more
+        del more
     else:
         far = [one[:, :, :0] for one in near]
     of_key, of_value = (_along_keys(key, parts) for parts in zip(far, near, strict=True))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.kernel_memory import LAYING
 from weft.runtime.torch_ops import torch_op
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -26,6 +27,8 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def dense_op(op: str) -> Callable[..., Any]:
     """Torch's op of that name, behind what lays its operands where the kernel trusts their strides."""
     lay, function = _LAID.get(op), torch_op(op)
+    if op in _ROOMY:
+        return lambda *args, **kwargs: _alone(function(*args, **kwargs))
     if lay is None:
         return function
 
@@ -33,6 +36,11 @@ def dense_op(op: str) -> Callable[..., Any]:
         return function(*lay(*args), **kwargs)
 
     return laid
+
+
+def _alone(x: Tensor) -> Tensor:
+    """`x` in memory that holds nothing else: a mean of losses stands in that of the losses."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
 def _contiguous(*args: Any) -> list[Any]:
@@ -90,8 +98,10 @@ def _pairs(x: Tensor) -> list[Any]:
 
 
 def _dense_rows(*args: Any) -> list[Any]:
-    """Attention on a CPU takes the last dimension as dense."""
-    return [x.contiguous() if isinstance(x, Tensor) and _gaps(x) else x for x in args]
+    """Attention on a CPU takes the last dimension as dense, but for the logarithms of sums, which have no depth."""
+    return [
+        x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 and _gaps(x) else x for x in args
+    ]
 
 
 def _volumes(*args: Any) -> list[Any]:
@@ -103,40 +113,32 @@ def _gaps(x: Tensor) -> bool:
     return x.dim() > 0 and x.stride(-1) != 1
 
 
+# Kernels whose results hold more memory than they have elements.
+_ROOMY = frozenset(
+    f"aten.{name}.default"
+    for name in ("binary_cross_entropy", "col2im", "huber_loss", "mse_loss", "smooth_l1_loss")
+) | {"aten.soft_margin_loss.default"}
+
 Lay = Callable[..., list[Any]]
 
+
+def _first(x: Tensor, *rest: Any) -> list[Any]:
+    """The kernel copies all memory of the first, of which it may be a part."""
+    return [_alone(x), *rest]
+
+
 _SPECIAL: dict[str, Lay] = {
+    **{
+        f"aten.{name}": _first
+        for name in ("copy.default", "select_scatter.default", "slice_scatter.default")
+    },
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.native_group_norm.default": _group_norm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
     "aten.view_as_complex.default": _pairs,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _dense_rows,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _dense_rows,
-    "aten.nanmedian.dim": _contiguous,
     "aten.max_pool3d_with_indices.default": _volumes,
     "aten.max_pool3d_with_indices_backward.default": _volumes,
 }
-_PLAIN: dict[str, Lay] = {
-    f"aten.{name}.default": _contiguous
-    for name in (
-        "_embedding_bag",
-        "_embedding_bag_backward",
-        "_embedding_bag_dense_backward",
-        "_embedding_bag_forward_only",
-        "_embedding_bag_per_sample_weights_backward",
-        # Of a contiguous matrix they factorize the transpose, which their backward knows; see
-        # `weft.capture.ops.decompositions`.
-        "_linalg_det",
-        "_linalg_slogdet",
-        "_pdist_backward",
-        "_pdist_forward",
-        "_weight_norm_interface",
-        "_weight_norm_interface_backward",
-        "adaptive_max_pool3d_backward",
-        "fractional_max_pool2d_backward",
-        "fractional_max_pool3d_backward",
-        "native_layer_norm_backward",
-        "nll_loss2d_backward",
-    )
-}
-_LAID = {**_SPECIAL, **_PLAIN}
+_LAID = {**dict.fromkeys(LAYING, _contiguous), **_SPECIAL}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
+from weft.ops.rules.own.experts import rows_of_expert
 
 # Up to so many runs of rows for each expert, products go run by run.
 RUNS = 8
@@ -44,7 +45,8 @@ def expert_mm(x: Tensor, w: Tensor, ids: Tensor, offset: int) -> Tensor:
         return made
     for expert, rows in _rows_of(keys, experts + 1):
         if expert < experts:
-            made.index_copy_(0, rows, x.index_select(0, rows) @ w[expert])
+            for some in torch.split(rows, rows_of_expert(len(keys), experts)):
+                made.index_copy_(0, some, x.index_select(0, some) @ w[expert])
         else:
             made.index_fill_(0, rows, 0)
     return made
@@ -59,22 +61,28 @@ def expert_gradient(x: Tensor, g: Tensor, ids: Tensor, experts: int, offset: int
     made = x.new_empty(experts, x.shape[-1], g.shape[-1])
     empty = set(range(experts))
     runs = _runs_of(keys, experts)
-    for expert, rows in _rows_of(keys, experts) if runs is None else runs:
-        if expert == experts:
-            continue
-        parts = (x[rows], g[rows]) if isinstance(rows, slice) else _taken(x, g, rows)
-        if expert in empty:
-            torch.mm(parts[0].t(), parts[1], out=made[expert])
-        else:
-            made[expert].addmm_(parts[0].t(), parts[1])
-        empty.discard(expert)
+    if runs is not None:
+        for expert, part in runs:
+            if expert < experts:
+                _add_product(made[expert], x[part], g[part], expert in empty)
+                empty.discard(expert)
+    else:
+        for expert, rows in _rows_of(keys, experts):
+            for some in torch.split(rows, rows_of_expert(len(keys), experts)):
+                parts = (x.index_select(0, some), g.index_select(0, some))
+                _add_product(made[expert], *parts, expert in empty)
+                del parts  # before the next ones are made
+                empty.discard(expert)
     for expert in empty:
         made[expert] = 0
     return made
 
 
-def _taken(x: Tensor, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    return x.index_select(0, rows), g.index_select(0, rows)
+def _add_product(made: Tensor, x: Tensor, g: Tensor, first: bool) -> None:
+    if first:
+        torch.mm(x.t(), g, out=made)
+    else:
+        made.addmm_(x.t(), g)
 
 
 def _keys(ids: Tensor, experts: int, offset: int) -> Tensor:
@@ -158,11 +166,10 @@ def dispatch(
     each: int,
 ) -> Tensor:
     """`weft.dispatch`: rows [s / each, …] at their places in [blocks, groups · capacity, …]."""
-    made = x.new_full((groups, blocks * capacity, *x.shape[1:]), around)
+    made = x.new_full((blocks, groups * capacity, *x.shape[1:]), around)
     ours, target = _targets(places, groups, blocks, capacity, first)
     made.flatten(0, 1)[target] = x[ours if each == 1 else ours // each]
-    made = made.view(groups, blocks, capacity, *x.shape[1:]).transpose(0, 1)
-    return made.reshape(blocks, groups * capacity, *x.shape[1:])
+    return made
 
 
 def combine(z: Tensor, places: Tensor, groups: int, capacity: int, first: int, each: int) -> Tensor:
@@ -171,27 +178,29 @@ def combine(z: Tensor, places: Tensor, groups: int, capacity: int, first: int, e
     wide = each > 1 and z.dtype in (torch.bfloat16, torch.float16)
     made = z.new_zeros(places.shape[0] // each, *rest, dtype=torch.float32 if wide else z.dtype)
     ours, target = _targets(places, groups, blocks, capacity, first)
-    group, place = target // (blocks * capacity), target % (blocks * capacity)
-    block, column = place // capacity, group * capacity + place % capacity
+    z = z.flatten(0, 1)
     if each == 1:
-        made[ours] = z[block, column]
+        made[ours] = z[target]
         return made
     # One of each `each` at a time: no row is written twice, so the order of the sum is fixed.
     for i in range(each):
         turn = (ours % each == i).nonzero().squeeze(1)
         rows = ours[turn] // each
-        made[rows] += z[block[turn], column[turn]]
+        made[rows] += z[target[turn]]
     return made.to(z.dtype)
 
 
 def _targets(
     places: Tensor, groups: int, blocks: int, capacity: int, first: int
 ) -> tuple[Tensor, Tensor]:
-    """The rows that go to the blocks from `first`, and where in [groups · blocks · capacity]."""
+    """The rows that go to the blocks from `first`, and where in [blocks · groups · capacity]."""
     local = places - first * capacity
     ours = ((places >= 0) & (local >= 0) & (local < blocks * capacity)).nonzero().squeeze(1)
-    group = ours // max(places.shape[0] // groups, 1)
-    return ours, local[ours] + group * (blocks * capacity)
+    target = local[ours]
+    # What lies in blocks of one group lies in blocks of all groups.
+    target += target.div(max(capacity, 1), rounding_mode="floor").mul_(capacity * (groups - 1))
+    target += ours.div(max(places.shape[0] // groups, 1), rounding_mode="floor").mul_(capacity)
+    return ours, target
 
 
 EXPERT_OPS: dict[str, Callable[..., Any]] = {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
+from weft.ops.kernel_memory import slice_copies
 from weft.runtime.kernels.attention_ops import ATTENTION_OPS
 from weft.runtime.kernels.expert_ops import EXPERT_OPS
 from weft.runtime.kernels.loss_ops import CLASS_OPS, LOSS_OPS
@@ -20,12 +21,15 @@ from weft.runtime.kernels.window_ops import WINDOW_OPS
 
 
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
-    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view where that is contiguous.
+    """`weft.slice`: the block `[offset, offset + length)` of `x` along `dim`; a view or a copy as plans count it.
 
     Contiguous because some of torch's kernels read saved statistics as if they were:
     native_layer_norm_backward takes `mean` and `rstd` by their pointers.
     """
-    return x.narrow(dim, offset, length).contiguous()
+    part = x.narrow(dim, offset, length)
+    if slice_copies(x.shape, dim, length):
+        return part.clone(memory_format=torch.contiguous_format)
+    return part.contiguous()
 
 
 def pad(x: Tensor, dim: int, offset: int, length: int, around: float = 0) -> Tensor:

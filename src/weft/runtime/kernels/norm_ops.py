@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.dense_operands import dense_op
 
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ def batch_norm(
 
 def batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     """`aten.native_batch_norm_backward` in training."""
-    first, *others = _BACKWARD(*_channels_last(grad, x), *rest)
+    first, *others = _BACKWARD(*_channels_last(grad, x), *rest)  # copies are gone when it is done
     return _as(x, first), *others
 
 
@@ -85,11 +86,16 @@ def batch_moments(x: Tensor) -> Tensor:
 
 def _moments_of_images(x: Tensor, positions: int) -> Tensor:
     """The same, by mean and deviation of each image and channel: a group norm whose groups are channels."""
-    n, c = x.shape[:2]
-    _, mean, rstd = aten.native_group_norm.default(x, None, None, n, c, positions, c, 0.0)
-    total = mean.double()
-    squares = rstd.double().pow_(-2).addcmul_(total, total)
-    return torch.stack((total, squares)).sum(1).mul_(positions)
+    c = x.shape[1]
+    sums = x.new_zeros((2, c), dtype=torch.float64)
+    # The kernel makes a normalized copy, which nobody wants: of a few images at a time.
+    for some in torch.split(x, max(1, ELEMENTS_AT_A_TIME // max(1, c * positions))):
+        sizes = (len(some), c, positions, c)
+        mean, rstd = aten.native_group_norm.default(some, None, None, *sizes, 0.0)[1:]
+        total = mean.double()
+        squares = rstd.double().pow_(-2).addcmul_(total, total)
+        sums += torch.stack((total, squares)).sum(1)
+    return sums.mul_(positions)
 
 
 def batch_statistics(
@@ -168,9 +174,11 @@ def batch_norm_gradient(
     given, read = _channels_last(grad, x)
     found = aten.native_batch_norm.default(
         read, slope.mul_(rstd), shift, mean, one, False, 0.0, 0.0
-    )
-    scaled = _BACKWARD(given, read, scale, zero, one, None, None, False, 0.0, [True, False, False])
-    return _as(x, scaled[0].add_(found[0]))
+    )[0]
+    mask = [True, False, False]
+    scaled = _BACKWARD(given, read, scale, zero, one, None, None, False, 0.0, mask)[0].add_(found)
+    del given, read, found
+    return _as(x, scaled)
 
 
 NORM_OPS: dict[str, Callable[..., Any]] = {

@@ -29,7 +29,10 @@ def square_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def nonfinite(x: Tensor) -> Tensor:
     """`weft.nonfinite`: 1.0 when an element of `x` is infinite or not a number, else 0.0; float32."""
-    return (~torch.isfinite(x).all()).float()
+    if not x.numel():
+        return x.new_zeros((), dtype=torch.float32)
+    # Least and largest number tell, and take no tensor of the size of `x`.
+    return (~torch.isfinite(torch.stack(torch.aminmax(x))).all()).float()
 
 
 def scale(x: Tensor, factor: Tensor) -> Tensor:

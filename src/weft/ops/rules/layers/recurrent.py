@@ -31,16 +31,30 @@ def saved_bytes(steps: int, inputs: int, hidden: int, dtype: str, fused: bool) -
         hidden: width of the state.
         dtype: of the input, such as "float32".
         fused: true where oneDNN makes it. Then the number is that of its workspace on processors with
-            AVX-512, which on others, and by its rounding to pages, is a little different; else gates
-            and cells are saved.
+            AVX-512, without the rounding to pages (`workspace_bytes`), which on others is a little
+            different; else gates and cells are saved.
     """
-    size = ITEM_SIZE[dtype]
     if not fused:
-        return 5 * steps * hidden * size
+        return 5 * steps * hidden * ITEM_SIZE[dtype]
+    return sum(_regions(steps, inputs, hidden, ITEM_SIZE[dtype]))
+
+
+def workspace_bytes(steps: int, batch: int, inputs: int, hidden: int, dtype: str) -> int:
+    """Bytes of the workspace that oneDNN saves of `batch` samples: regions of whole pages."""
+    regions = _regions(steps, inputs, hidden, ITEM_SIZE[dtype])
+    return sum(-(-batch * region // _PAGE) * _PAGE for region in regions)
+
+
+_PAGE = 4096
+
+
+def _regions(steps: int, inputs: int, hidden: int, size: int) -> tuple[int, ...]:
+    """Bytes of one sample in each region of the workspace: states, cells, their gradients, gates."""
     widest = max(inputs, hidden)
-    states = 2 * _row(widest, size) + 4 * _row(widest, 4) + (4 if size == 4 else 3) * 4 * hidden
-    gates = _row(4 * hidden, size) + _row(hidden, size)
-    return (steps + 1) * states + steps * gates
+    states = [2 * _row(widest, size), *[2 * _row(widest, 4)] * 2]
+    states += [8 * hidden, 8 * hidden if size == 4 else 4 * hidden]
+    gates = [_row(4 * hidden, size), _row(hidden, size)]
+    return (*((steps + 1) * each for each in states), *(steps * each for each in gates))
 
 
 def _row(width: int, size: int) -> int:

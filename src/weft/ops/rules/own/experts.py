@@ -39,6 +39,11 @@ EXPERT_MM, EXPERT_GRADIENT, SEGMENTS = "weft.expert_mm", "weft.expert_gradient",
 ROUTES, DISPATCH, COMBINE = "weft.routes", "weft.dispatch", "weft.combine"
 
 
+def rows_of_expert(rows: int, experts: int) -> int:
+    """The rows of one expert that a kernel takes out at a time: twice as many as if all experts had the same."""
+    return max(1, -(-2 * rows // max(1, experts)))
+
+
 def _block(call: OpCall) -> str:
     """The factor of blocks and their experts; a single block cannot be split."""
     return "b" if call.operands[-1].shape[0] > 1 else WHOLE
