@@ -135,7 +135,7 @@ def update_rules(
         check_optimizer(optimizer)
     # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
     with torch.device("cpu"):
-        return _rules(optimizers, parameters, groups, masters)
+        return _rules(optimizers, parameters, groups, masters, device_type)
 
 
 def _rules(
@@ -143,6 +143,7 @@ def _rules(
     parameters: Mapping[str, torch.Tensor],
     groups: dict[str, int],
     masters: bool,
+    device_type: str,
 ) -> dict[str, UpdateRule]:
     tried: dict[Any, UpdateRule] = {}
     cut: dict[tuple[int, int], bool] = {}
