@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.isa import trust_vector_instructions
+from benchmarks.malloc import MALLOCS
 from benchmarks.measure import OUT, machine
 from benchmarks.pairs import PAIRS, QUICK, Pair
 from benchmarks.report import show
@@ -51,6 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="works, or work/strategy")
     parser.add_argument("--quick", action="store_true", help="a few pairs, fewer rounds")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--malloc", choices=MALLOCS, default="kept", help="of all systems alike")
     parser.add_argument("--seconds", type=float, help="for the rounds of a pair; 15, quick 8")
     parser.add_argument("--minutes", type=float, default=45.0, help="fewer rounds when late; 45")
     parser.add_argument("--add", action="store_true", help="keep what is there of other pairs")
@@ -76,14 +78,14 @@ def measure(pair: Pair, o: argparse.Namespace, least: int) -> tuple[list[dict[st
     out = OUT / "pairs" / f"{pair.name.replace('/', '_')}.json"
     out.unlink(missing_ok=True)
     command = ["-m", "benchmarks.compare", "--work", pair.work, "--strategy", pair.strategy]
-    command += ["--link", pair.link, "--out", str(out)]
+    command += ["--link", pair.link, "--malloc", o.malloc, "--out", str(out)]
     command += ["--seconds", str(o.seconds or (8 if o.quick else 15)), "--least", str(least)]
     command += ["--references", str(REFERENCES), "--systems", *pair.systems]
     command += [] if "weft auto" in pair.systems else ["--once"]
     ended = run(command + (["--tiny", "--rounds", "1"] if o.tiny else []))
     if out.exists():
         return json.loads(out.read_text()), not ended
-    head = {"work": pair.work, "strategy": pair.strategy, "link": pair.link}
+    head = {"work": pair.work, "strategy": pair.strategy, "link": pair.link, "malloc": o.malloc}
     return [head | {"system": "all", "error": ended or "no rows were written"}], False
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ from typing import Any
 
 from benchmarks.crew import Crew, Enter, SystemFailure, this_host
 from benchmarks.links import slow_links
+from benchmarks.malloc import MALLOCS, Malloc, with_malloc
 from benchmarks.references import References, check, reference_losses
 from benchmarks.rounds import Side, take_turns
 from benchmarks.rows import rows
-from benchmarks.systems.system import Job
+from benchmarks.systems.system import Job, System
 from benchmarks.systems.table import SYSTEMS, Entry
 from benchmarks.works.table import TINY, WORKS
 
@@ -41,6 +42,7 @@ class Bench:
         again: whether weft is built a second time, with what the first left on disk.
         references: a file that keeps the losses of a single device.
         enter: what each rank does first.
+        malloc: how every system's allocator is set up.
     """
 
     seconds: float = 30.0
@@ -50,6 +52,11 @@ class Bench:
     again: bool = True
     references: Path | None = None
     enter: Enter = this_host
+    malloc: Malloc = "kept"
+
+    def crew(self, build: Callable[[Job], System], job: Job) -> Crew:
+        """The processes of a system; whatever it is, its allocator is set up alike."""
+        return Crew(build, job, self.timeout, with_malloc(self.malloc, self.enter))
 
 
 def compare(job: Job, entries: Sequence[Entry], link: str, bench: Bench) -> list[dict[str, Any]]:
@@ -72,16 +79,17 @@ def compare(job: Job, entries: Sequence[Entry], link: str, bench: Bench) -> list
                 errors[entry.name] = str(failure)
         errors |= take_turns(sides, bench.rounds, bench.least, bench.seconds)
         found = [side.found() for side in sides if side.entry.name not in errors]
-    return rows(job.name, job.strategy, link, found, errors)
+    head = {"work": job.name, "strategy": job.strategy, "link": link, "malloc": bench.malloc}
+    return rows(head, found, errors)
 
 
 def start(entry: Entry, job: Job, references: References, bench: Bench, stack: ExitStack) -> Side:
     """A system that has been compiled and warmed up, whose losses agree and whose memory is known."""
     first = None
     if entry.kind == "own" and bench.again:
-        with Crew(entry.build, job, bench.timeout, bench.enter) as crew:
+        with bench.crew(entry.build, job) as crew:
             first, _ = crew.ready()
-    crew = stack.enter_context(Crew(entry.build, job, bench.timeout, bench.enter))
+    crew = stack.enter_context(bench.crew(entry.build, job))
     built, loss = crew.ready()
     print(f"  {entry.name}: ready after {first or built:.1f} s", file=sys.stderr, flush=True)
     turn = crew.turn(1)  # by the third step DDP has filled its buckets anew
@@ -100,6 +108,7 @@ def main() -> int:
     parser.add_argument("--strategy", choices=SYSTEMS, required=True)
     parser.add_argument("--link", default="host", help='a rate of slow links, such as "1gbit"')
     parser.add_argument("--systems", nargs="*", help="only these")
+    parser.add_argument("--malloc", choices=MALLOCS, default="kept", help="of all systems alike")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the rounds may take")
     parser.add_argument("--rounds", type=int)
@@ -120,7 +129,7 @@ def main() -> int:
         if o.link != "host":
             enter = stack.enter_context(slow_links(ranks, o.link)).enter
         settings = {"again": not o.once, "references": o.references, "enter": enter}
-        bench = Bench(o.seconds, o.rounds, o.least, **settings)
+        bench = Bench(o.seconds, o.rounds, o.least, malloc=o.malloc, **settings)
         lines = compare(job, entries, o.link, bench)
     for line in lines:
         print(json.dumps(line), flush=True)

@@ -38,14 +38,12 @@ class Found:
 
 
 def rows(
-    work: str, strategy: str, link: str, found: Sequence[Found], errors: Mapping[str, str]
+    head: Mapping[str, Any], found: Sequence[Found], errors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """One row for each system, for those that failed too; ratios are medians over the rounds.
 
     Args:
-        work: its name.
-        strategy: its name.
-        link: what connects the ranks.
+        head: what all rows begin with: the work, the strategy, the link, the settings.
         found: of all systems that ran; some may have been left out after the first rounds.
         errors: of systems that did not, by name.
     """
@@ -53,9 +51,8 @@ def rows(
     peers = [each for each in found if each.entry.kind == "peer"]
     best = min(peers, key=lambda each: each.median, default=None)
     limit = limits[0] if limits else None
-    head = {"work": work, "strategy": strategy, "link": link}
-    lines = [head | row(each, limit, best) for each in found]
-    return lines + [head | {"system": name, "error": text} for name, text in errors.items()]
+    lines = [{**head, **row(each, limit, best)} for each in found]
+    return lines + [{**head, "system": name, "error": text} for name, text in errors.items()]
 
 
 def row(each: Found, limit: Found | None, best: Found | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from weft.hardware import usual_device
 from weft.hardware.measured import MeasuredCosts
 from weft.program.measured.measure import measured
 from weft.program.predict import predicted
+from weft.runtime.world.distributed import TRANSPORT
 
 DATA = {"*": weft.split(0)}
 
@@ -23,6 +25,12 @@ def aten(job: Job) -> System:
 def auto(job: Job) -> System:
     """For each part of a segment what was measured to be faster, PyTorch's ops or Inductor."""
     return system(job, "auto")
+
+
+def gloo(job: Job) -> System:
+    """The same as `aten`, over the transport that the peers have: ranks of one host share no memory."""
+    os.environ[TRANSPORT] = "gloo"
+    return system(job, "aten")
 
 
 def system(job: Job, kernels: Literal["aten", "auto"]) -> System:

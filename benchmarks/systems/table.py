@@ -28,7 +28,13 @@ class Entry:
 
 
 LIMIT = Entry("limit", plain.limit, "limit")
-OWN = [Entry("weft", own.aten, "own"), Entry("weft auto", own.auto, "own")]
+OWN = [
+    Entry("weft", own.aten, "own"),
+    Entry("weft auto", own.auto, "own"),
+    Entry("weft over gloo", own.gloo, "own"),
+]
+# On one rank there is no transport.
+OWN_ALONE = [each for each in OWN if each.name != "weft over gloo"]
 DDP = [
     Entry("ddp", ddp.eager, "peer", by_rank=True),
     Entry("ddp compiled", ddp.compiled, "peer", by_rank=True),
@@ -53,7 +59,7 @@ PIPELINING = [
 PLAIN = [Entry("eager", plain.eager, "peer"), Entry("torch.compile", plain.compiled, "peer")]
 
 SYSTEMS: dict[str, list[Entry]] = {
-    "single": [*PLAIN, *OWN],
+    "single": [*PLAIN, *OWN_ALONE],
     "data_parallel": [LIMIT, *DDP, *OWN],
     "zero3": [LIMIT, *FSDP, *OWN],
     "tensor_parallel": [LIMIT, *DTENSOR, *OWN],

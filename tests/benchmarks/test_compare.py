@@ -130,7 +130,11 @@ def test_ratios_are_those_of_the_same_round() -> None:
     limit = found("limit", "limit", 1.0, 2.0, 4.0)
     slow, fast = found("peer", "slow", 9.0, 9.0, 9.0), found("peer", "fast", 2.0, 3.0, 8.0)
     own = found("own", "weft", 2.0, 2.0, 4.0)
-    lines = rows("mlp", "zero3", "1gbit", [limit, slow, fast, own], {"odd": "why"})
+    lines = rows(
+        {"work": "mlp", "strategy": "zero3", "link": "1gbit"},
+        [limit, slow, fast, own],
+        {"odd": "why"},
+    )
     assert lines[3]["best_peer"] == "fast"
     assert lines[3]["ratio_to_best_peer"] == 1.5
     assert lines[3]["ratio_to_limit"] == 1.0
@@ -172,7 +176,7 @@ def test_rounds_end_when_the_ratios_to_the_best_peer_and_the_limit_are_known() -
 def test_a_peer_left_out_is_compared_by_the_rounds_that_it_ran() -> None:
     limit = found("limit", "limit", 1.0, 1.0, 1.0, 8.0, 8.0)
     slow = found("peer", "slow", 4.0, 4.0, 4.0)
-    assert rows("mlp", "zero3", "host", [limit, slow], {})[1]["ratio_to_limit"] == 4.0
+    assert rows({}, [limit, slow], {})[1]["ratio_to_limit"] == 4.0
 
 
 def test_losses_are_judged_by_how_far_the_reference_went() -> None:
