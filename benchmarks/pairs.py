@@ -43,7 +43,7 @@ GLOO = {
 }
 
 # Words in the names of systems that differ from others by their kernels alone.
-KERNELS = {"compiled", "auto"}
+KERNELS = {"compiled", "auto", "kernels"}
 
 # Seconds that a pair takes on 2 cores, about; 35 where nothing is said.
 SECONDS = {

@@ -31,6 +31,7 @@ LIMIT = Entry("limit", plain.limit, "limit")
 OWN = [
     Entry("weft", own.aten, "own"),
     Entry("weft auto", own.auto, "own"),
+    Entry("weft torch kernels", own.torch_kernels, "own"),
     Entry("weft over gloo", own.gloo, "own"),
 ]
 # On one rank there is no transport.
