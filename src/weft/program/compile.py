@@ -97,8 +97,9 @@ def compile(
             a comparison with plain PyTorch shows no kernels (predictions are still those of
             "aten"; what a split op needs and torch lacks remains, such as statistics of a BatchNorm
             whose batch is split); "inductor" compiled by torch's Inductor, each distinct layer
-            once; "auto" measures both for each distinct layer and takes the faster. What was compiled and measured is kept in
-            the folder `WEFT_CACHE` (by default `~/.cache/weft`), which nobody else may write to.
+            once; "auto" measures both for each distinct layer and takes the faster. What was
+            compiled and measured is kept in the folder `WEFT_CACHE` (by default `~/.cache/weft`),
+            which nobody else may write to.
             On CUDA, segments are replayed as CUDA graphs where launching takes longer than
             computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
         batch: "whole": what every process passes to `step` is the whole batch, the same on all; a
