@@ -1,4 +1,4 @@
-"""The final gate: the same training on real processes over Gloo, started as a user would."""
+"""The final gate: the same training on real processes, through shared memory and over Gloo, started as a user would."""
 
 from __future__ import annotations
 
@@ -79,8 +79,12 @@ def by_forks(ranks: int, *arguments: str) -> None:
     passed(SCRIPT, ranks, *arguments)
 
 
+def over_gloo(ranks: int, *arguments: str) -> None:
+    passed(SCRIPT, ranks, *arguments, WEFT_TRANSPORT="gloo")
+
+
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize(("ranks", "start"), [(2, by_weft_run), (4, by_forks)])
+@pytest.mark.parametrize(("ranks", "start"), [(2, by_weft_run), (4, by_forks), (2, over_gloo)])
 def test_processes_equal_one_device(ranks: int, start: Callable[..., None], tmp_path: Path) -> None:
     start(ranks, str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]

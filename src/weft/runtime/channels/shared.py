@@ -198,7 +198,7 @@ class SharedChannel(ProcessChannel):
 
 
 def takers(size: int, index: int, reduction: str) -> list[Take]:
-    """What a rank does with what comes from each of its peers, in order, one chunk of all at a time.
+    """The uses of what comes from each peer of a rank, in order, for one chunk of all at a time.
 
     Args:
         size: number of ranks.
