@@ -176,7 +176,8 @@ def main() -> int:
     for topic in topics:
         clock.next(topic[1], TOPIC)
         failures |= {topic[1]: ended} if (ended := run(topic)) else {}
-    for pair in [pair for pair in pairs if found[pair.name].disturbed]:
+    disturbed = [] if o.tiny else [pair for pair in pairs if found[pair.name].disturbed]
+    for pair in disturbed:
         if clock.late:
             break
         clock.next(f"{pair.name} again", pair.seconds)
