@@ -130,6 +130,11 @@ class Crew:
         for end in self._ends:
             end.close()
 
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the processes of all ranks."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def ready(self) -> tuple[float, float]:
         """Seconds to build the system and run its first step, the slowest rank's, and that step's loss."""
         answers = self._answers()

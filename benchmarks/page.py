@@ -1,6 +1,7 @@
 """Writes the results into docs/benchmarks.md: `python -m benchmarks.page [results.json]`.
 
-What stands between the two marks there is replaced; the rest of the page is written by hand.
+What stands between the two marks there is replaced; the rest of the page is written by hand. The results themselves,
+with the seconds of every round, go to `docs/results/benchmarks.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from benchmarks.report import COLUMNS, VERDICTS, cells, judged
 from benchmarks.targets import verdicts
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+RAW = PAGE.parent / "results" / "benchmarks.json"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
@@ -36,11 +38,28 @@ def section(result: Mapping[str, Any]) -> str:
     found = result["machine"]
     head = (
         f"`{result['command']}`, {result['minutes']:.0f} minutes on {found['cores']} cores of "
-        f"{found['processor']}; torch {found['torch']}, Python {found['python']}, one thread for each process."
+        f"{found['processor']}; torch {found['torch']}, Python {found['python']}, one thread for each process; "
+        f"allocator {result['malloc']}; {disturbances(result)}. Raw: [results](results/benchmarks.json)."
     )
     targets = [judged(each) for each in verdicts(result["rows"])]
     rows = [cells(row) for row in result["rows"]]
     return f"{head}\n\n{markdown(VERDICTS, targets)}\n\n{markdown(COLUMNS, rows)}"
+
+
+def disturbances(result: Mapping[str, Any]) -> str:
+    """How often others used the machine, in words."""
+    loads = [load for pair in result["loads"].values() for load in pair]
+    disturbed = sum(load["disturbed"] for load in loads)
+    return f"{disturbed} of {len(loads)} rounds were disturbed by other processes or the host"
+
+
+def raw(result: Mapping[str, Any]) -> str:
+    """The results as a file that is small and whose changes can be read: a row a line."""
+    rows = ",\n".join(json.dumps(row) for row in result["rows"])
+    others = [
+        f"{json.dumps(name)}: {json.dumps(x)}" for name, x in result.items() if name != "rows"
+    ]
+    return "{\n" + ",\n".join([*others, f'"rows": [\n{rows}\n]']) + "\n}\n"
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -52,7 +71,9 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def main() -> None:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT / "results.json"
-    PAGE.write_text(page(PAGE.read_text(), json.loads(source.read_text())))
+    result = json.loads(source.read_text())
+    PAGE.write_text(page(PAGE.read_text(), result))
+    RAW.write_text(raw(result))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.pairs import RANKS
 from benchmarks.targets import Row, Verdict, verdicts
 
 COLUMNS = (
@@ -15,8 +16,9 @@ COLUMNS = (
     "strategy",
     "system",
     "ms a step (quartiles)",
-    "over the limit",
-    "against the best peer (quartiles)",
+    "rounds",
+    "over the limit [95 %]",
+    "against the best peer [95 %]",
     "compile s (again)",
     "peak MiB",
     "losses within",
@@ -26,8 +28,9 @@ VERDICTS = ("target", "of", "bound", "found", "")
 
 def cells(row: Row) -> list[str]:
     """Of one row, in the order of `COLUMNS`."""
-    strategy = row["strategy"] + (f", {row['link']}" if row["link"] != "host" else "")
-    head = [row["work"], strategy, row["system"]]
+    link, ranks = row["link"], row.get("ranks", RANKS)
+    unusual = [*([link] if link != "host" else []), *([f"{ranks} ranks"] if ranks > RANKS else [])]
+    head = [row["work"], ", ".join([row["strategy"], *unusual]), row["system"]]
     if "error" in row:
         error = " ".join(row["error"].split())
         return [*head, f"failed: {error[:90]}", *[""] * (len(COLUMNS) - 4)]
@@ -38,7 +41,8 @@ def cells(row: Row) -> list[str]:
     return [
         *head,
         f"{row['seconds'] * 1e3:.{scale}f} ({low}–{high})",
-        f"{row['ratio_to_limit']:.2f}×" if row["ratio_to_limit"] else "",
+        f"{row['rounds']}" + (f", {row['disturbed']} disturbed" if row["disturbed"] else ""),
+        over_limit(row),
         against(row),
         f"{row['compile_seconds']:.1f}" + (f" ({again:.1f})" if again is not None else ""),
         f"{row['peak_bytes'] / 2**20:.{0 if row['peak_bytes'] > 2**23 else 2}f}",
@@ -49,14 +53,26 @@ def cells(row: Row) -> list[str]:
 def against(row: Row) -> str:
     if not row["ratio_to_best_peer"]:
         return ""
-    low, high = row["ratio_spread"]
-    return f"{row['ratio_to_best_peer']:.2f}× {row['best_peer']} ({low:.2f}–{high:.2f})"
+    return f"{row['ratio_to_best_peer']:.2f}× {row['best_peer']}{ends(row['ratio_interval'])}"
+
+
+def over_limit(row: Row) -> str:
+    if not row["ratio_to_limit"]:
+        return ""
+    return f"{row['ratio_to_limit']:.2f}× {row['limit']}{ends(row['limit_interval'])}"
+
+
+def ends(interval: Sequence[float] | None) -> str:
+    """Of an interval; a question mark where there are too few rounds for one."""
+    return f" [{interval[0]:.2f}–{interval[1]:.2f}]" if interval else " [?]"
 
 
 def judged(each: Verdict) -> list[str]:
     """The cells of a target."""
     found = "–" if each.found is None else f"{each.found:.2f}"
-    return [each.place, each.what, each.bound, found, "" if each.held else "missed"]
+    found += ends(each.interval) if each.interval else ""
+    said = {True: "", False: "missed", None: "undecided"}[each.held]
+    return [each.place, each.what, each.bound, found, said]
 
 
 def show(result: Mapping[str, Any]) -> None:

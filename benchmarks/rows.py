@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.intervals import interval
 from benchmarks.systems.table import Entry
 
 
@@ -16,12 +17,13 @@ class Found:
 
     Attributes:
         entry: the system.
-        seconds: of a step, in each round.
+        seconds: of a step, in each round that counts.
         compile_seconds: to build it and run the first step, less a later step.
         warm_compile_seconds: the same again, with what the first time left on disk; weft only.
         peak_bytes: of the tensors of one rank.
         loss_difference: largest relative difference from the reference; None for the limit.
         idle: the part of one core that one of its processes used while others had their turns.
+        disturbed: rounds among them in which the machine did something else, too.
     """
 
     entry: Entry
@@ -31,6 +33,7 @@ class Found:
     peak_bytes: int
     loss_difference: float | None
     idle: float
+    disturbed: int = 0
 
     @property
     def median(self) -> float:
@@ -38,46 +41,57 @@ class Found:
 
 
 def rows(
-    work: str, strategy: str, link: str, found: Sequence[Found], errors: Mapping[str, str]
+    head: Mapping[str, Any], found: Sequence[Found], errors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """One row for each system, for those that failed too; ratios are medians over the rounds.
 
+    Of several limits the lowest is the limit.
+
     Args:
-        work: its name.
-        strategy: its name.
-        link: what connects the ranks.
+        head: what all rows begin with: the work, the strategy, the link, the settings.
         found: of all systems that ran; some may have been left out after the first rounds.
         errors: of systems that did not, by name.
     """
-    limits = [each for each in found if each.entry.kind == "limit"]
     peers = [each for each in found if each.entry.kind == "peer"]
-    best = min(peers, key=lambda each: each.median, default=None)
-    limit = limits[0] if limits else None
-    head = {"work": work, "strategy": strategy, "link": link}
-    lines = [head | row(each, limit, best) for each in found]
-    return lines + [head | {"system": name, "error": text} for name, text in errors.items()]
+    limits = (each for each in found if each.entry.kind == "limit")
+    limit = min(limits, key=lambda each: each.median, default=None)
+    lines = [{**head, **row(each, limit, peers)} for each in found]
+    return lines + [{**head, "system": name, "error": text} for name, text in errors.items()]
 
 
-def row(each: Found, limit: Found | None, best: Found | None) -> dict[str, Any]:
-    against = best if each.entry.kind == "own" else None
+def row(each: Found, limit: Found | None, peers: Sequence[Found]) -> dict[str, Any]:
     # Over the limit: time by time; against a peer: speed by speed, so that more is better.
     over = ratios(each, limit) if limit and each is not limit else None
-    faster = ratios(against, each) if against else None
+    against = peers if each.entry.kind == "own" else ()
+    best = min(against, key=lambda peer: peer.median, default=None)
+    faster = ratios(best, each) if best else None
     return {
         "system": each.entry.name,
         "seconds": each.median,
         "spread": quartiles(each.seconds),
+        "interval": interval(each.seconds),
         "rounds": len(each.seconds),
+        "disturbed": each.disturbed,
+        "limit": limit.entry.name if limit and over else None,
         "ratio_to_limit": statistics.median(over) if over else None,
-        "best_peer": against.entry.name if against else None,
+        "limit_interval": interval(over) if over else None,
+        "best_peer": best.entry.name if best else None,
         "ratio_to_best_peer": statistics.median(faster) if faster else None,
         "ratio_spread": quartiles(faster) if faster else None,
+        "ratio_interval": interval(faster) if faster else None,
+        "against": {peer.entry.name: known(ratios(peer, each)) for peer in against},
         "compile_seconds": each.compile_seconds,
         "warm_compile_seconds": each.warm_compile_seconds,
         "peak_bytes": each.peak_bytes,
         "losses_agree": each.loss_difference,
         "idle_cpu": each.idle,
+        "raw": [round(seconds, 7) for seconds in each.seconds],
     }
+
+
+def known(values: Sequence[float]) -> dict[str, Any]:
+    """The median of some ratios, and its interval."""
+    return {"ratio": statistics.median(values), "interval": interval(values)}
 
 
 def ratios(over: Found, under: Found) -> list[float]:

@@ -41,12 +41,15 @@ def train(
     return Curve(losses, tokens / statistics.median(seconds))
 
 
-def compare(found: Curve, plain: Curve, ranks: int, strategy: str, folder: Path) -> None:
-    """Print both curves step by step and write `folder/summary.json`."""
+def compare(
+    found: Curve, plain: Curve, ranks: int, threads: int, strategy: str, folder: Path
+) -> None:
+    """Print both curves step by step and write `folder/summary.json`; plain PyTorch had so many threads."""
     pairs = list(zip(found.losses, plain.losses))
     differences = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
     speeds = [f"{curve.tokens_per_second:,.0f}" for curve in (found, plain)]
-    table = Table("step", f"loss, {ranks} ranks", "loss, plain PyTorch", "relative difference")
+    plainly = f"loss, plain PyTorch, {threads} threads"
+    table = Table("step", f"loss, {ranks} ranks", plainly, "relative difference")
     for step, (pair, difference) in enumerate(zip(pairs, differences)):
         table.add_row(str(step), *(f"{loss:.6f}" for loss in pair), f"{difference:.1e}")
     table.add_section()
@@ -54,6 +57,7 @@ def compare(found: Curve, plain: Curve, ranks: int, strategy: str, folder: Path)
     Console().print(table)
     summary = {
         "ranks": ranks,
+        "single_device_threads": threads,
         "strategy": strategy,
         "losses": found.losses,
         "single_device_losses": plain.losses,

@@ -3,7 +3,8 @@
     weft run -n 2 examples/gpt.py
 
 A hybrid: most of the model is data parallel; the last block's feed-forward net and the head are split over the same
-ranks by columns and rows (tensor parallel). Then rank 0 alone takes the same steps with plain PyTorch.
+ranks by columns and rows (tensor parallel). Then rank 0 alone takes the same steps with plain PyTorch, on all
+cores that it may use: what one process makes of the machine is what several are compared with.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ def main() -> None:
     if RANK == 0:
         o.out.mkdir(parents=True, exist_ok=True)
         strategy.save(o.out / "strategy.yaml")
-        plain = train("plain PyTorch", plain_step, batches, show=True)
-        compare(found, plain, RANKS, (o.out / "strategy.yaml").read_text(), o.out)
+        threads = len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
+        plain = train(f"plain PyTorch, {threads} threads", plain_step, batches, show=True)
+        compare(found, plain, RANKS, threads, (o.out / "strategy.yaml").read_text(), o.out)
 
 
 if __name__ == "__main__":

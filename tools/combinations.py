@@ -274,7 +274,8 @@ one process, {MICRO_BATCHES} micro-batches a step, and on one device with plain 
 accumulate over the same micro-batches.
 
 - float64, AdamW: a cell is the largest difference of losses, parameters and buffers, relative to the
-  largest element; up to {LIMITS[None]:g} is equal.
+  largest element, or to 0.01 where that is smaller; up to {LIMITS[None]:g} is equal. AdamW has an eps of 1e-3, not
+  1e-8: gradients that are zero but for rounding it would divide by themselves.
 - bf16, SGD with momentum, compared with `torch.autocast`: a cell is the difference of all parameters in units
   of what `torch.autocast` itself differs from float32 (a relative difference of losses of 2**-8 counts
   as 1); up to {LIMITS["bf16"]:g} is equal.

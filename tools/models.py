@@ -30,6 +30,8 @@ own result (ResNet-101: 2e-9). The order of floating-point sums is all that may 
 
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
   `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced.
+- AdamW has an eps of 1e-4, not 1e-8: gradients that are zero but for rounding it would divide by themselves. What is
+  smaller than 1e-4 at its largest is compared with 1e-4.
 - *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets
   with BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
 - Models are tiny, built from their configs. Those of `transformers` are taken as they are; what they cast to float32 is

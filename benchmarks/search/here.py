@@ -105,7 +105,7 @@ def _run(
         if not sides or sides[0].entry.kind != "own":
             return [Finding(what, f">= {target:g}x", errors["auto"][:300], False)]
         chosen = sides[0].crew.predict()[0]["strategy"]
-        errors |= take_turns(sides, None, 5, ROUNDS)
+        errors |= take_turns(sides, None, 5, ROUNDS).errors
     ran = [side for side in sides if side.entry.name not in errors]
     return [_judged(what, ran, chosen, errors, target)]
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.systems.synced import synced
 from benchmarks.systems.system import Job, Loss, System, mean, train
 
 
@@ -16,8 +17,17 @@ def eager(job: Job) -> System:
 
     Of 1 + 25 (the default), 5 and 50 MiB, 5 was the fastest for `gpt`: by 4 % on one host, by 8 % at 1 Gbit/s.
     """
+    return as_it_is(job, job.work.model())
+
+
+def with_synced_norms(job: Job) -> System:
+    """The same with BatchNorms over the batches of all ranks: what a single device trains, and weft."""
+    return as_it_is(job, synced(job.work.model()))
+
+
+def as_it_is(job: Job, model: nn.Module) -> System:
     module = DistributedDataParallel(
-        Loss(job.work.model(), job.work),
+        Loss(model, job.work),
         gradient_as_bucket_view=True,
         static_graph=True,
         bucket_cap_mb=5,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import weft
 from benchmarks.systems.system import Job, System
@@ -11,12 +12,14 @@ from weft.hardware import usual_device
 from weft.hardware.measured import MeasuredCosts
 from weft.program.measured.measure import measured
 from weft.program.predict import predicted
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.world.distributed import TRANSPORT
 
 DATA = {"*": weft.split(0)}
 
 
 def aten(job: Job) -> System:
-    """Segments as generated code over PyTorch's ops."""
+    """Segments as calls of PyTorch's ops, and of kernels of weft's own."""
     return system(job, "aten")
 
 
@@ -25,7 +28,18 @@ def auto(job: Job) -> System:
     return system(job, "auto")
 
 
-def system(job: Job, kernels: Literal["aten", "auto"]) -> System:
+def torch_kernels(job: Job) -> System:
+    """Segments as calls of PyTorch's ops alone: what is gained over peers is not of kernels."""
+    return system(job, "torch")
+
+
+def gloo(job: Job) -> System:
+    """The same as `aten`, over the transport that the peers have: ranks of one host share no memory."""
+    os.environ[TRANSPORT] = "gloo"
+    return system(job, "aten")
+
+
+def system(job: Job, kernels: Kernels) -> System:
     model, batch = job.work.model(), job.work.batch()
     optimizer = job.work.optimizer(model.parameters())
     program = weft.compile(

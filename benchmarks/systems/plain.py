@@ -1,11 +1,11 @@
-"""Plain PyTorch on one device: eager, compiled, as the reference of the losses, and as the limit of many ranks."""
+"""Plain PyTorch on one device: eager, compiled, and as the reference of the losses."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.systems.system import Job, Loss, System, train
 from benchmarks.works.work import Batch
@@ -45,35 +45,3 @@ def backward(module: nn.Module, batch: Batch, parts: int) -> float:
     loss = module(batch) / parts
     loss.backward()
     return float(loss.detach())
-
-
-def limit(job: Job) -> System:
-    """The compute of one rank and nothing else: no communication, so its losses mean nothing.
-
-    The step of a single device on this rank's samples; where the strategy splits the optimizer's
-    states, its update of this rank's part of every parameter.
-    """
-    module, batch = Loss(job.work.model(), job.work), job.part()
-    parameters = list(module.parameters())
-    if job.strategy == "data_parallel":
-        optimizer = job.work.optimizer(parameters)
-        return System(lambda: train(module, optimizer, batch).item())
-    shards = [nn.Parameter(shard(each.detach(), job)) for each in parameters]
-    optimizer = job.work.optimizer(shards)
-
-    def step() -> float:
-        module.zero_grad()
-        loss = module(batch)
-        loss.backward()
-        for own, parameter in zip(shards, parameters, strict=True):
-            assert parameter.grad is not None
-            own.grad = shard(parameter.grad, job)
-        optimizer.step()
-        return float(loss.detach())
-
-    return System(step)
-
-
-def shard(tensor: Tensor, job: Job) -> Tensor:
-    """This rank's part of a tensor's elements, in the tensor's memory."""
-    return tensor.view(-1).tensor_split(job.ranks)[job.rank]

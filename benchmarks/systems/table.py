@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.systems import ddp, dtensor, fsdp, own, pipelining, plain
+from benchmarks.systems import ddp, dtensor, fsdp, limits, own, pipelining, plain
 from benchmarks.systems.system import Job, System
 
 
@@ -17,7 +17,7 @@ class Entry:
     Attributes:
         name: as results call it.
         build: makes it; every rank calls it with its job.
-        kind: weft itself, a peer, or the limit, which has no losses to compare.
+        kind: weft itself, a peer, or a limit, which has no losses to compare.
         by_rank: whether each rank has its own batch statistics (BatchNorm).
     """
 
@@ -27,11 +27,24 @@ class Entry:
     by_rank: bool = False
 
 
-LIMIT = Entry("limit", plain.limit, "limit")
-OWN = [Entry("weft", own.aten, "own"), Entry("weft auto", own.auto, "own")]
+LIMITS = [
+    Entry("limit", limits.eager, "limit"),
+    Entry("limit compiled", limits.compiled, "limit"),
+    Entry("limit weft", limits.aten, "limit"),
+    Entry("limit weft auto", limits.auto, "limit"),
+]
+OWN = [
+    Entry("weft", own.aten, "own"),
+    Entry("weft auto", own.auto, "own"),
+    Entry("weft torch kernels", own.torch_kernels, "own"),
+    Entry("weft over gloo", own.gloo, "own"),
+]
+# On one rank there is no transport.
+OWN_ALONE = [each for each in OWN if each.name != "weft over gloo"]
 DDP = [
     Entry("ddp", ddp.eager, "peer", by_rank=True),
     Entry("ddp compiled", ddp.compiled, "peer", by_rank=True),
+    Entry("ddp synced", ddp.with_synced_norms, "peer"),
 ]
 FSDP = [
     Entry("fsdp2", fsdp.eager, "peer", by_rank=True),
@@ -53,11 +66,11 @@ PIPELINING = [
 PLAIN = [Entry("eager", plain.eager, "peer"), Entry("torch.compile", plain.compiled, "peer")]
 
 SYSTEMS: dict[str, list[Entry]] = {
-    "single": [*PLAIN, *OWN],
-    "data_parallel": [LIMIT, *DDP, *OWN],
-    "zero3": [LIMIT, *FSDP, *OWN],
-    "tensor_parallel": [LIMIT, *DTENSOR, *OWN],
-    "pipeline": [LIMIT, *PIPELINING, *OWN],
+    "single": [*PLAIN, *OWN_ALONE],
+    "data_parallel": [*LIMITS, *DDP, *OWN],
+    "zero3": [*LIMITS, *FSDP, *OWN],
+    "tensor_parallel": [*LIMITS, *DTENSOR, *OWN],
+    "pipeline": [*LIMITS, *PIPELINING, *OWN],
     "split": [*DDP, *FSDP, *DTENSOR, *OWN],
     "expert": [*DDP, *FSDP, *OWN],
 }

@@ -179,6 +179,7 @@ def softmax_work(inputs: int, width: int, classes: int, count: int) -> Work:
 
 WORKS: dict[str, Work] = {
     "mlp": mlp_work(width=1024, layers=4, count=256),
+    "mlp3": mlp_work(width=1024, layers=4, count=258),  # divides by 3
     "mlp_small": mlp_work(width=64, layers=4, count=64),
     "gpt": gpt_work(layers=6, width=512, length=256, count=8),
     "gpt8": gpt_work(layers=8, width=512, length=128, count=16),  # into 2 or 4 equal parts
@@ -196,6 +197,7 @@ WORKS: dict[str, Work] = {
 
 TINY: dict[str, Work] = {
     "mlp": mlp_work(width=16, layers=2, count=8),
+    "mlp3": mlp_work(width=16, layers=2, count=6),
     "mlp_small": mlp_work(width=8, layers=2, count=4),
     "gpt": gpt_work(layers=2, width=32, length=16, count=8),
     "gpt8": gpt_work(layers=4, width=32, length=16, count=8),

@@ -1,4 +1,4 @@
-"""The same checks of boxing on 4 real processes over Gloo, in one job."""
+"""The same checks of boxing on 4 real processes, in one job: through shared memory, and over Gloo."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).with_name("boxing_on_processes.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
-def test_recorded_cases_reductions_and_two_placements() -> None:
-    for rank, output in enumerate(passed(SCRIPT, 4)):
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
+def test_recorded_cases_reductions_and_two_placements(transport: str) -> None:
+    for rank, output in enumerate(passed(SCRIPT, 4, WEFT_TRANSPORT=transport)):
         assert f"rank {rank} checked 744 cases" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ KEYS = {
     "max_relative_difference",
     "tokens_per_second",
     "single_device_tokens_per_second",
+    "single_device_threads",
 }
 
 
@@ -44,6 +46,7 @@ def test_gpt_agrees_with_plain_pytorch(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary.keys() == KEYS
     assert summary["ranks"] == 2
+    assert summary["single_device_threads"] == len(os.sched_getaffinity(0))
     assert len(summary["losses"]) == len(summary["single_device_losses"]) == SMALL["steps"]
     assert summary["max_relative_difference"] < 1e-5
     assert summary["losses"][0] != summary["losses"][-1]

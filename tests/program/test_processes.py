@@ -1,4 +1,4 @@
-"""The final gate: the same training on real processes, started as a user would, and on hosts that only Gloo joins."""
+"""The final gate: the same training on real processes, through shared memory and over Gloo, on one host and several."""
 
 from __future__ import annotations
 
@@ -91,9 +91,13 @@ def by_hosts(ranks: int, *arguments: str) -> None:
         pytest.skip(str(error))
 
 
+def over_gloo(ranks: int, *arguments: str) -> None:
+    passed(SCRIPT, ranks, *arguments, WEFT_TRANSPORT="gloo")
+
+
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize(
-    ("ranks", "start"), [(2, by_weft_run), (4, by_forks), (2, by_hosts), (4, by_hosts)]
+    ("ranks", "start"), [(2, by_weft_run), (4, by_forks), (2, over_gloo), (4, by_hosts)]
 )
 def test_processes_equal_one_device(ranks: int, start: Callable[..., None], tmp_path: Path) -> None:
     start(ranks, str(tmp_path))

@@ -17,6 +17,7 @@ import weft
 from models import GPT, MLP, Batch, token_batch
 from program.staged_models import (
     CASES,
+    JOBS,
     LINE,
     PAIR,
     B,
@@ -28,7 +29,7 @@ from program.staged_models import (
     plain,
     steps,
 )
-from single_device import adamw, whole
+from single_device import adamw, plain_training, whole
 from weft.errors import StrategyError
 from weft.ir import parse_graph
 from weft.ir.logical import Box
@@ -207,8 +208,14 @@ def test_a_model_on_the_meta_device_fills_each_stage() -> None:
     with weft.local_world(2):
         program = compiled("mlp", model, PAIR, strategy)
         assert [len(plan.inputs) for plan in program.plan.ranks] == [2 * 4 + 1, 2 * 4 + 1]
+        values = copy.deepcopy(program.full_state_dict())
         losses = steps("mlp", program)
-    assert losses[-1] == pytest.approx(losses[0], rel=1)
+    alone = MLP()
+    alone.load_state_dict(values)
+    _, loss_fn, make_batch, size = JOBS["mlp"]
+    batches = [make_batch(size, seed=seed) for seed in range(len(losses))]
+    expected, _ = plain_training(alone, loss_fn, batches)
+    assert losses == pytest.approx(expected, rel=1e-10)
 
 
 def test_explain_and_files_know_stages(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks as real processes over Gloo; what each runs stands in rank_script.py."""
+"""Ranks as real processes, through shared memory and over Gloo; what each runs stands in rank_script.py."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from on_ranks import run_ranks
 pytestmark = [pytest.mark.timeout(320), pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
+TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "gloo"])
 
 
-def test_every_collective():
+@TRANSPORTS
+def test_every_collective(transport):
     """This process holds the job's store, as torchrun's agent does, on a port that the system chose."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     agent = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    agent["WEFT_TRANSPORT"] = transport
     for output, code in run_ranks(SCRIPT, 3, "collectives", MASTER_PORT=str(store.port), **agent):
         assert output.endswith("done\n"), output
         assert code == 0
 
 
-def test_a_pipeline_of_micro_batches():
-    for output, code in run_ranks(SCRIPT, 2, "micro_batches"):
+@TRANSPORTS
+def test_a_pipeline_of_micro_batches(transport):
+    for output, code in run_ranks(SCRIPT, 2, "micro_batches", WEFT_TRANSPORT=transport):
         assert output.endswith("done\n"), output
         assert code == 0
 

@@ -1,4 +1,4 @@
-"""Global tensors on real processes over Gloo; what each runs stands in global_rank.py."""
+"""Global tensors on real processes; what each runs stands in global_rank.py."""
 
 # To mypy, global tensors are torch's, without `full` and `sbp`.
 # mypy: disable-error-code="attr-defined"

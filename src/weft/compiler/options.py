@@ -49,6 +49,7 @@ class Options:
             for all that there can be.
         most_classes: of ranks that are not alike, where all of them are planned; what has more is refused. None
             refuses nothing.
+        own_kernels: whether kernels of weft's own, and products that it joins, may stand for torch's ops.
     """
 
     cost_model: CostModel = field(default_factory=CostModel)
@@ -69,6 +70,7 @@ class Options:
     costs: Costs | None = None
     expert_capacity: float | None = None
     most_classes: int | None = None
+    own_kernels: bool = True
 
 
 def options_of(strategy: Strategy) -> Options:

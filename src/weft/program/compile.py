@@ -91,10 +91,15 @@ def compile(
             with its options, searches the fastest one on these ranks, in any grid of them, as `weft.search` does;
             `Program.strategy` says what was found.
         seed: of the random ops; by default torch's initial seed on the first rank.
-        kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile;
-            "inductor" compiled by torch's Inductor, each distinct layer once; "auto" measures both
-            for each distinct layer and takes the faster. What was compiled and measured is kept in
-            the folder `WEFT_CACHE` (by default `~/.cache/weft`), which nobody else may write to.
+        kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile, with
+            kernels of weft's own in place of some that are slow (on CPUs large products by oneDNN,
+            norms, losses, products that are joined); "torch" as calls of torch's ops alone, so that
+            a comparison with plain PyTorch shows no kernels (predictions are still those of
+            "aten"; what a split op needs and torch lacks remains, such as statistics of a BatchNorm
+            whose batch is split); "inductor" compiled by torch's Inductor, each distinct layer
+            once; "auto" measures both for each distinct layer and takes the faster. What was
+            compiled and measured is kept in the folder `WEFT_CACHE` (by default `~/.cache/weft`),
+            which nobody else may write to.
             On CUDA, segments are replayed as CUDA graphs where launching takes longer than
             computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
         batch: "whole": what every process passes to `step` is the whole batch, the same on all; a
@@ -144,7 +149,7 @@ def compile(
         candidates = chosen(world, step, placement, auto)
         trials = Trials(world, step, wanted.kernels)
         found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
-        options = replace(options_of(found), metrics=tuple(metrics))
+        options = _options(found, metrics, kernels)
         wanted = replace(wanted, strategy=found, placement=ranks, options=options)
     program = _started(wanted, step, seed)
     if verify:
@@ -189,12 +194,17 @@ def _asked(
     chosen = data_parallel() if strategy is None else strategy
     _check_arguments(chosen, batch, metrics, shapes)
     _check_grid(chosen, placement)
-    options = replace(options_of(chosen), metrics=tuple(metrics))
+    options = _options(chosen, metrics, kernels)
     ranks = local_ranks(world, placement)
     check_modes("weft.compile", placement.device_type, options.precision, trains)
     local = LocalBatch(chosen, placement, world) if batch == "local" else None
     usable = usable_kernels(kernels, placement.device_type)
     return _Wanted(world, placement, ranks, chosen, options, usable, local, shapes)
+
+
+def _options(strategy: Strategy, metrics: Sequence[Metric], kernels: Kernels) -> Options:
+    own = kernels != "torch"
+    return replace(options_of(strategy), metrics=tuple(metrics), own_kernels=own)
 
 
 def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:

@@ -129,7 +129,10 @@ class Trials:
         modules = tuple(
             path for path, _ in step.model.named_modules(remove_duplicate=False) if path
         )
-        options = replace(options_of(strategy), modules=modules, costs=agreed_costs(world))
+        own = self.kernels != "torch"
+        options = replace(
+            options_of(strategy), modules=modules, costs=agreed_costs(world), own_kernels=own
+        )
         planner = Planner(strategy, placement, ranks, options, lying(step.model, world))
         with uncollected():
             planned = agreed(world, "the plan", lambda: planner.plan(step))

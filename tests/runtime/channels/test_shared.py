@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,18 @@ from on_ranks import passed
 from strangers import needs_root, start_as_stranger
 from weft.errors import InternalError, RankFailure
 from weft.layout import REDUCTIONS
+from weft.runtime.channels import shared
 from weft.runtime.channels.channel import reduce_in_order
-from weft.runtime.channels.shared import SharedChannel
-from weft.runtime.channels.shared_link import SLOT_BYTES, SLOTS, connect, host
+from weft.runtime.channels.shared import SharedChannel, takers
+from weft.runtime.channels.shared_link import (
+    SLOT_BYTES,
+    SLOTS,
+    Take,
+    connect,
+    host,
+    listener,
+    offer,
+)
 
 pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
 
@@ -79,7 +89,7 @@ def test_pieces_of_any_size_arrive(size: int) -> None:
                 assert torch.equal(found, numbers(10 * peer + me, n + me))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_an_all_reduce_is_the_reduction_in_order(size: int, reduction: str) -> None:
     dtype = torch.int64 if reduction in ("and", "or", "xor") else torch.float64
@@ -98,6 +108,110 @@ def test_an_all_reduce_is_the_reduction_in_order(size: int, reduction: str) -> N
     for found in on_ranks(size, work):
         assert len(found) == 2 * len(expected)
         assert all(map(torch.equal, found, expected * 2))
+
+
+def fractions(rank: int, size: int) -> torch.Tensor:
+    """Numbers whose sum depends on the order in its last bits."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(size, generator=generator) * 10 ** (rank % 3)
+
+
+def in_order(size: int, count: int) -> torch.Tensor:
+    return reduce_in_order([fractions(rank, count) for rank in range(size)], "sum")
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_reductions_have_the_bits_of_the_order_whoever_comes_last(size: int, late: int) -> None:
+    counts = [count for count in SIZES if count]
+    here = threading.Barrier(size - 1)
+    others_began = threading.Event()
+
+    def wait(channel: SharedChannel) -> None:
+        if channel.index == late % size:
+            others_began.wait(10)
+        elif here.wait(10) == 0:
+            others_began.set()
+
+    def work(channel: SharedChannel) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        wait(channel)
+        tensors = [fractions(channel.index, count) for count in counts]
+        channel.all_reduce(tensors, "sum")
+        parts = [list(fractions(channel.index, size * n).chunk(size)) for n in counts]
+        pieces = [[part[peer].clone() for part in parts] for peer in range(size)]
+        return tensors, channel.reduce_scatter(pieces, "sum")
+
+    for index, (reduced, scattered) in enumerate(on_ranks(size, work)):
+        assert all(map(torch.equal, reduced, [in_order(size, count) for count in counts]))
+        expected = [in_order(size, size * count).chunk(size)[index] for count in counts]
+        assert all(map(torch.equal, scattered, expected))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_comes_is_reduced_without_a_place_of_its_own(size: int) -> None:
+    def work(channel: SharedChannel) -> tuple[list[torch.Tensor], int]:
+        channel.all_reduce([torch.ones(SLOT_BYTES + 1)], "sum")
+        sent = channel.sent["all_reduce"]
+        channel.reduce_scatter([[torch.ones(SLOT_BYTES)] for _ in range(size)], "sum")
+        return channel._arrived._buffers, sent
+
+    elements = SLOT_BYTES + 1
+    parts = [len(part) for part in torch.empty(elements).tensor_split(size)]
+    for index, (buffers, sent) in enumerate(on_ranks(size, work)):
+        assert buffers == []
+        others = elements - parts[index]
+        assert sent == 4 * (elements if size == 2 else others + (size - 1) * parts[index])
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_chunk_is_reduced_over_all_ranks_before_the_next(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no more than a chunk of what has come waits for this rank's own numbers."""
+    taken: dict[int, list[int]] = {index: [] for index in range(size)}
+
+    def noting(size: int, index: int, reduction: str) -> list[Take]:
+        def noted(number: int, take: Take) -> Take:
+            def both(*tensors: torch.Tensor) -> None:
+                taken[index].append(number)
+                take(*tensors)
+
+            return both
+
+        return [noted(*each) for each in enumerate(takers(size, index, reduction))]
+
+    monkeypatch.setattr(shared, "takers", noting)
+    chunks = 3 * SLOTS
+    pieces = [torch.ones(chunks * SLOT_BYTES // 4) for _ in range(size)]
+    on_ranks(size, lambda channel: channel.reduce_scatter([[one] for one in pieces], "sum"))
+    assert taken == dict.fromkeys(range(size), list(range(size - 1)) * chunks)
+
+
+def test_what_a_peer_sent_before_it_left_waits_for_its_turn() -> None:
+    address = f"\0weft-test-{uuid.uuid4().hex}"
+    with listener(address) as listening, ThreadPoolExecutor(1) as pool:
+        offered = pool.submit(offer, listening, 10)
+        sender = connect(address, 1, 10)
+        _, link = offered.result()
+    sender.begin([torch.arange(3.0)], [])
+    sender.advance()
+    sender.close()
+    place, turn = torch.zeros(3), [False]
+    link.begin([], [place], turn=lambda: turn[0])
+    link.listen()
+    link.advance()
+    link.listen()
+    link.advance()
+    assert link.closed
+    assert link.busy
+    turn[0] = True
+    link.advance()
+    assert place.tolist() == [0.0, 1.0, 2.0]
+    assert not link.busy
+    link.begin([], [place])
+    with pytest.raises(ConnectionError):
+        link.advance()
+    link.close()
 
 
 def test_bytes_are_counted_once() -> None:

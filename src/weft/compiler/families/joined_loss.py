@@ -32,7 +32,8 @@ def join_losses(program: LocalProgram, context: Context) -> LocalProgram:
     rows at a time: where calls are launched, those would be too many launches.
     """
     launched = is_launched(context.placement.device_type)
-    joined = {} if launched else dict(_joined(program))
+    wanted = context.options.own_kernels and not launched
+    joined = dict(_joined(program)) if wanted else {}
     if not joined:
         return program
     nodes = (joined.get(place, node) for place, node in enumerate(program.nodes))

@@ -28,9 +28,9 @@ MM, STACK = "aten.mm.default", "aten.stack.default"
 VIEW, SUM = "aten.view.default", "aten.sum.dim_IntList"
 
 
-def join_products(graph: LogicalGraph, _: Context) -> LogicalGraph:
-    """The graph with sums of small products joined."""
-    sums = product_sums(graph)
+def join_products(graph: LogicalGraph, context: Context) -> LogicalGraph:
+    """The graph with sums of small products joined, unless torch's own kernels are asked for."""
+    sums = product_sums(graph) if context.options.own_kernels else {}
     if not sums:
         return graph
     gone = {id(add) for each in sums.values() for add in each.adds}

@@ -81,7 +81,8 @@ def lay_out(
     hints, stages = context.hints, context.stages
     _check_signatures(graph, hints)
     known = {each.stage: each.solved for each in before}
-    solver = _Solver(context.options.cost_model, known, context.kept)
+    options = context.options
+    solver = _Solver(options.cost_model, known, context.kept, options.own_kernels)
     if len(stages.placements) == 1:
         placement = stages.placements[0]
         solved = solver.solve(0, graph, hints[placement.axes], placement)
@@ -127,9 +128,10 @@ def _cut_by_stage(
     return copied, parts
 
 
-def _boxed(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
+def _boxed(graph: LogicalGraph, assignment: Assignment, own_kernels: bool) -> LogicalGraph:
     """A stage with what deduction chose in its own calls and boxings."""
-    graph, assignment = fuse_class_losses(graph, assignment)
+    if own_kernels:
+        graph, assignment = fuse_class_losses(graph, assignment)
     graph, assignment = expand(verify(graph), assignment)
     return verify(box(verify(graph), assignment), with_layouts=True)
 
@@ -143,12 +145,14 @@ class _Solver:
         cost_model: for deduction.
         before: of stages, what was deduced for another shape of the batch.
         kept: stages that were deduced for other plans.
+        own_kernels: whether losses over split classes may be fused.
         known: what deductions on grids of one shape remember.
     """
 
     cost_model: CostModel
     before: Mapping[int, Solved | None]
     kept: KeptResults
+    own_kernels: bool
     known: dict[tuple[int, ...], Known] = field(default_factory=dict)
 
     def solve(
@@ -184,8 +188,8 @@ class _Solver:
 
     def boxed(self, stage: int, solved: Solved) -> LogicalGraph:
         """A stage with what deduction chose in it."""
-        graph, assignment = solved.graph, solved.assignment
-        return self.kept.of(f"box {stage}", (graph, assignment), lambda: _boxed(graph, assignment))
+        given = solved.graph, solved.assignment, self.own_kernels
+        return self.kept.of(f"box {stage}", given, lambda: _boxed(*given))
 
 
 def _own_hints(

@@ -41,6 +41,7 @@ from weft.program.live.holds import Lying
 from weft.program.planning.same_program import check_same_program
 from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel
+from weft.runtime.compiled.choice import UNCOMPILED
 from weft.runtime.devices.backend import backend_of
 from weft.runtime.devices.graphs import graph_mode
 from weft.runtime.devices.replay import Replayer, obstacle
@@ -114,7 +115,7 @@ def _executor(
         key: local_part(constants[key], layout, plan.rank).to(device)
         for key, layout in layouts.items()
     }
-    if setting.kernels != "aten":
+    if setting.kernels not in UNCOMPILED:
         plan = outline(plan)
     backend = backend_of(device)
     make: Callable[..., ThreadExecutor | DeviceExecutor]
@@ -125,7 +126,8 @@ def _executor(
     else:
         order = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
         make = partial(ThreadExecutor, turns=turns(plan, order))
-    plan = specialize(plan, Target(device.type, onednn_is_faster()))
+    if setting.options.own_kernels:
+        plan = specialize(plan, Target(device.type, onednn_is_faster()))
     # What is compiled and measured on the way runs on the current device.
     with backend.current(device):
         return make(
@@ -239,7 +241,7 @@ def compiled_like(
     Gradients are clipped and measured as in that step only where it is said.
     """
     old = setting.options
-    options = Options(cost_model=old.cost_model, stages=old.stages)
+    options = Options(old.cost_model, stages=old.stages, own_kernels=old.own_kernels)
     if clipped:
         options = replace(options, clip_norm=old.clip_norm, metrics=old.metrics)
     read = {node.key for node in graph.of_kind(Input)}

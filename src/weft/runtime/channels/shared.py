@@ -6,7 +6,7 @@ import os
 import select
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.runtime.channels.channel import COMBINE, SIGNED
 from weft.runtime.channels.process import ProcessChannel
-from weft.runtime.channels.shared_link import SharedLink, connect, listener, offer
+from weft.runtime.channels.shared_link import SharedLink, Take, connect, listener, offer
 from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.stamps import check_stamp
 from weft.runtime.failures.waits import PATIENCE
@@ -53,6 +53,7 @@ class SharedChannel(ProcessChannel):
     ) -> None:
         super().__init__(ranks, index, torch.device("cpu"), board)
         self._timeout = timeout
+        self._in_turn = False
         self._links = _links(store, f"weft/link/{number}", self.size, index, timeout)
         for peer, link in self._links.items():
             link.check = partial(check_stamp, peer=self.ranks[peer])
@@ -72,44 +73,63 @@ class SharedChannel(ProcessChannel):
             link.close()
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        if self.size != 2 or tensors[0].dtype in SIGNED:
+        """Two ranks send each other all; of more, each reduces a part and sends it to all.
+
+        The parts of a slice fit into the slots, so no rank waits for another to empty them.
+        """
+        if self.size == 2 and tensors[0].dtype not in SIGNED:
+            self._reduce([tensors, tensors], tensors, tensors, reduction)
+        else:
             super()._all_reduce(tensors, reduction)
+
+    def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
+        mine = pieces[self.index]
+        if mine[0].dtype in SIGNED:
+            super()._reduce_parts(pieces, reduction)
             return
-        self.sent[self.running] += sum(tensor.nbytes for tensor in tensors)
-        self._reduce(tensors, tensors, tensors, reduction)
+        with self.counting("reduce_scatter"):
+            self._reduce(pieces, mine, mine, reduction)
+        self.exchange([mine] * self.size, pieces)
 
     def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
         mine = pieces[self.index]
-        if self.size != 2 or (mine and mine[0].dtype in SIGNED):
+        if self.size == 1 or (mine and mine[0].dtype in SIGNED):
             return super().reduce_scatter(pieces, reduction)
-        sends = pieces[1 - self.index]
         made = list(map(torch.empty_like, mine))
         with self.counting("reduce_scatter"):
-            self.sent[self.running] += sum(piece.nbytes for piece in sends)
-            self._reduce(sends, made, mine, reduction)
+            self._reduce(pieces, made, mine, reduction)
         return made
 
     def _reduce(
         self,
-        sends: Sequence[Tensor],
+        pieces: Sequence[Sequence[Tensor]],
         places: Sequence[Tensor],
         own: Sequence[Tensor],
         reduction: str,
     ) -> None:
-        """Between two ranks, reduce what comes with what is there as it comes.
+        """Reduce what comes with what is there, as it comes: chunk by chunk, in each from the first rank to the last.
 
-        Both ends combine the same two numbers: these operations give the same bits either way.
+        So the bits are those of `reduce_in_order`. Of two ranks both may reduce all, as all reductions give the same
+        bits either way.
+
+        Args:
+            pieces: for every peer, what it gets.
+            places: for the results; they may be those of `own`.
+            own: this rank's.
+            reduction: one of `weft.layout.REDUCTIONS`.
         """
-        combine = COMBINE[reduction]
-
-        def take(place: Tensor, mine: Tensor, came: Tensor) -> None:
-            combine(mine, came.view(mine.dtype), out=place)
-
+        self.sent[self.running] += sum(
+            part.nbytes for peer, parts in enumerate(pieces) if peer != self.index for part in parts
+        )
+        links = [self._links[peer] for peer in sorted(self._links)]
+        takes = takers(self.size, self.index, reduction)
         with self._explained("a reduction"):
-            link = self._links[1 - self.index]
-            link.stamp = self.stamp
-            link.begin(sends, places, take, own)
-            self._run()
+            for number, (peer, take) in enumerate(zip(sorted(self._links), takes, strict=True)):
+                links[number].stamp = self.stamp
+                # Of more than two ranks, nobody sends from the places.
+                mine = own if self.size == 2 else list(own)
+                links[number].begin(pieces[peer], places, take, mine, _turn(links, number))
+            self._run(in_turn=True)
 
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
@@ -120,11 +140,11 @@ class SharedChannel(ProcessChannel):
                 link.begin(sends[peer], receives[peer])
             self._run()
 
-    def _run(self) -> None:
-        """Until all links are done with the exchange that began."""
+    def _run(self, in_turn: bool = False) -> None:
+        """Until all links are done with the exchange that began; `in_turn` where they wait for each other."""
+        self._in_turn = in_turn
         waiting = [link for link in self._links.values() if link.busy]
-        for link in waiting:
-            link.advance()
+        self._advance(waiting)
         if waiting and self.spins:
             self._look_again()
         end = time.monotonic() + self._timeout
@@ -157,7 +177,16 @@ class SharedChannel(ProcessChannel):
         link.listen()
         if link.closed:
             self._poll.unregister(descriptor)
-        link.advance()
+        self._advance(list(self._links.values()) if self._in_turn else [link])
+
+    def _advance(self, links: Sequence[SharedLink]) -> None:
+        """Have links do what they can; where they take in turn, until none can do any more."""
+        left = -1
+        while left != (left := sum(len(link.incoming) for link in links)):
+            for link in links:
+                link.advance()
+            if not self._in_turn:
+                break
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -166,6 +195,47 @@ class SharedChannel(ProcessChannel):
                 yield
             except OSError as error:
                 raise RuntimeError(str(error)) from error
+
+
+def takers(size: int, index: int, reduction: str) -> list[Take]:
+    """The uses of what comes from each peer of a rank, in order, for one chunk of all at a time.
+
+    Args:
+        size: number of ranks.
+        index: of this one, whose own numbers come between those of the peers before and after.
+        reduction: one of `weft.layout.REDUCTIONS`.
+    """
+    combine = COMBINE[reduction]
+    # Reductions of peers before this rank, until its own numbers are read: by where the result goes.
+    begun: dict[int, Tensor] = {}
+
+    def first(place: Tensor, own: Tensor, came: Tensor) -> None:
+        combine(own, came.view(own.dtype), out=place)
+
+    def later(place: Tensor, own: Tensor, came: Tensor) -> None:
+        combine(place, came.view(own.dtype), out=place)
+
+    def before(place: Tensor, own: Tensor, came: Tensor) -> None:
+        there = begun.get(place.data_ptr())
+        if there is None:
+            begun[place.data_ptr()] = came.view(own.dtype).clone()
+        else:
+            combine(there, came.view(own.dtype), out=there)
+
+    def last_before(place: Tensor, own: Tensor, came: Tensor) -> None:
+        there, numbers = begun.pop(place.data_ptr(), None), came.view(own.dtype)
+        combine(numbers if there is None else combine(there, numbers, out=there), own, out=place)
+
+    after = [later] * (size - 1 - index)
+    return [*[before] * (index - 1), last_before, *after] if index else [first, *after[1:]]
+
+
+def _turn(links: Sequence[SharedLink], number: int) -> Callable[[], bool]:
+    """True while a link may take its next chunk: the one before it has, and all have taken the chunks before."""
+    link, previous = links[number], links[number - 1]
+    if number == 0:
+        return lambda: len(link.incoming) == len(previous.incoming)
+    return lambda: len(link.incoming) > len(previous.incoming)
 
 
 def _links(store: Any, key: str, size: int, index: int, timeout: float) -> dict[int, SharedLink]:

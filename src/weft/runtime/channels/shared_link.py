@@ -50,6 +50,11 @@ def _copy(place: Tensor, own: Tensor, came: Tensor) -> None:
     place.copy_(came.view(place.dtype))
 
 
+def _at_once() -> bool:
+    """Whatever came is taken."""
+    return True
+
+
 def _no_check(_own: int, _came: int) -> None:
     """Whatever comes will do."""
 
@@ -71,6 +76,7 @@ class SharedLink:
         incoming: places of chunks still to be received.
         take: what is done with them.
         in_place: true where places may be sent from, too: none is taken before it was sent.
+        turn: true when the next chunk may be taken; until then it stays where it is.
         sent, received: chunks since the beginning.
         peer_sent, peer_received: the same of the peer, as last looked up.
         stamp: goes with every chunk; `check(stamp, came)` is called with that of every chunk that came.
@@ -85,6 +91,7 @@ class SharedLink:
     incoming: deque[Chunk] = field(default_factory=deque)
     take: Take = _copy
     in_place: bool = False
+    turn: Callable[[], bool] = _at_once
     sent: int = 0
     received: int = 0
     peer_sent: int = 0
@@ -104,6 +111,7 @@ class SharedLink:
         receives: Sequence[Tensor],
         take: Take = _copy,
         own: Sequence[Tensor] | None = None,
+        turn: Callable[[], bool] = _at_once,
     ) -> None:
         """Begin an exchange of contiguous tensors; the one before must be over.
 
@@ -112,7 +120,9 @@ class SharedLink:
             receives: places for what comes.
             take: what is done with it.
             own: for each place, what `take` gets of one's own; by default the place.
+            turn: true when the next chunk may be taken.
         """
+        self.turn = turn
         self.take, self.in_place = take, own is receives
         self.outgoing.extend(_chunks(sends, sends))
         if self.in_place and sends is receives:
@@ -133,7 +143,7 @@ class SharedLink:
             self._receive(self.incoming.popleft())
         if self.sent + self.received > before:
             self._tell()
-        if self.closed and self.busy:
+        if self.closed and self._stuck:
             raise ConnectionError("the peer has closed its end")
 
     def listen(self) -> None:
@@ -154,8 +164,15 @@ class SharedLink:
         """Close the socket; the peer notices."""
         self.socket.close()
 
+    @property
+    def _stuck(self) -> bool:
+        """True where only the peer could go on: what it has sent may still be taken, when its turn comes."""
+        return bool(self.outgoing) or (bool(self.incoming) and self.received >= self.peer_sent)
+
     def _may_take(self) -> bool:
-        return not self.in_place or len(self.incoming) > len(self.outgoing)
+        if self.in_place and len(self.incoming) <= len(self.outgoing):
+            return False
+        return self.turn()
 
     def _send(self, chunk: Chunk) -> None:
         start, end = self._slot(self.sent, own=True), 0

@@ -43,8 +43,10 @@ from weft.runtime.compiled.inductor import (
 )
 from weft.runtime.compiled.measure import TOO_SHORT, Measured, compare, foreseen
 
-Kernels: TypeAlias = Literal["aten", "inductor", "auto"]
-KERNELS: tuple[Kernels, ...] = ("aten", "inductor", "auto")
+Kernels: TypeAlias = Literal["aten", "torch", "inductor", "auto"]
+KERNELS: tuple[Kernels, ...] = ("aten", "torch", "inductor", "auto")
+# Those that compile nothing.
+UNCOMPILED: tuple[Kernels, ...] = ("aten", "torch")
 
 # What cuts a tensor, up to where.
 _PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
@@ -138,8 +140,8 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
             the folder of the cache.
     """
     if kernels not in KERNELS:
-        raise UserError(f'kernels= takes "aten", "inductor" or "auto", found {kernels!r}')
-    if kernels == "aten":
+        raise UserError(f'kernels= takes "aten", "torch", "inductor" or "auto", found {kernels!r}')
+    if kernels in UNCOMPILED:
         return kernels
     missing = missing_compiler(device_type)
     if missing is None:

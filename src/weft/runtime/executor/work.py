@@ -27,7 +27,7 @@ from weft.ir.plan import (
 )
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives, run_transfer
-from weft.runtime.compiled.choice import Kernels
+from weft.runtime.compiled.choice import UNCOMPILED, Kernels
 from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.devices.replay import Call, ReplayedSegment, Replayer, Run, draws_of
 from weft.runtime.executor.optimizer import Updates, group_updates
@@ -67,7 +67,7 @@ class Rank:
     @cached_property
     def part_cutter(self) -> PartCutter | None:
         """The cutter of segments into parts for Inductor; None where all is ATen code."""
-        if self.kernels == "aten":
+        if self.kernels in UNCOMPILED:
             return None
         keys = self.plan.lasting.items()
         there = {name: self.variables[key] for name, key in keys if key in self.variables}

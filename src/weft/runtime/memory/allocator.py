@@ -14,18 +14,28 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 
-# Set to "system" to leave the allocator as it is.
+from weft.errors import UserError
+
+# "kept" (the default), or "system" to leave the allocator as it is.
 VARIABLE = "WEFT_MALLOC"
+_CHOICES = ("kept", "system")
 # Parameters of mallopt(3): never give back the top of the heap; take all below 1 GiB from the heap;
 # one heap for all threads, so that what one frees serves the others.
 _SETTINGS = ((-1, -1), (-3, 2**30), (-8, 1))
 
 
 def is_free_to_choose(environment: Mapping[str, str]) -> bool:
-    """True where the user has not set glibc's allocator up, or told weft to leave it alone."""
+    """True where the user has not set glibc's allocator up, or told weft to leave it alone.
+
+    Raises:
+        UserError: the variable holds something else.
+    """
+    found = environment.get(VARIABLE) or _CHOICES[0]
+    if found not in _CHOICES:
+        raise UserError(f"{VARIABLE} takes {' or '.join(_CHOICES)}, found {found!r}")
     own = any(name.startswith("MALLOC_") for name in environment)
     tuned = "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
-    return not own and not tuned and environment.get(VARIABLE) != "system"
+    return not own and not tuned and found != "system"
 
 
 @cache

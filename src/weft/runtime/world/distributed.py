@@ -37,8 +37,9 @@ from weft.runtime.world.world import (
 
 T = TypeVar("T")
 
-# Set to "gloo", ranks of one host do not share memory either.
+# "shared" (the default), or "gloo": ranks of one host do not share memory either.
 TRANSPORT = "WEFT_TRANSPORT"
+_TRANSPORTS = ("shared", "gloo")
 
 
 @final
@@ -52,6 +53,7 @@ class DistributedWorld(World):
         self._timeout = timedelta(seconds=timeout)
         self._backend = BACKENDS[device_type]
         self._device = _device(device_type)
+        shares = _shares_memory(os.environ)
         if device_type == "cpu":
             keep_freed_memory()  # before there are threads, which keep the heaps that they have
         if not dist.is_initialized():
@@ -61,7 +63,8 @@ class DistributedWorld(World):
         await_all(store, self.rank, self.size, gone(store), self._timeout)
         self._board = FailureBoard(store, self.rank, self.size)
         self._store = store
-        self._hosts = _hosts(store, self.rank, self.size) if self._backend.shares_memory else ()
+        offers = self._backend.shares_memory
+        self._hosts = _hosts(store, self.rank, self.size, shares) if offers else ()
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
         # What `links` found.
@@ -146,9 +149,21 @@ class DistributedWorld(World):
         self._board.close()
 
 
-def _hosts(store: Any, rank: int, size: int) -> tuple[str, ...]:
+def _shares_memory(environment: Mapping[str, str]) -> bool:
+    """True where ranks of one host may share memory.
+
+    Raises:
+        UserError: the variable holds something else than its values.
+    """
+    found = environment.get(TRANSPORT) or _TRANSPORTS[0]
+    if found not in _TRANSPORTS:
+        raise UserError(f"{TRANSPORT} takes {' or '.join(_TRANSPORTS)}, found {found!r}")
+    return found == "shared"
+
+
+def _hosts(store: Any, rank: int, size: int, shares: bool) -> tuple[str, ...]:
     """For every rank, its host; "" where memory is not to be shared."""
-    own = "" if os.environ.get(TRANSPORT) == "gloo" else host()
+    own = host() if shares else ""
     store.set(f"weft/host/{rank}", own)
     return tuple(store.get(f"weft/host/{other}").decode() for other in range(size))
 
