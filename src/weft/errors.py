@@ -37,6 +37,10 @@ class BatchError(UserError):
     """A batch differs from the example that the program was compiled for."""
 
 
+class DamagedCheckpoint(UserError):
+    """A checkpoint's files are missing, or not those that were written."""
+
+
 class VerificationError(UserError):
     """A compiled step and a plain eager step of the same code give different results."""
 

@@ -472,13 +472,7 @@ class Program:
         self._enter(f"load {place}")
         agreed(self._setting.world, "the last checkpoint", self.wait_for_saved)
         optimizers = self._step.optimizers
-        found = load(self._state(), place, optimizers)
-        for name, each in (extra or {}).items():
-            if name not in found.extra:
-                raise UserError(
-                    f"program.load: {place} has no extra {name!r}; it has {sorted(found.extra)}"
-                )
-            each.load_state_dict(found.extra[name])
+        found = load(self._state(), place, optimizers, extra or {})
         self._steps = int(found.about.get("steps", self._steps))
         if self._failed is not None:
             self._failed.loaded = True

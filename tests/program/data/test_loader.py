@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset, default_collate
 
 import weft
 from program.data.datasets import SAMPLES, Drawn, Streamed, example, loss_fn, net
@@ -105,7 +107,66 @@ def test_training_is_that_of_one_device(case: tuple[tuple[int, ...], dict[str, A
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+class Eager(IterableDataset[dict[str, Any]]):
+    """Draws when it is first asked, not when samples are."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        order = torch.randperm(SAMPLES).tolist()
+        return iter([{"x": torch.rand(2), "y": number} for number in order])
+
+
+def masked(samples: list[Any]) -> Any:
+    """Draws for each batch."""
+    batch = default_collate(samples)
+    return {**batch, "mask": torch.rand(len(samples)) < 0.5}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_datasets_and_batches_draw_hangs_on_the_seed(workers: int) -> None:
+    for dataset in (Eager(), Drawn()):
+        first = batches(weft.Loader(dataset, SIZE, collate_fn=masked))
+        torch.manual_seed(8)
+        assert_equal(batches(weft.Loader(dataset, SIZE, collate_fn=masked, workers=workers)), first)
+        loader = weft.Loader(dataset, SIZE, collate_fn=masked)
+        next(iter(loader))
+        assert_equal(batches(loader), first[1:])
+
+
+def test_a_loop_leaves_generators_as_they_are() -> None:
+    for workers in (0, 1):
+        before = torch.get_rng_state()
+        batches(weft.Loader(Drawn(), SIZE, shuffle=True, workers=workers))
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 # ---------------------------------------------------------------- what cannot be
+
+
+def test_a_newer_loop_ends_the_older() -> None:
+    loader = weft.Loader(Drawn(), SIZE)
+    with pytest.raises(UserError, match="another loop over this loader has begun"):
+        list(zip(loader, loader, strict=True))
+
+
+def test_places_that_cannot_be() -> None:
+    loader = weft.Loader(Drawn(), SIZE)
+    state = loader.state_dict()
+    for name, value in (("epoch", None), ("step", -2), ("step", "x")):
+        with pytest.raises(UserError, match=f"the state has {name}="):
+            loader.load_state_dict({**state, name: value})
+    loader.load_state_dict({**state, "step": 4})
+    with pytest.raises(UserError, match="stands after 4 batches, and an epoch has 3"):
+        batches(loader)
+
+
+class Dying(Drawn):
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        os._exit(3)
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(UserError, match="a process that loads has ended"):
+        batches(weft.Loader(Dying(), SIZE, workers=1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from program.data.datasets import SAMPLES, Drawn
 from weft.errors import UserError
@@ -61,6 +61,21 @@ def test_generators_go_on_where_they_were() -> None:
         found[1].append(float(np.random.rand()))
         found[2].append(random.random())
     assert found == expected
+
+
+def test_a_samplers_own_generator_is_seeded() -> None:
+    sampler = WeightedRandomSampler([1.0] * 20, 20, generator=torch.Generator())
+    first = order_of(None, sampler, False, 0, 3)
+    order_of(None, sampler, False, 0, 4)
+    assert order_of(None, sampler, False, 0, 3) == first
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"), [(iter([1, 2]), "gives its numbers once"), ([[1, 2]], r"gives \[1, 2\]")]
+)
+def test_samplers_that_cannot_be(sampler, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=text):
+        order_of(None, sampler, False, 0, 0)
 
 
 def test_a_dataset_without_length() -> None:

@@ -156,6 +156,36 @@ def test_figures_that_come_later_get_columns(tmp_path: Path) -> None:
     assert rows[-1] == ("10", False, "0.5")
 
 
+def test_what_is_due_between_updates_is_done_after_them(tmp_path: Path) -> None:
+    found: dict[int, float] = {}
+    kept = weft.Checkpoints(tmp_path / "run", every=4, keep=9)
+    with compiled() as (program, _):
+        weft.fit(
+            *(program, loader(program)),
+            epochs=4,
+            accumulate=3,
+            log=[seen(found)],
+            log_every=4,
+            checkpoint=kept,
+        )
+        # Nothing is left to do, and that is no error.
+        again = weft.fit(program, loader(program), steps=20, checkpoint=kept)
+    assert again.steps == 20
+    assert [int(each.name.removeprefix("step-")) for each in kept.all()] == [5, 8, 13, 18, 20]
+    assert list(found) == [5, 8, 13, 18, 20]
+
+
+def test_what_is_no_number_is_null_in_lines(tmp_path: Path) -> None:
+    log = weft.logs.JsonLines(tmp_path / "run.jsonl")
+    log.write(1, {"loss": float("nan"), "rate": 0.5})
+    log.close()
+    assert json.loads((tmp_path / "run.jsonl").read_text()) == {
+        "step": 1,
+        "loss": None,
+        "rate": 0.5,
+    }
+
+
 def test_a_loader_without_batches_is_told() -> None:
     with compiled() as (program, _), pytest.raises(UserError, match="gives no batches"):
         weft.fit(program, [], steps=3)

@@ -65,6 +65,46 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(
         kept.load_newest(program)
 
 
+def test_a_damaged_one_is_replaced_when_the_run_comes_there_again(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1, keep=5)
+    with compiled(Case((2,))) as (program, _):
+        for step in range(2):
+            program.step(batch_of(step))
+            kept.save(program)
+        saved = everything(program)
+    (tmp_path / "step-00000002" / "weft.json").write_text("{")
+    with compiled(Case((2,))) as (program, _):
+        kept.load_newest(program)
+        assert program.steps == 1
+        program.step(batch_of(1))
+        kept.save(program)
+    with compiled(Case((2,), seed=3)) as (program, _):
+        kept.load_newest(program)
+        assert_same(everything(program), saved)
+
+
+def test_what_does_not_fit_is_no_damage(tmp_path: Path) -> None:
+    """The newest is not passed over for what the user gives."""
+    kept = weft.Checkpoints(tmp_path)
+    with compiled(Case()) as (program, _):
+        kept.save(program, {"a": 1})
+        program.step(batch_of(0))
+        kept.save(program)
+        with pytest.raises(UserError, match="no extra 'a'"):
+            kept.load_newest(program, {"a": program})
+
+
+def test_one_that_is_still_written_is_the_newest(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, wait=False)
+    with compiled(Case((2,))) as (program, _):
+        for step in range(2):
+            program.step(batch_of(step))
+            kept.save(program)
+        program.step(batch_of(2))
+        kept.load_newest(program)
+        assert program.steps == 2
+
+
 @pytest.mark.parametrize(
     "entries", [{"every": 0}, {"every": 1.5}, {"keep": 0}, {"keep": True}, {"path": None}]
 )

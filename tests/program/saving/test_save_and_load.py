@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.manifest import read_manifest
 
 ROWS = {"first.weight": (weft.broadcast, weft.split(0)), "*": (weft.broadcast, weft.broadcast)}
@@ -303,6 +305,82 @@ def test_damage_is_named_before_anything_is_written(damage: str, tmp_path: Path)
             program.load(place)
         assert_same(everything(program), before)
         program.step(batch_of(1))
+
+
+def _edited(place: Path, edit: Any) -> None:
+    content = json.loads((place / "weft.json").read_text())
+    edit(content)
+    (place / "weft.json").write_text(json.dumps(content))
+
+
+def _twice_the_same(content: Any) -> None:
+    boxes = content["tensors"]["optimizer.state.first.weight.exp_avg"]["extents"]
+    boxes[1:] = [boxes[0]]
+
+
+HOSTILE = {
+    "a box twice": _twice_the_same,
+    "a box outside": lambda c: c["tensors"]["model.last.bias"]["extents"][0][2].__setitem__(
+        0, [-1, 10]
+    ),
+    "a tensor gone": lambda c: c["tensors"].pop("optimizer.state.last.bias.exp_avg"),
+    "another tensor": lambda c: c["tensors"]["model.last.bias"].__setitem__(
+        "extents", [["shard-00001-model-00001.safetensors", "no such", [[0, 10]], None]]
+    ),
+    "steps": lambda c: c["about"].__setitem__("steps", []),
+    "groups": lambda c: c["about"]["groups"].__setitem__(0, "x"),
+    "an option": lambda c: c["about"]["groups"][0][0].__setitem__("betas", "__class__"),
+    "extra": lambda c: c["about"].__setitem__("extra", [[[]]]),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_manifests_are_told_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+    place = _saved(tmp_path, Case((2,), {"zero": weft.Zero(3)}))
+    _edited(place, HOSTILE[kind])
+    with compiled(Case((3,), seed=6)) as (program, _):
+        before = everything(program)
+        with pytest.raises(DamagedCheckpoint):
+            program.load(place)
+        assert_same(everything(program), before)
+
+
+def test_a_manifest_that_is_gone_is_told(tmp_path: Path) -> None:
+    """Files of weft are not taken for those of another program."""
+    place = _saved(tmp_path)
+    (place / "weft.json").unlink()
+    with (
+        compiled(Case((2,))) as (program, _),
+        pytest.raises(DamagedCheckpoint, match=r"weft\.json"),
+    ):
+        program.load(place)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    shard = min(place.glob("shard-*"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with compiled(Case((2,))) as (program, _), pytest.raises(DamagedCheckpoint, match="no file"):
+        program.load(place)
+
+
+@pytest.mark.parametrize("given", [{"b": None}, {"a": torch.nn.Linear(2, 2)}])
+def test_extras_that_do_not_fit_leave_the_program_as_it_was(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((2,), seed=6)) as (program, _):
+        before = everything(program)
+        with pytest.raises(UserError, match=r"no extra 'b'|the extra 'a', a Linear, cannot load"):
+            program.load(place, given)
+        assert program.steps == 0
+        assert_same(everything(program), before)
+
+
+def test_extra_of_a_dtype_that_files_have_not(tmp_path: Path) -> None:
+    with compiled(Case()) as (program, _), pytest.raises(UserError, match="complex128"):
+        program.save(tmp_path / "saved", {"x": torch.zeros(2, dtype=torch.complex128)})
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:

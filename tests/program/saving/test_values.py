@@ -50,7 +50,7 @@ def test_tensors_are_kept_apart() -> None:
     tensors: dict[str, torch.Tensor] = {}
     value = {"a": [torch.arange(3), 1.5], "b": float("nan")}
     content = json.loads(json.dumps(to_json(value, "extra", tensors)))
-    assert list(tensors) == ["extra.a.0"]
+    assert list(tensors) == ["extra.0"]
     found = from_json(content, "extra", tensors)
     assert torch.equal(found["a"][0], torch.arange(3))
     assert found["b"] != found["b"]
@@ -60,6 +60,24 @@ def test_tensors_are_kept_apart() -> None:
 def test_what_json_cannot_hold_is_named(value: Any) -> None:
     with pytest.raises(UserError, match=r"extra.* is a .*; a checkpoint holds"):
         to_json(value, "extra", {})
+
+
+def test_names_of_tensors_never_meet() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    for value in ({"a": {"b": one}, "a.b": two}, {1: one, "1": two}):
+        tensors: dict[str, torch.Tensor] = {}
+        content = json.loads(json.dumps(to_json(value, "extra", tensors)))
+        found = from_json(content, "extra", tensors)
+        assert len(tensors) == 2
+        assert str(found) == str(value)
+
+
+def test_lists_without_end_are_refused() -> None:
+    value: Any = []
+    for _ in range(600):
+        value = [value]
+    with pytest.raises(UserError, match="nested too deep"):
+        from_json(value, "extra", {})
 
 
 def test_what_is_nested_without_end_is_refused() -> None:

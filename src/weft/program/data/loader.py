@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, TypeAlias, final
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from weft.errors import UserError
@@ -18,6 +19,10 @@ class Taking(Protocol):
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take."""
+
+
+# The rows of a batch that this process has, how many the batch has, and what was loaded.
+_Loaded: TypeAlias = tuple[Sequence[int], int, LoadedRows]
 
 
 @final
@@ -40,7 +45,7 @@ class Loader:
         drop_last: True leaves out the last batch of an epoch where it has fewer samples.
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
-        split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest.
+        split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
 
     Raises:
         UserError: an argument cannot be.
@@ -89,7 +94,7 @@ class Loader:
         self.dataset = dataset
         self.batch_size = batch_size
         self.epoch = 0
-        self._step = 0
+        self._step = self._loops = 0
         self._program = program
         self._iterable = iterable
         self._shuffle, self._sampler, self._seed = shuffle, sampler, seed
@@ -102,13 +107,23 @@ class Loader:
         """Batches of an epoch."""
         if self._iterable:
             raise TypeError("weft.Loader: an iterable dataset has no length")
-        full, rest = divmod(len(self._order()), self.batch_size)
+        sized = self._sampler if self._sampler is not None else self.dataset
+        return self._batches(len(sized) if isinstance(sized, Sized) else len(self._order()))
+
+    def _batches(self, samples: int) -> int:
+        full, rest = divmod(samples, self.batch_size)
         return full + bool(rest and not self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the epoch that are still to come; then the next epoch begins."""
+        """The batches of the epoch that are still to come, none after its last one; then the next epoch begins."""
+        self._loops += 1
+        loop = self._loops
         batches = self._streamed() if self._iterable else self._mapped()
-        for own, size, loaded in batches:
+        for own, size, loaded in _told(batches):
+            if loop != self._loops:
+                raise UserError(
+                    "weft.Loader: another loop over this loader has begun, and has its place now; make a second loader"
+                )
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
@@ -137,19 +152,31 @@ class Loader:
                     f"weft.Loader: the state is of a loader with {name}={state.get(name)!r}, this one has {own!r}; "
                     "make it with the same, so that the run sees each sample once"
                 )
-        self.epoch, self._step = int(state["epoch"]), int(state["step"])
+        for name in ("epoch", "step"):
+            value = state.get(name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UserError(
+                    f"weft.Loader: the state has {name}={value!r}, where a number from 0 stands"
+                )
+        self.epoch, self._step = state["epoch"], state["step"]
 
     def _rows(self, size: int) -> Sequence[int]:
         """The rows of a batch of so many that this process loads."""
         if self._program is None or not self._split:
             return range(size)
-        return self._program.rows(size)
+        # One row says what rows are like where the ranks of this process take none.
+        return self._program.rows(size) or [0]
 
     def _order(self) -> list[int]:
         return order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
 
     def _mapped(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
         order, size = self._order(), self.batch_size
+        if self._step > self._batches(len(order)):
+            raise UserError(
+                f"weft.Loader: the state stands after {self._step} batches, and an epoch has "
+                f"{self._batches(len(order))}; give the dataset that it is of"
+            )
         end = len(order) - size + 1 if self._drop_last else len(order)
         starts = range(self._step * size, end, size)
         sizes = [min(size, len(order) - start) for start in starts]
@@ -176,8 +203,24 @@ class Loader:
             yield (rows if size == self.batch_size else range(size)), size, loaded
 
     def _working(self) -> dict[str, Any]:
-        common: dict[str, Any] = {"num_workers": self._workers, "collate_fn": _as_it_is}
+        # Without a generator of its own, a DataLoader draws from that of torch.
+        own = torch.Generator().manual_seed(self._seed)
+        common: dict[str, Any] = {
+            "num_workers": self._workers,
+            "collate_fn": _as_it_is,
+            "generator": own,
+        }
         return {**common, "prefetch_factor": self._ahead} if self._workers else common
+
+
+def _told(batches: Iterator[_Loaded]) -> Iterator[_Loaded]:
+    """The same; a worker that has died is told."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "worker" not in str(error):
+            raise
+        raise UserError(f"weft.Loader: a process that loads has ended: {error}") from error
 
 
 def _as_it_is(loaded: Any) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,19 @@ def order_of(
         seed, epoch: decide it.
     """
     if sampler is not None:
+        if iter(sampler) is sampler:
+            raise UserError(
+                f"weft.Loader: the sampler, a {type(sampler).__name__}, gives its numbers once; give one that can be "
+                "looped over in each epoch"
+            )
+        generator = getattr(sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(mixed(seed, epoch))
         set_epoch = getattr(sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         with drawn_by(mixed(seed, epoch)):
-            return [int(each) for each in sampler]
+            return [_number(each, sampler) for each in sampler]
     if not isinstance(dataset, Sized):
         raise UserError(
             f"weft.Loader: the dataset, a {type(dataset).__name__}, has no length; give it __len__, or a sampler"
@@ -49,6 +58,16 @@ def order_of(
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
     found: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
     return found
+
+
+def _number(each: Any, sampler: Any) -> int:
+    try:
+        return index(each)
+    except TypeError:
+        raise UserError(
+            f"weft.Loader: the sampler, a {type(sampler).__name__}, gives {each!r}; it must give numbers of samples, "
+            "one at a time"
+        ) from None
 
 
 @contextmanager

@@ -45,7 +45,9 @@ class Samples(Dataset[LoadedRows]):
                     found.append(self._dataset[number])
             except Exception as error:
                 return LoadedRows(None, f"sample {number}: {type(error).__name__}: {error}")
-        return collated(self._collate, found, f"samples {numbers[0]} to {numbers[-1]}")
+        what = f"samples {numbers[0]} to {numbers[-1]}"
+        with drawn_by(mixed(self._seed, epoch, numbers[0], len(numbers))):
+            return collated(self._collate, found, what)
 
 
 @final
@@ -96,11 +98,14 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
             if number > self._skipped:
                 whole = len(samples) < self._size
                 own = samples if whole else [samples[row] for row in self._rows]
-                yield len(samples), collated(self._collate, own, f"batch {number - 1}")
+                with drawn_by(mixed(self._seed, number, len(own))):
+                    batch = collated(self._collate, own, f"batch {number - 1}")
+                yield len(samples), batch
 
     def _drawn(self) -> Iterator[Any]:
         """The samples; each draws by its number."""
-        source, number = iter(self._dataset), 0
+        with drawn_by(mixed(self._seed)):
+            source, number = iter(self._dataset), 0
         while True:
             with drawn_by(mixed(self._seed, number)):
                 try:

@@ -65,7 +65,8 @@ def fit(
     Args:
         program: that trains.
         loader: gives batches: a `weft.Loader`, whose place checkpoints keep, or anything that can be looped over.
-        steps: of the program, with those made before: batches, also where an update takes several.
+        steps: of the program, with those made before: batches, also where an update takes several; it ends after the
+            update that reaches them.
         epochs: of the loader, with those made before.
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
@@ -112,19 +113,20 @@ class _Run:
     epochs: int | None
     evaluate_every: int | None
     log_every: int
+    before: int = 0
 
     def until_its_end(self) -> str:
         """Make steps; why they ended."""
         loop, telling = self.loop, self.telling
         epoch, why = getattr(loop.loader, "epoch", 0), "steps" if self._reached() else ""
-        empty = 0
+        empty, self.before = 0, loop.program.steps
         while not why:
             if self.epochs is not None and epoch >= self.epochs:
                 why = "epochs"
                 break
             before = loop.program.steps
             why = self._epoch()
-            epoch += not why
+            epoch = getattr(loop.loader, "epoch", epoch + (not why))
             # A loader may go on behind the last batch of an epoch.
             empty = empty + 1 if loop.program.steps == before else 0
             if empty > 1:
@@ -154,10 +156,11 @@ class _Run:
         number = self.stopping.after_step()
         why = signal.Signals(number).name if number else "steps" if self._reached() else ""
         new: dict[str, float] = {}
-        if step % self.log_every == 0 or why:
+        if _passed(self.before, step, self.log_every) or why:
             new |= _figures(result) | telling.bar.figures()
-        if self.evaluate_every and step % self.evaluate_every == 0:
+        if self.evaluate_every and _passed(self.before, step, self.evaluate_every):
             new |= telling.evaluated()
+        self.before = step
         return telling.of(new) or why
 
     def _reached(self) -> bool:
@@ -209,7 +212,7 @@ class _Loop:
     accumulate: int
     checkpoint: Checkpoints | None
     extra: dict[str, Any]
-    saved: int = -1
+    saved: int = 0
 
     def epoch(self) -> Iterator[tuple[Any, int]]:
         """Train by what the loader still has; the result of each update's last batch, and samples."""
@@ -234,12 +237,13 @@ class _Loop:
         """Go on from the newest checkpoint, if there is one."""
         if self.checkpoint is not None and self.program.steps == 0:
             self.checkpoint.load_newest(self.program, self._kept())
-            self.saved = self.program.steps
+        self.saved = self.program.steps
 
     def save(self, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
         kept, step = self.checkpoint, self.program.steps
-        if kept is not None and step and step != self.saved and (ends or step % kept.every == 0):
+        due = kept is not None and (ends or _passed(self.saved, step, kept.every))
+        if kept is not None and due and step and step != self.saved:
             kept.save(self.program, self._kept())
             self.saved = step
 
@@ -248,6 +252,11 @@ class _Loop:
         if isinstance(self.loader, Loader):
             own[LOADER] = self.loader
         return {**self.extra, **own}
+
+
+def _passed(before: int, now: int, every: int) -> bool:
+    """True where a multiple lies behind one number of steps, up to another."""
+    return now // every > before // every
 
 
 def _figures(result: Any) -> dict[str, float]:

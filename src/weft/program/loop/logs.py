@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
@@ -29,7 +30,7 @@ class Log(Protocol):
 
 @final
 class JsonLines:
-    """A file with a JSON object for each step that is logged; one that is there goes on.
+    """A file with a JSON object for each step that is logged, null for what is not finite; one that is there goes on.
 
     Args:
         path: of the file.
@@ -40,7 +41,8 @@ class JsonLines:
 
     def write(self, step: int, figures: Figures) -> None:
         """Write a line."""
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
+        self._file.write(json.dumps({"step": step, **plain}) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.manifest import read_manifest
 from weft.program.saving.save import EXTRA
 
@@ -24,6 +25,17 @@ class Saving(Protocol):
     @property
     def steps(self) -> int:
         """The number of steps that it has made."""
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes for all."""
+
+    @property
+    def exchange(self) -> Callable[[str], list[str]] | None:
+        """Gives the texts of all processes; None where this is the only one."""
+
+    def wait_for_saved(self) -> None:
+        """Wait until the last checkpoint is written."""
 
     def save(
         self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
@@ -69,7 +81,7 @@ class Checkpoints:
     def save(
         self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
     ) -> Path:
-        """Save a program under the number of steps that it has made. Every process must call it.
+        """Save a program under the number of its steps, in place of one of as many. Every process must call it.
 
         Args:
             program: that trains.
@@ -80,9 +92,14 @@ class Checkpoints:
             The folder of the checkpoint.
 
         Raises:
-            UserError: as `Program.save` does, also where there is one of as many steps.
+            UserError: as `Program.save` does.
         """
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
+        if place.exists():
+            # A run that went on from an earlier one has come here again, as after damage.
+            program.wait_for_saved()
+            if program.is_first:
+                shutil.rmtree(place, ignore_errors=True)
         scored = {} if score is None else {SCORE: float(score)}
         program.save(place, {**(extra or {}), **scored}, self.wait)
         self._take_away()
@@ -100,19 +117,23 @@ class Checkpoints:
     ) -> dict[str, Any] | None:
         """Let a program go on from the newest checkpoint that is whole. Every process must call it.
 
-        One that is damaged is named in a warning, and the one before is taken.
+        One that is damaged, or was never whole, is named in a warning, and the one before is taken.
 
         Returns:
             What `Program.load` returns; None where there is no checkpoint yet.
 
         Raises:
-            UserError: all are damaged, or of another model.
+            UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra.
         """
         errors: list[str] = []
-        for place in reversed(self.all()):
+        program.wait_for_saved()
+        names = [each.name for each in self.all()]
+        if program.exchange is not None:
+            names = json.loads(program.exchange(json.dumps(names))[0])
+        for name in reversed(names):
             try:
-                return program.load(place, extra)
-            except UserError as error:
+                return program.load(self.folder / name, extra)
+            except DamagedCheckpoint as error:
                 errors.append(str(error))
                 _log.warning("%s; trying the one before", error)
         if errors:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_shape, region_size, within
 
 SUFFIX = ".safetensors"
@@ -30,6 +30,8 @@ SUFFIX = ".safetensors"
 _THREADS = 4
 # The keys in a header by which torch.distributed.checkpoint knows what part of a tensor a file holds.
 _SHARDING, _OFFSETS, _VERSION = "DCP_SHARDING_INFO", "saved_offsets", "DCP_VERSION"
+# Marks files that have a manifest beside them.
+_MARK = "weft"
 
 
 @final
@@ -68,7 +70,7 @@ def write_file(
     """
     values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
     offsets = {name: {_OFFSETS: [at for at, _ in whole]} for name, (whole, _) in pieces.items()}
-    about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(offsets)}
+    about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(offsets), _MARK: "1"}
     path = folder / file
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -95,15 +97,18 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
     """
     found = {}
     try:
-        with safe_open(folder / file, framework="pt") as opened:
-            sharding = json.loads((opened.metadata() or {}).get(_SHARDING, "{}"))
+        with _open(folder / file) as opened:
+            about = opened.metadata() or {}
+            if _MARK in about:
+                raise OSError("the weft.json beside it is gone")
+            sharding = json.loads(about.get(_SHARDING, "{}"))
             for name in opened.keys():  # noqa: SIM118  # it is no dict
                 part = opened.get_slice(name)
                 shape = part.get_shape()
                 offsets = sharding.get(name, {}).get(_OFFSETS, [0] * len(shape))
                 found[name] = tuple(zip(offsets, shape, strict=True)), part.get_dtype()
     except (OSError, SafetensorError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(_damaged(folder / file, error)) from None
+        raise DamagedCheckpoint(_damaged(folder / file, error)) from None
     return found
 
 
@@ -143,34 +148,37 @@ class Reading:
             into[slices(within(common, whole))].copy_(part.reshape(region_shape(common)))
             left, name = left - region_size(common), extent.key
         if left > 0:
-            raise UserError(f"{self.folder} holds only a part of {name}; a file is missing")
+            raise DamagedCheckpoint(f"{self.folder} holds only a part of {name}; a file is missing")
 
     def check(self, extent: Extent) -> None:
-        """Raise UserError, naming file and tensor, where a box is not what was written."""
+        """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written."""
         if extent.checksum is None:
+            self._read(extent, (slice(0, 0),) if extent.whole else None)
             return
         value = self._read(extent, None)
         if tuple(value.shape) != region_shape(extent.whole) or checksum(value) != extent.checksum:
             error = "its values are not those that were written"
-            raise UserError(_damaged(self.folder / extent.file, error, extent.key))
+            raise DamagedCheckpoint(_damaged(self.folder / extent.file, error, extent.key))
 
     def _read(self, extent: Extent, place: tuple[slice, ...] | None) -> Tensor:
         """A box, or a part of it."""
         try:
             if extent.file not in self._opened:
-                opened = safe_open(self.folder / extent.file, framework="pt")
+                opened = _open(self.folder / extent.file)
                 self._opened[extent.file] = self._stack.enter_context(opened)
             file = self._opened[extent.file]
             read: Tensor = (
                 file.get_tensor(extent.key) if place is None else file.get_slice(extent.key)[place]
             )
             return read
-        except (OSError, SafetensorError) as error:
-            raise UserError(_damaged(self.folder / extent.file, error, extent.key)) from None
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            raise DamagedCheckpoint(
+                _damaged(self.folder / extent.file, error, extent.key)
+            ) from None
 
 
 def check_extents(folder: Path, extents: Iterable[Extent]) -> None:
-    """Raise UserError, naming file and tensor, where a box is not what was written; by some threads."""
+    """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written; by some threads."""
     by_file: dict[str, list[Extent]] = {}
     for extent in extents:
         by_file.setdefault(extent.file, []).append(extent)
@@ -185,6 +193,13 @@ def check_extents(folder: Path, extents: Iterable[Extent]) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(check, filter(None, parts)):
             pass
+
+
+def _open(path: Path) -> Any:
+    """A file of safetensors; what is no file is not waited for."""
+    if not path.is_file():
+        raise OSError("it is no file")
+    return safe_open(path, framework="pt")
 
 
 def _damaged(path: Path, error: object, name: str = "") -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.ir.logical import Call
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.values import from_json, to_json
@@ -39,7 +40,12 @@ def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Opt
     Raises:
         UserError: it is of another.
     """
-    saved = about.get("groups", [])
+    steps, saved = about.get("steps", 0), about.get("groups", [])
+    lists = isinstance(saved, list) and all(isinstance(each, list) for each in saved)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0 or not lists:
+        raise DamagedCheckpoint(
+            "weft.json is damaged: its steps or groups are none; load another checkpoint"
+        )
     if saved and optimizers:
         own = [len(each.param_groups) for each in optimizers.each]
         if [len(each) for each in saved] != own:
@@ -55,13 +61,47 @@ def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Opt
         )
 
 
-def put_options(about: Mapping[str, Any], optimizers: Optimizers) -> None:
+def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[dict[str, Any]]]:
+    """The options of parameter groups that were saved, by optimizer.
+
+    Raises:
+        DamagedCheckpoint: one is no value that the option may have.
+    """
+    found: list[list[dict[str, Any]]] = []
+    for i, groups in enumerate(about.get("groups", ())):
+        found.append([])
+        for n, saved in enumerate(groups):
+            options = from_json(saved, f"{_GROUP}.{i}.{n}", {})
+            now = optimizers.each[i].param_groups[n] if optimizers else {}
+            for name, value in options.items() if isinstance(options, dict) else [("", None)]:
+                if not name or (name in now and not _fits(value, now[name])):
+                    raise DamagedCheckpoint(
+                        f"the option {name!r} of parameter group {n} is saved as {value!r}; load another checkpoint"
+                    )
+            found[-1].append(options)
+    return found
+
+
+def _fits(value: Any, now: Any) -> bool:
+    """True where an option may have a value: of the kind of the one that it has."""
+    if value is None or now is None or isinstance(now, bool):
+        return value is None or now is None or isinstance(value, bool)
+    if isinstance(now, Real | Tensor):
+        return isinstance(value, Real)
+    if isinstance(now, tuple | list):
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(now)
+            and all(map(_fits, value, now))
+        )
+    return type(value) is type(now)
+
+
+def put_options(groups: Sequence[Sequence[Mapping[str, Any]]], optimizers: Optimizers) -> None:
     """Give parameter groups the options that were saved."""
-    if not about.get("groups"):
-        return
-    for i, (optimizer, groups) in enumerate(zip(optimizers.each, about["groups"], strict=True)):
-        for n, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-            for name, value in from_json(saved, f"{_GROUP}.{i}.{n}", {}).items():
+    for optimizer, saved in zip(optimizers.each, groups, strict=False):
+        for group, options in zip(optimizer.param_groups, saved, strict=True):
+            for name, value in options.items():
                 if isinstance(group.get(name), Tensor):
                     group[name].fill_(value)
                 else:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Reading, check_extents, slices
-from weft.program.saving.groups import check_program, put_options
-from weft.program.saving.manifest import Manifest, Stored, read_manifest
+from weft.program.saving.groups import check_program, options_of, put_options
+from weft.program.saving.manifest import DTYPES, Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import MASTERS, MODEL, STATE, ProgramState
 from weft.program.saving.save import EXTRA
@@ -42,10 +42,18 @@ class Loaded:
     extra: Mapping[str, Any]
 
 
-def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
+def load(
+    state: ProgramState, path: Path, optimizers: Optimizers, objects: Mapping[str, Any]
+) -> Loaded:
     """Read a checkpoint into a program. Every process must call it.
 
-    Nothing is written before all names and shapes fit, and all files are whole.
+    Nothing is written before all names and shapes fit, all files are whole, and the user's objects have what is theirs.
+
+    Args:
+        state: of the program.
+        path: the folder.
+        optimizers: whose options are loaded.
+        objects: get what was saved of an extra of their name, by `load_state_dict`.
 
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
@@ -59,6 +67,7 @@ def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
     agreed(world, "the program", lambda: check_program(manifest.about, state, optimizers))
+    groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
     sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
     agreed(
@@ -66,6 +75,9 @@ def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
         "the files",
         lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
     )
+
+    extra = agreed(world, "the extra", lambda: _extra(manifest))
+    agreed(world, "what is given", lambda: _give(objects, extra, path))
 
     def read() -> None:
         with torch.no_grad(), Reading(manifest.folder) as reading:
@@ -75,10 +87,27 @@ def load(state: ProgramState, path: Path, optimizers: Optimizers) -> Loaded:
                     for rank, part in entry.parts.items():
                         reader.read(source, entry.pieces(rank), part)
             _read_states(state, reader, kept)
-        put_options(manifest.about, optimizers)
+        put_options(groups, optimizers)
 
     agreed(world, "the values", read)
-    return Loaded(manifest.about, _extra(manifest))
+    return Loaded(manifest.about, extra)
+
+
+def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> None:
+    """Let the user's objects load what was saved of them."""
+    lacking = [name for name in objects if name not in extra]
+    if lacking:
+        raise UserError(f"program.load: {path} has no extra {lacking[0]!r}; it has {sorted(extra)}")
+    for name, each in objects.items():
+        try:
+            each.load_state_dict(extra[name])
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"program.load: the extra {name!r}, a {type(each).__name__}, cannot load what {path} has of it: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _named(manifest: Manifest, entries: Sequence[SavedTensor]) -> Manifest:
@@ -223,9 +252,13 @@ def _extra(manifest: Manifest) -> dict[str, Any]:
     tensors = {}
     for name, each in manifest.tensors.items():
         if name.startswith(f"{EXTRA}."):
+            if each.dtype not in DTYPES.values():
+                raise DamagedCheckpoint(f"{manifest.folder}: {name} is of no dtype {each.dtype!r}")
             tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
             whole = tuple((0, size) for size in each.shape)
             with Reading(manifest.folder) as reading:
                 reading.piece(each.extents, whole, tensors[name])
-    found: dict[str, Any] = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
+    found = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
+    if not isinstance(found, dict):
+        raise DamagedCheckpoint(f"{manifest.folder}: its extra is no dict; load another checkpoint")
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file
 
@@ -22,7 +22,7 @@ _MOST = 1 << 30
 # Boxes of a tensor of which no two are to overlap.
 _COMPARED = 256
 # As headers of safetensors name dtypes.
-_DTYPES = {
+DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
     "U16": "uint16", "U32": "uint32", "U64": "uint64", "C64": "complex64",
@@ -87,6 +87,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         return _of_headers(folder)
     try:
+        if not path.is_file():
+            raise ValueError("it is no file")
         if path.stat().st_size > _MOST:
             raise ValueError(f"it has more than {_MOST} bytes")
         content = json.loads(path.read_text())
@@ -96,9 +98,13 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} is of version {version!r}, this weft reads {_VERSION}; load it with the weft that wrote it"
             )
         tensors = {name: _stored(each) for name, each in content["tensors"].items()}
-        return Manifest(folder, tensors, dict(content["about"]))
+        about = dict(content["about"])
+        lacking = sorted(set(map(str, about.get("names", ()))) - tensors.keys())
+        if lacking:
+            raise ValueError(f"it lacks {lacking[0]}")
+        return Manifest(folder, tensors, about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
+        raise DamagedCheckpoint(
             f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
         ) from None
 
@@ -144,7 +150,7 @@ def _of_headers(folder: Path) -> Manifest:
     for file in files:
         for name, (whole, dtype) in extents_of_file(folder, file).items():
             extents.setdefault(name, []).append(Extent(file, name, whole, None))
-            dtypes[name] = _DTYPES.get(dtype, dtype)
+            dtypes[name] = DTYPES.get(dtype, dtype)
     tensors = {}
     for name, every in extents.items():
         ends = zip(*[[at + length for at, length in extent.whole] for extent in every], strict=True)

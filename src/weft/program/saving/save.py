@@ -13,7 +13,7 @@ from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import SUFFIX, slices
-from weft.program.saving.manifest import abandon, begin
+from weft.program.saving.manifest import DTYPES, abandon, begin
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
@@ -109,13 +109,17 @@ def _work(
 def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     """The user's own as JSON, and the tensors in it."""
     found: dict[str, Tensor] = {}
-    content = {
-        name: to_json(state_of(each), f"{EXTRA}.{name}", found) for name, each in extra.items()
-    }
-    for name, tensor in found.items():
+    content = to_json({name: state_of(each) for name, each in extra.items()}, EXTRA, found)
+    for tensor in found.values():
         if isinstance(tensor, GlobalTensor):
             raise UserError(
-                f"{name} is a global tensor; a checkpoint takes extra tensors that are whole: give {name}.full()"
+                f"extra holds a global tensor of shape {list(tensor.shape)}; a checkpoint takes extra tensors that are "
+                "whole: give tensor.full()"
+            )
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES.values():
+            raise UserError(
+                f"extra holds a tensor of {tensor.dtype}, which safetensors has not; give it as another dtype, as by "
+                "torch.view_as_real"
             )
     return content, found
 

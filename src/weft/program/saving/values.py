@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 
 # Marks a dict that stands for a value that JSON has not.
 _KIND = "__weft__"
@@ -36,8 +36,9 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
 
     match value:
         case Tensor():
-            tensors[where] = value
-            return {_KIND: "tensor", "name": where}
+            name = f"{where.partition('.')[0]}.{len(tensors)}"
+            tensors[name] = value
+            return {_KIND: "tensor", "name": name}
         case list():
             return [inner(each, number) for number, each in enumerate(value)]
         case tuple() | set() | frozenset():
@@ -76,15 +77,19 @@ def _single(value: Any, where: str) -> Any:
     )
 
 
-def from_json(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def from_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -> Any:
     """The value that `to_json` was given.
 
     Raises:
         UserError: naming what is none that it makes.
     """
+    if deep > 2 * _MOST_DEEP:
+        raise DamagedCheckpoint(
+            f"{where} is damaged: it is nested too deep; load another checkpoint"
+        )
 
     def inner(each: Any, name: object) -> Any:
-        return from_json(each, f"{where}.{name}", tensors)
+        return from_json(each, f"{where}.{name}", tensors, deep + 1)
 
     if isinstance(value, list):
         return [inner(each, number) for number, each in enumerate(value)]
@@ -95,7 +100,7 @@ def from_json(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     try:
         return _special(value, inner, tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where} is damaged: {type(error).__name__}: {error}") from None
+        raise DamagedCheckpoint(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _special(value: dict[str, Any], inner: Any, tensors: dict[str, Tensor]) -> Any:

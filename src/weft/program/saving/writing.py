@@ -77,7 +77,7 @@ class WriteJob:
             name: Stored(shape, dtype, tuple(extents.get(name, ())))
             for name, (shape, dtype) in self.tensors.items()
         }
-        publish(self.path, Manifest(self.path, stored, self.about))
+        publish(self.path, Manifest(self.path, stored, {**self.about, "names": sorted(stored)}))
 
 
 @final
