@@ -29,8 +29,8 @@ For each op up to {effort.samples} samples, first those of new shapes. Those tha
 - **By an interpreter**, all of them: values and gradients are captured as one graph, run on one rank and compared
   with plain torch. Then inputs are laid out in up to {effort.layouts} ways: on the grid (4,) all split along their
   first dimension, or one of them split along some dimension or given as a sum; on (2, 2) and (1, 4) two of these at
-  once; which ones is drawn. Uneven and empty shards are among them. Deduction, boxing and localizing are weft's; then one thread runs
-  the calls of all ranks in turn.
+  once; which ones is drawn. Uneven and empty shards are among them. Deduction, boxing and localizing are weft's; then
+  one thread runs the calls of all ranks in turn.
 - **By the runtime**, the first {effort.programs}: `weft.compile` makes a plan for four ranks, threads of this process,
   and actors, channels and kernels run it: on a line of ranks with all inputs split along their first dimension, and
   on a square along dimensions that are drawn.
