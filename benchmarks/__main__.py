@@ -24,7 +24,9 @@ from benchmarks.isa import trust_vector_instructions
 from benchmarks.measure import OUT, machine
 from benchmarks.pairs import PAIRS, QUICK, Pair
 from benchmarks.report import show
+from tools.scores.stamp import stamp_now
 
+SOURCES = ("src/weft", "benchmarks")
 RESULTS = OUT / "results.json"
 # The losses of single devices, while this program runs.
 REFERENCES = OUT / "references.json"
@@ -123,7 +125,10 @@ def main() -> int:
     REFERENCES.unlink(missing_ok=True)
     trust_vector_instructions()
     topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
-    old = json.loads(RESULTS.read_text())["rows"] if o.add and RESULTS.exists() else []
+    before = json.loads(RESULTS.read_text()) if o.add and RESULTS.exists() else {}
+    old = before.get("rows", [])
+    # What is added to older rows makes them no younger.
+    made = before.get("made") or str(stamp_now("make bench", SOURCES))
     clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics), o.minutes)
     rows: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
@@ -133,22 +138,23 @@ def main() -> int:
         clock.next(pair.name, pair.seconds)
         found, fine = measure(pair, o, least)
         rows, well = rows + found, well and fine
-        write(merged(old, rows), clock.minutes, failures)
+        write(merged(old, rows), clock.minutes, failures, made)
     for topic in topics:
         clock.next(topic[1], TOPIC)
         failures |= {topic[1]: ended} if (ended := run(topic)) else {}
-    show(write(merged(old, rows), clock.minutes, failures))
+    show(write(merged(old, rows), clock.minutes, failures, made))
     return int(not well or bool(failures))
 
 
 def write(
-    rows: Sequence[dict[str, Any]], minutes: float, failures: Mapping[str, str]
+    rows: Sequence[dict[str, Any]], minutes: float, failures: Mapping[str, str], made: str
 ) -> dict[str, Any]:
     """`results.json`, after each pair: nothing is lost when somebody stops the rest."""
     result = {
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "machine": machine(),
         "minutes": minutes,
+        "made": made,
         "rows": rows,
         "failed_topics": failures,
     }

@@ -30,7 +30,7 @@ from tools.model_cases import (
     Difference,
     settings,
 )
-from tools.scores.stamp import Stamp, stamp_now
+from tools.scores.stamp import Stamp, stamp_now, stamps_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 LIMIT, SINGLE_LIMIT = 1e-9, 2.0
@@ -48,14 +48,15 @@ HEAD = f"""# Models
 
 {{stamp}}
 
-Each model trains {STEPS} steps with AdamW (rate {RATE:g}, weight decay {DECAY:g}), alone with plain PyTorch and with weft on
-2 and 4 ranks, threads of one process.
+Each model trains {STEPS} steps with AdamW (rate {RATE:g}, weight decay {DECAY:g}), alone with plain PyTorch and with
+weft on 2 and 4 ranks, threads of one process.
 
 - *float64*: eps is {EPS[torch.float64]:g} in both, not torch's default, as some gradients are zero but for rounding,
-  which Adam would divide by itself. A cell is the larger of two differences: of the losses, relative, and of all parameters
-  and buffers after the last step, each relative to the largest element of its tensor or to {FLOOR:g}, whichever is
-  more. Up to {LIMIT:g} is equal; for nets that blow rounding up, up to {BLOW_UP} times what a relative change of the
-  batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may differ.
+  which Adam would divide by itself. A cell is the larger of two differences: of the losses, relative, and of all
+  parameters and buffers after the last step, each relative to the largest element of its tensor or to {FLOOR:g},
+  whichever is more. Up to {LIMIT:g} is equal; for nets that blow rounding up, up to {BLOW_UP} times what a relative
+  change of the batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may
+  differ.
 - *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the distance of all parameters and
   buffers from those of plain PyTorch in float32, in units of that of plain PyTorch in float32 from itself in float64;
   a relative difference of losses of {LOSS_UNIT:.0e} counts as 1. Up to {SINGLE_LIMIT:g} is equal.
@@ -143,12 +144,14 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(every)}")
         return 1
-    different, stamp = 0, stamp_now(COMMAND, SOURCES)
+    different, rows = 0, dict[str, list[str]]()
+    stamp = stamp_now(COMMAND, SOURCES)
+    if names:  # a page of rows of several times is as old as the oldest
+        (stamp, *_), rows = stamps_of(PAGE.read_text()), rows_of(PAGE.read_text())
     for name in names or every:
-        row = list(compare(name, every[name]).values())
-        rows = {**(rows_of(PAGE.read_text()) if PAGE.exists() else {}), name: row}
+        rows[name] = list(compare(name, every[name]).values())
+        different += sum(cell.startswith("**") for cell in rows[name])
         PAGE.write_text(page_of(rows, stamp))
-        different += sum(cell.startswith("**") for cell in row)
     return different
 
 

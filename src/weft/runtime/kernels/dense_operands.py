@@ -36,7 +36,7 @@ def dense_op(op: str) -> Callable[..., Any]:
 
 
 def _contiguous(*args: Any) -> list[Any]:
-    """Contiguous, with the strides of new tensors: kernels take other ones of dimensions of size 1 for channels last."""
+    """With the strides of new tensors: others, of dimensions of size 1, kernels take for channels last."""
     return [_laid_in(torch.contiguous_format, x) if isinstance(x, Tensor) else x for x in args]
 
 
