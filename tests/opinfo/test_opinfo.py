@@ -14,6 +14,7 @@ from tools.opinfo.check import Effort, OpReport, check_op, shortened
 from tools.opinfo.report import page, splits, totals
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
+from tools.scores.samples import rows_of
 from tools.scores.stamp import stamp_now
 from weft.ops import rule
 from weft.runtime.executor import work
@@ -194,3 +195,10 @@ def test_reasons_are_cut_at_a_word() -> None:
 def test_the_published_page_has_nothing_wrong() -> None:
     text = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
     assert "| wrong | 0 |" in text
+    assert sum(splits_of(text)) >= 560
+
+
+def splits_of(text: str) -> list[int]:
+    """How many ops split, in all samples and in some."""
+    kinds = ("splits", "in part")
+    return [int(row[1]) for row in rows_of(text, 4) if row[0] in kinds]
