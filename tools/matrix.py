@@ -214,7 +214,7 @@ def main() -> int:
         try:
             told = tested(cell, chosen.tests)
         except (RuntimeError, subprocess.SubprocessError) as error:
-            told = f"not run: {error}"
+            told = f"not run: {str(error).strip().splitlines()[-1]}"
         print(f"Python {cell.python}, torch {cell.name}: {told}", flush=True)
         well &= not re.search(r"failed|error|not run", told)
         if not chosen.tests:

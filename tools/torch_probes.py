@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @final
@@ -57,7 +58,7 @@ def _wrapped() -> bool:
         def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError
 
-    make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    make = torch.Tensor._make_wrapper_subclass
     return bool(make(Wrapper, (2, 3), dtype=torch.float64).shape == (2, 3))
 
 
@@ -104,7 +105,7 @@ def _fake() -> bool:
 
 
 def _sequence() -> bool:
-    before = torch.autograd._get_sequence_nr()
+    before = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     made = torch.ones(1, requires_grad=True) * 2
     node: Any = made.grad_fn
     return bool(node._sequence_nr() >= before)
@@ -128,7 +129,7 @@ def _assert_async() -> bool:
 def _modes() -> bool:
     python = _module("torch.utils._python_dispatch")
 
-    class Mode(python.TorchDispatchMode):  # type: ignore[misc]
+    class Mode(TorchDispatchMode):
         seen = 0
 
         def __torch_dispatch__(
@@ -367,7 +368,7 @@ _MEMBERS = {
     ),
     "._orig_mod": Probe(
         "modules in torch.compile",
-        lambda: isinstance(torch.compile(nn.Linear(1, 1))._orig_mod, nn.Linear),
+        lambda: isinstance(getattr(torch.compile(nn.Linear(1, 1)), "_orig_mod", None), nn.Linear),
     ),
     "._rendezvous_handlers": Probe(
         "where ranks meet",
