@@ -123,8 +123,9 @@ def cells(versions: Sequence[str] = PYTHONS) -> Iterator[Cell]:
 
 
 def constraints(text: str, torch: str) -> str:
-    """The constraints with another torch."""
-    return re.sub(r"^torch==.*$", f"torch=={_pinned(torch)}", text, flags=re.MULTILINE)
+    """The constraints with another torch, or with none where it is ""."""
+    other = f"torch=={_pinned(torch)}" if torch else ""
+    return re.sub(r"^torch==.*$", other, text, flags=re.MULTILINE)
 
 
 def installed(cell: Cell) -> Path:

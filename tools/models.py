@@ -59,8 +59,8 @@ weft on 2 and 4 ranks, threads of one process.
   differ.
 - *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the distance of all parameters and
   buffers from those of plain PyTorch in float32, in units of that of plain PyTorch in float32 from itself in float64;
-  a relative difference of losses of {LOSS_UNIT:.0e} counts as 1. Up to {SINGLE_LIMIT:g} is equal, as two roundings of the
-  same are 1.4 apart, and more where a net blows them up.
+  a relative difference of losses of {LOSS_UNIT:.0e} counts as 1. Up to {SINGLE_LIMIT:g} is equal, as two roundings of
+  the same are 1.4 apart, and more where a net blows them up.
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
   `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced. Where that
   comes to data parallel, differing by as much to the last digit, it says "{AS_DATA}" and is not counted.

@@ -1,4 +1,4 @@
-"""A pytest plugin (`pytest -p tools.without_torch`): where torch is missing, what needs it is skipped, all else runs."""
+"""A pytest plugin (`pytest -p tools.without_torch`): without torch, what needs it is skipped, all else runs."""
 
 from __future__ import annotations
 

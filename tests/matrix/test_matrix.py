@@ -24,6 +24,7 @@ def test_only_torch_for_cpus_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "constraints.txt").read_text()
     changed = constraints(text, "2.11.0").splitlines()
     assert [line for line in changed if line not in text.splitlines()] == ["torch==2.11.0+cpu"]
+    assert "torch" not in constraints(text, "")
 
 
 def test_missing_interpreters_are_said_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
