@@ -22,7 +22,7 @@ RATE, DECAY = 1e-3, 0.1
 EPS = {torch.float64: 1e-4, torch.float32: 1e-8}
 # The least that a difference is relative to: biases that stay near zero are compared with it.
 FLOOR = 1e-4
-# A relative difference of losses in float32 that counts as much as its parameters' difference from float64.
+# The least relative difference of losses that counts as 1 in float32: a net's loss differs by some units of rounding.
 LOSS_UNIT = 2**-18
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
 S, B = weft.split, weft.broadcast
@@ -173,16 +173,17 @@ class Comparison:
         Returns:
             the distance of all parameters and buffers from those of plain PyTorch in float32, in units of
             that of plain PyTorch in float32 from itself in float64; or the relative difference of losses in
-            units of `LOSS_UNIT`, where that is larger.
+            these units, of `LOSS_UNIT` at least, where that is larger.
         """
         parts, eps = self._parts(strategy), EPS[torch.float32]
         training = self.training(torch.float32, eps)
         losses, state = _run(lambda: training.compile(grid, strategy), training.batches, grid)
         expected_losses, expected = self._plainly(parts, torch.float32, eps)
-        exact = self._plainly(parts, torch.float64, eps)[1]
+        exact_losses, exact = self._plainly(parts, torch.float64, eps)
         found, plain, double = (_flat(expected, x) for x in (state, expected, exact))
         moved = float((found - plain).norm() / (plain - double).norm())
-        return max(moved, _loss_distance(losses, expected_losses) / LOSS_UNIT)
+        unit = max(LOSS_UNIT, _loss_distance(expected_losses, exact_losses))
+        return max(moved, _loss_distance(losses, expected_losses) / unit)
 
 
 @dataclass(frozen=True)

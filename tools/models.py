@@ -44,6 +44,8 @@ SOURCES = (
 SINGLE = ("data, 4", "hybrid, 2×2", "pipeline × data, 2×2")
 # Cells of "automatic" that are those of data parallel, bit for bit.
 AS_DATA = "as data"
+# Cells that the last run left out.
+LEFT_OUT = "–"
 HEAD = f"""# Models
 
 {{stamp}}
@@ -57,13 +59,14 @@ weft on 2 and 4 ranks, threads of one process.
   whichever is more. Up to {LIMIT:g} is equal; for nets that blow rounding up, up to {BLOW_UP} times what a relative
   change of the batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may
   differ.
-- *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the distance of all parameters and
-  buffers from those of plain PyTorch in float32, in units of that of plain PyTorch in float32 from itself in float64;
-  a relative difference of losses of {LOSS_UNIT:.0e} counts as 1. Up to {SINGLE_LIMIT:g} is equal, as two roundings of
-  the same are 1.4 apart, and more where a net blows them up.
+- *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the larger of two distances from plain
+  PyTorch in float32, that of all parameters and buffers and that of losses, each in units of the distance of plain
+  PyTorch in float32 from itself in float64 (of {LOSS_UNIT:.0e} of a loss at least). Up to {SINGLE_LIMIT:g} is equal, as
+  two roundings of the same are 1.4 apart, and more where a net blows them up.
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
   `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced. Where that
-  comes to data parallel, differing by as much to the last digit, it says "{AS_DATA}" and is not counted.
+  comes to data parallel, differing by as much to the last digit, it says "{AS_DATA}" and is not counted; nor is
+  "{LEFT_OUT}", which was not run.
 - *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets
   with BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
 - Models are tiny, built from their configs. Those of `transformers` are taken as they are; in float64 what they cast
@@ -92,12 +95,15 @@ def columns() -> list[str]:
 def page_of(rows: Mapping[str, list[str]], stamp: Stamp) -> str:
     """The whole page; models stand in the order of `cases`."""
     cells = [cell for row in rows.values() for cell in row]
-    counted = [cell for cell in cells if cell != AS_DATA]
+    counted = [cell for cell in cells if cell not in (AS_DATA, LEFT_OUT)]
+    as_data = cells.count(AS_DATA)
     equal = sum(not cell.startswith("**") for cell in counted)
     table = [["model", *columns()], ["---"] * (1 + len(columns()))]
     table += [[name, *rows[name]] for name in cases() if name in rows]
     lines = [f"| {' | '.join(row)} |" for row in table]
-    count = f"Equal: {equal} of {len(counted)}; {len(cells) - len(counted)} more are data parallel under another name."
+    count = (
+        f"Equal: {equal} of {len(counted)}; {as_data} more are data parallel under another name."
+    )
     return "\n".join([HEAD.format(stamp=stamp), count, "", *lines, ""])
 
 
