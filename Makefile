@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick gates check bench real-sizes accuracy search-bench golden clean
+.PHONY: demo test quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -49,6 +49,25 @@ accuracy: $(READY)
 search-bench: $(READY)
 	mkdir -p $(SEARCH)
 	$(BIN)/python -m benchmarks.search_bench --json $(SEARCH)/found.json
+
+# All pages of scores anew: hours, most of them bench and search-bench, on an idle machine. The last two print what is
+# written into their pages by hand; `python -m tools.scores --help` says how these are told that it was.
+scores: $(READY) bench real-sizes accuracy search-bench
+	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m tools.opinfo --jobs 2
+	$(BIN)/python -m tools.opinfo --jobs 2 --eager
+	$(BIN)/python -m tools.models
+	$(BIN)/python -m tools.combinations
+	$(BIN)/python -m tools.random_programs --count 200 --seed $$(date +%s)
+
+# The tests on each Python that is there and on the oldest and the newest torch: hours.
+matrix: $(READY)
+	$(BIN)/python -m tools.matrix
+
+# A few minutes of them on the oldest torch, where pip finds it for CPUs.
+oldest: $(READY)
+	$(BIN)/python -m tools.matrix --python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
+		--torch oldest --tests tests/torch_private tests/capture tests/opinfo/test_opinfo.py tests/runtime/kernels
 
 golden: $(READY)
 	$(BIN)/python -m pytest --update-golden

@@ -26,7 +26,9 @@ from benchmarks.malloc import MALLOCS
 from benchmarks.measure import OUT, machine
 from benchmarks.pairs import PAIRS, QUICK, RANKS, Pair
 from benchmarks.report import show
+from tools.scores.stamp import stamp_now
 
+SOURCES = ("src/weft", "benchmarks")
 RESULTS = OUT / "results.json"
 # The losses of single devices, while this program runs.
 REFERENCES = OUT / "references.json"
@@ -159,6 +161,8 @@ def main() -> int:
     topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
     there = json.loads(RESULTS.read_text()) if o.add and RESULTS.exists() else {}
     old, loads = there.get("rows", []), there.get("loads", {})
+    # What is added to older rows makes them no younger.
+    made = there.get("made") or str(stamp_now("make bench", SOURCES))
     clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics), o.minutes)
     found: dict[str, Measured] = {}
     failures: dict[str, str] = {}
@@ -166,7 +170,7 @@ def main() -> int:
     def written() -> dict[str, Any]:
         rows = merged(old, [row for each in found.values() for row in each.rows])
         told = {**loads, **{name: each.loads for name, each in found.items()}}
-        return write(rows, told, o.malloc, clock.minutes, failures)
+        return write(rows, told, o.malloc, clock.minutes, failures, made)
 
     for pair in pairs:
         least = FEWER if clock.late else LEAST
@@ -194,6 +198,7 @@ def write(
     malloc: str,
     minutes: float,
     failures: Mapping[str, str],
+    made: str,
 ) -> dict[str, Any]:
     """`results.json`, after each pair: nothing is lost when somebody stops the rest."""
     result = {
@@ -202,6 +207,7 @@ def write(
         "malloc": malloc,
         "transport": "shared memory and Gloo on one host, Gloo over slow links; peers Gloo",
         "minutes": minutes,
+        "made": made,
         "rows": rows,
         "loads": loads,
         "failed_topics": failures,

@@ -43,7 +43,8 @@ def section(result: Mapping[str, Any]) -> str:
     )
     targets = [judged(each) for each in verdicts(result["rows"])]
     rows = [cells(row) for row in result["rows"]]
-    return f"{head}\n\n{markdown(VERDICTS, targets)}\n\n{markdown(COLUMNS, rows)}"
+    made = [result["made"], head] if "made" in result else [head]
+    return "\n\n".join([*made, markdown(VERDICTS, targets), markdown(COLUMNS, rows)])
 
 
 def disturbances(result: Mapping[str, Any]) -> str:

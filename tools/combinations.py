@@ -22,6 +22,7 @@ from torch import nn
 import weft
 from examples import gpt_model
 from examples.models import images, resnet
+from tools.scores.stamp import Stamp, stamp_now
 
 PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
 STEPS, SIZE, MICRO_BATCHES = 3, 8, 4
@@ -30,6 +31,11 @@ LIMITS: dict[str | None, float] = {None: 1e-9, "bf16": 2.0}
 # A relative difference of losses in bfloat16 that counts as much as its difference from float32: its
 # rounding unit.
 BF16_LOSS = 2**-8
+RATE, EPS = 1e-2, 1e-3
+# The least that a difference is relative to.
+FLOOR = 1e-2
+COMMAND = "python -m tools.combinations"
+SOURCES = ("src/weft", "tools/combinations.py", "examples/gpt_model.py", "examples/models")
 S, B = weft.split, weft.broadcast
 
 
@@ -220,8 +226,8 @@ def _batches(work: str, precision: str | None) -> list[Any]:
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """A large eps: some gradients are zero but for rounding, and Adam would divide it by itself."""
     if next(model.parameters()).dtype == torch.float32:
-        return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+        return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, eps=EPS)
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -229,31 +235,49 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    scale = expected.abs().max().clamp(min=1e-2).item() if expected.is_floating_point() else 1.0
+    scale = expected.abs().max().clamp(min=FLOOR).item() if expected.is_floating_point() else 1.0
     return float((found - expected).abs().max()) / scale
 
 
 def main(words: Sequence[str]) -> int:
     """Compare the combinations that hold all words, or all. Returns how many differ."""
     warnings.simplefilter("ignore")
+    stamp = stamp_now(COMMAND, SOURCES)
     cells: dict[Combination, str] = {}
     for combination in combinations():
         if not all(word in str(combination) for word in words):
             continue
         try:
-            found = difference(combination)
-            equal = found <= LIMITS[combination.precision]
-            cells[combination] = f"{found:.0e}" if equal else f"**{found:.0e}**"
+            cells[combination] = cell_of(combination, difference(combination))
         except Exception as error:
             cells[combination] = f"**{type(error).__name__}**"
             print(f"{combination}: {error}", flush=True)
         print(f"{combination}: {cells[combination]}", flush=True)
     if not words:
-        PAGE.write_text(page(cells))
+        PAGE.write_text(page(cells, stamp))
     return sum(cell.startswith("**") for cell in cells.values())
 
 
-def page(cells: Mapping[Combination, str]) -> str:
+def cell_of(combination: Combination, found: float) -> str:
+    """A difference, bold when it is above the limit."""
+    return f"{found:.0e}" if found <= LIMITS[combination.precision] else f"**{found:.1e}**"
+
+
+def cells_of(text: str) -> dict[Combination, str]:
+    """The cells of a page."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    cells = [cell for row in rows[2:] for cell in row[3:]]
+    return dict(zip(sorted(combinations(), key=_place), cells, strict=True))
+
+
+def _place(combination: Combination) -> tuple[int, ...]:
+    """Where a combination stands on the page: model, ranks, precision; then level, recompute."""
+    c = combination
+    row = list(WORKS).index(c.work), list(MESHES).index(c.mesh), c.precision is not None
+    return (*row, c.zero, c.recompute)
+
+
+def page(cells: Mapping[Combination, str], stamp: Stamp) -> str:
     """The whole page: a row for each model, mesh and precision, a column for each level and recompute."""
     kinds = list(dict.fromkeys((c.zero, c.recompute) for c in cells))
     rows = list(dict.fromkeys((c.work, c.mesh, c.precision) for c in cells))
@@ -264,21 +288,22 @@ def page(cells: Mapping[Combination, str]) -> str:
         table.append([work, mesh, precision or "float64", *row])
     equal = sum(not cell.startswith("**") for cell in cells.values())
     lines = [f"| {' | '.join(row)} |" for row in table]
-    return "\n".join([HEAD, f"Equal: {equal} of {len(cells)}.", "", *lines, ""])
+    return "\n".join([HEAD.format(stamp=stamp), f"Equal: {equal} of {len(cells)}.", "", *lines, ""])
 
 
 HEAD = f"""# Combinations
 
-Written by `python -m tools.combinations`. A small GPT and a small ResNet train {STEPS} steps on 4 ranks in
-one process, {MICRO_BATCHES} micro-batches a step, and on one device with plain PyTorch, whose gradients
-accumulate over the same micro-batches.
+{{stamp}}
 
-- float64, AdamW: a cell is the largest difference of losses, parameters and buffers, relative to the
-  largest element, or to 0.01 where that is smaller; up to {LIMITS[None]:g} is equal. AdamW has an eps of 1e-3, not
-  1e-8: gradients that are zero but for rounding it would divide by themselves.
-- bf16, SGD with momentum, compared with `torch.autocast`: a cell is the difference of all parameters in units
-  of what `torch.autocast` itself differs from float32 (a relative difference of losses of 2**-8 counts
-  as 1); up to {LIMITS["bf16"]:g} is equal.
+A small GPT and a small ResNet train {STEPS} steps on 4 ranks, threads of one process, {MICRO_BATCHES} micro-batches a
+step, and on one device with plain PyTorch, whose gradients accumulate over the same micro-batches.
+
+- float64, AdamW (rate {RATE:g}, weight decay 0.1, eps {EPS:g} in both: some gradients are zero but for rounding, which
+  Adam would divide by itself): a cell is the largest difference of losses, relative, and of parameters and buffers,
+  relative to the largest element of each tensor or to {FLOOR:g}, whichever is more; up to {LIMITS[None]:g} is equal.
+- bf16, SGD (rate {RATE:g}, momentum 0.9), compared with `torch.autocast`: a cell is the difference of all parameters in
+  units of what `torch.autocast` itself differs from float32 (a relative difference of losses of 2**-8 counts as 1);
+  up to {LIMITS["bf16"]:g} is equal.
 - ZeRO is along the first axis of a stage's placement.
 """
 

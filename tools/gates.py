@@ -64,6 +64,7 @@ GATES = (
     Gate("words", (PYTHON, "-m", "tools.words")),
     Gate("leaves", (PYTHON, "-m", "tools.leaves")),
     Gate("mirror", (PYTHON, "-m", "tools.mirror")),
+    Gate("scores", (PYTHON, "-m", "tools.scores")),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,6 +17,13 @@ import weft
 from weft.program.verification import Verified
 
 STEPS, MICRO_BATCHES = 3, 2
+RATE, DECAY = 1e-3, 0.1
+# In float64 a large eps: some gradients are zero but for rounding, and Adam would divide it by itself.
+EPS = {torch.float64: 1e-4, torch.float32: 1e-8}
+# The least that a difference is relative to: biases that stay near zero are compared with it.
+FLOOR = 1e-4
+# The least relative difference of losses that counts as 1 in float32: a net's loss differs by some units of rounding.
+LOSS_UNIT = 2**-18
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
 S, B = weft.split, weft.broadcast
 
@@ -93,13 +100,13 @@ def _double(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with a large eps: some gradients are zero but for rounding, and Adam would divide it by itself."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, eps=1e-4)
+def adamw(model: nn.Module, eps: float = EPS[torch.float64]) -> torch.optim.Optimizer:
+    """The optimizer of all comparisons."""
+    return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, eps=eps)
 
 
 class Comparison:
-    """Trains a model in float64 with plain PyTorch, and under strategies with weft."""
+    """Trains a model with plain PyTorch, and under strategies with weft: in float64, and in float32 as users do."""
 
     def __init__(self, case: Case) -> None:
         default = torch.get_default_dtype()
@@ -111,7 +118,7 @@ class Comparison:
         finally:
             torch.set_default_dtype(default)
         self._loss = case.loss
-        self._plainly = cache(lambda parts: self._train_plainly(self.batches, parts))
+        self._plainly = cache(self._trained)
         self._rounding = cache(self._moved_away)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -125,7 +132,8 @@ class Comparison:
 
     def _moved_away(self, parts: int) -> float:
         moved = [{key: _moved(value) for key, value in batch.items()} for batch in self.batches]
-        state, expected = self._train_plainly(moved, parts)[1], self._plainly(parts)[1]
+        training = Training(self.model, self.loss, moved, EPS[torch.float64])
+        state, expected = training.plainly(parts)[1], self._plainly(parts)[1]
         return max(_distance(state[name], expected[name]) for name in state)
 
     def _parts(self, strategy: weft.Strategy) -> int:
@@ -133,12 +141,66 @@ class Comparison:
         alone = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         return strategy.micro_batches if alone else 1
 
-    def _train_plainly(self, batches: Sequence[Any], parts: int) -> Trained:
-        """Losses and last state; gradients accumulate over `parts` equal parts of a batch."""
+    def training(
+        self, dtype: torch.dtype = torch.float64, eps: float = EPS[torch.float64]
+    ) -> Training:
+        """What is trained, in a dtype: the same weights and batches, cast."""
+        if dtype == torch.float64:
+            return Training(self.model, self.loss, self.batches, eps)
+        batches = [{key: _cast(value, dtype) for key, value in x.items()} for x in self.batches]
+        return Training(copy.deepcopy(self.model).to(dtype), self._loss, batches, eps)
+
+    def _trained(
+        self, parts: int, dtype: torch.dtype = torch.float64, eps: float = EPS[torch.float64]
+    ) -> Trained:
+        return self.training(dtype, eps).plainly(parts)
+
+    def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
+        """The program of a strategy, for a copy of the model, in a world that is already there."""
+        return self.training().compile(grid, strategy)
+
+    def difference(self, grid: Any, strategy: weft.Strategy) -> Difference:
+        """Train with weft on as many ranks in this process as the grid has."""
+        losses, state = _run(lambda: self.compile(grid, strategy), self.batches, grid)
+        expected_losses, expected = self._plainly(self._parts(strategy))
+        worst = max(expected, key=lambda name: _distance(state[name], expected[name]))
+        loss = _loss_distance(losses, expected_losses)
+        return Difference(loss, _distance(state[worst], expected[worst]), worst)
+
+    def single(self, grid: Any, strategy: weft.Strategy) -> float:
+        """Train in float32 with torch's default eps.
+
+        Returns:
+            the distance of all parameters and buffers from those of plain PyTorch in float32, in units of
+            that of plain PyTorch in float32 from itself in float64; or the relative difference of losses in
+            these units, of `LOSS_UNIT` at least, where that is larger.
+        """
+        parts, eps = self._parts(strategy), EPS[torch.float32]
+        training = self.training(torch.float32, eps)
+        losses, state = _run(lambda: training.compile(grid, strategy), training.batches, grid)
+        expected_losses, expected = self._plainly(parts, torch.float32, eps)
+        exact_losses, exact = self._plainly(parts, torch.float64, eps)
+        found, plain, double = (_flat(expected, x) for x in (state, expected, exact))
+        moved = float((found - plain).norm() / (plain - double).norm())
+        unit = max(LOSS_UNIT, _loss_distance(expected_losses, exact_losses))
+        return max(moved, _loss_distance(losses, expected_losses) / unit)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that trains `STEPS` steps: its own copy each time."""
+
+    model: nn.Module
+    loss: Loss
+    batches: Sequence[Any]
+    eps: float
+
+    def plainly(self, parts: int) -> Trained:
+        """Losses and last state with plain PyTorch; gradients accumulate over `parts` equal parts of a batch."""
         model = copy.deepcopy(self.model)
-        optimizer = adamw(model)
+        optimizer = adamw(model, self.eps)
         losses = []
-        for batch in batches:
+        for batch in self.batches:
             optimizer.zero_grad()
             total = 0.0
             for number in range(parts):
@@ -151,28 +213,40 @@ class Comparison:
         return losses, model.state_dict()
 
     def compile(self, grid: Any, strategy: weft.Strategy) -> weft.Program:
-        """The program of a strategy, for a copy of the model, in a world that is already there."""
+        """The program of a strategy, in a world that is already there."""
         model = copy.deepcopy(self.model)
         return weft.compile(
             model,
             self.loss,
-            adamw(model),
+            adamw(model, self.eps),
             self.batches[0],
             placement=weft.placement("cpu", grid),
             strategy=strategy,
         )
 
-    def difference(self, grid: Any, strategy: weft.Strategy) -> Difference:
-        """Train with weft on as many ranks in this process as the grid has."""
-        with weft.local_world(torch.tensor(grid).numel()):
-            program = self.compile(grid, strategy)
-            losses = [program.step(batch).item() for batch in self.batches]
-            state = program.full_state_dict()
-            program.close()
-        expected_losses, expected = self._plainly(self._parts(strategy))
-        loss = max(abs(a - b) / abs(b) for a, b in zip(losses, expected_losses, strict=True))
-        worst = max(expected, key=lambda name: _distance(state[name], expected[name]))
-        return Difference(loss, _distance(state[worst], expected[worst]), worst)
+
+def _run(make: Callable[[], weft.Program], batches: Sequence[Any], grid: Any) -> Trained:
+    """Losses and last state of a program on as many ranks in this process as the grid has."""
+    with weft.local_world(torch.tensor(grid).numel()):
+        program = make()
+        losses = [program.step(batch).item() for batch in batches]
+        state = program.full_state_dict()
+        program.close()
+    return losses, state
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _loss_distance(found: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def _flat(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """All floating-point tensors of a state as one vector of float64, in the order of `names`."""
+    tensors = (state[name].detach() for name in names)
+    return torch.cat([x.flatten().double() for x in tensors if x.is_floating_point()])
 
 
 def _moved(value: torch.Tensor) -> torch.Tensor:
@@ -180,8 +254,8 @@ def _moved(value: torch.Tensor) -> torch.Tensor:
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative to the largest element; biases that stay near zero are compared with 1e-4."""
-    scale = expected.abs().max().clamp(min=1e-4).item() if expected.is_floating_point() else 1.0
+    """Relative to the largest element, or to `FLOOR`."""
+    scale = expected.abs().max().clamp(min=FLOOR).item() if expected.is_floating_point() else 1.0
     return float((found - expected).abs().max()) / scale
 
 

@@ -9,34 +9,70 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 
+import torch
+
 from tools import huggingface_models, paper_models
-from tools.model_cases import MICRO_BATCHES, STEPS, Case, Comparison, Difference, settings
+from tools.model_cases import (
+    DECAY,
+    EPS,
+    FLOOR,
+    LOSS_UNIT,
+    MICRO_BATCHES,
+    RATE,
+    STEPS,
+    Case,
+    Comparison,
+    Difference,
+    settings,
+)
+from tools.scores.stamp import Stamp, stamp_now, stamps_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-LIMIT = 1e-9
+LIMIT, SINGLE_LIMIT = 1e-9, 10.0
 BLOW_UP = 10
+COMMAND = "python -m tools.models"
+SOURCES = (
+    *("src/weft", "examples/models", "tools/models.py", "tools/model_cases.py"),
+    *("tools/huggingface_models.py", "tools/paper_models.py"),
+)
+# Of the strategies, those that train in float32, too.
+SINGLE = ("data, 4", "hybrid, 2×2", "pipeline × data, 2×2")
+# Cells of "automatic" that are those of data parallel, bit for bit.
+AS_DATA = "as data"
+# Cells that the last run left out.
+LEFT_OUT = "–"
 HEAD = f"""# Models
 
-Written by `python -m tools.models`. Each model trains {STEPS} steps with AdamW in float64, alone with plain PyTorch and
-with weft on 2 and 4 ranks in one process. A cell is the larger of two differences: of the losses, relative, and of all
-parameters and buffers after the last step, relative to the largest element of each. Up to {LIMIT:g} is equal; for
-nets that blow rounding up, up to {BLOW_UP} times what a relative change of the batch by 1e-15 does to plain PyTorch's
-own result (ResNet-101: 2e-9). The order of floating-point sums is all that may differ.
+{{stamp}}
 
+Each model trains {STEPS} steps with AdamW (rate {RATE:g}, weight decay {DECAY:g}), alone with plain PyTorch and with
+weft on 2 and 4 ranks, threads of one process.
+
+- *float64*: eps is {EPS[torch.float64]:g} in both, not torch's default, as some gradients are zero but for rounding,
+  which Adam would divide by itself. A cell is the larger of two differences: of the losses, relative, and of all
+  parameters and buffers after the last step, each relative to the largest element of its tensor or to {FLOOR:g},
+  whichever is more. Up to {LIMIT:g} is equal; for nets that blow rounding up, up to {BLOW_UP} times what a relative
+  change of the batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may
+  differ.
+- *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the larger of two distances from plain
+  PyTorch in float32, that of all parameters and buffers and that of losses, each in units of the distance of plain
+  PyTorch in float32 from itself in float64 (of {LOSS_UNIT:.0e} of a loss at least). Up to {SINGLE_LIMIT:g} is equal:
+  two roundings of the same are 1.4 apart, and more where a net blows them up.
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
-  `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced.
-- AdamW has an eps of 1e-4, not 1e-8: gradients that are zero but for rounding it would divide by themselves. What is
-  smaller than 1e-4 at its largest is compared with 1e-4.
+  `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced. Where that
+  comes to data parallel, differing by as much to the last digit, it says "{AS_DATA}" and is not counted; nor is
+  "{LEFT_OUT}", which was not run.
 - *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets
   with BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
-- Models are tiny, built from their configs. Those of `transformers` are taken as they are; what they cast to float32 is
-  cast to float64 here. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts run grouped products,
-  the default of `transformers`, by its own op, since torch's takes no float64; "eager" reads values and is refused.
+- Models are tiny, built from their configs. Those of `transformers` are taken as they are; in float64 what they cast
+  to float32 is cast to float64. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts run grouped
+  products, the default of `transformers`, by its own op, since torch's takes no float64; "eager" reads values and is
+  refused.
 """
 
 
@@ -51,14 +87,24 @@ def rows_of(page: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in lines[2:]}
 
 
-def page_of(rows: Mapping[str, list[str]], columns: list[str]) -> str:
+def columns() -> list[str]:
+    """The heads of the cells of a model."""
+    return [*settings({}), *(f"float32: {name}" for name in SINGLE)]
+
+
+def page_of(rows: Mapping[str, list[str]], stamp: Stamp) -> str:
     """The whole page; models stand in the order of `cases`."""
     cells = [cell for row in rows.values() for cell in row]
-    equal = sum(not cell.startswith("**") for cell in cells)
-    table = [["model", *columns], ["---"] * (1 + len(columns))]
+    counted = [cell for cell in cells if cell not in (AS_DATA, LEFT_OUT)]
+    as_data = cells.count(AS_DATA)
+    equal = sum(not cell.startswith("**") for cell in counted)
+    table = [["model", *columns()], ["---"] * (1 + len(columns()))]
     table += [[name, *rows[name]] for name in cases() if name in rows]
     lines = [f"| {' | '.join(row)} |" for row in table]
-    return "\n".join([HEAD, f"Equal: {equal} of {len(cells)}.", "", *lines, ""])
+    count = (
+        f"Equal: {equal} of {len(counted)}; {as_data} more are data parallel under another name."
+    )
+    return "\n".join([HEAD.format(stamp=stamp), count, "", *lines, ""])
 
 
 def cell_of(found: Difference, limit: float) -> str:
@@ -67,17 +113,33 @@ def cell_of(found: Difference, limit: float) -> str:
     return f"{worst:.0e}" if worst <= limit else f"**{worst:.0e} ({found.worst})**"
 
 
-def compare(name: str, case: Case) -> list[str]:
-    """The cells of one model, in the order of the strategies."""
-    comparison, row = Comparison(case), []
-    for strategy, (grid, chosen) in settings(case.layouts).items():
+def compare(name: str, case: Case, only: Collection[str] = ()) -> dict[str, str]:
+    """The cells of one model by the heads of their columns; `only` of these, all where there are none."""
+    comparison, row = Comparison(case), dict[str, str]()
+    found: dict[str, Difference] = {}
+
+    def double(strategy: str) -> str:
+        grid, chosen = settings(case.layouts)[strategy]
+        limit = max(LIMIT, BLOW_UP * comparison.rounding(chosen))
+        found[strategy] = comparison.difference(grid, chosen)
+        beside = found.get(strategy.replace("automatic", "data"))
+        as_data = strategy.startswith("automatic") and found[strategy] == beside
+        return AS_DATA if as_data else cell_of(found[strategy], limit)
+
+    def single(strategy: str) -> str:
+        moved = comparison.single(*settings(case.layouts)[strategy])
+        return f"{moved:.2g}" if moved <= SINGLE_LIMIT else f"**{moved:.2g}**"
+
+    for column in columns():
+        if only and column not in only:
+            continue
+        kind, _, strategy = column.rpartition(": ")
         try:
-            limit = max(LIMIT, BLOW_UP * comparison.rounding(chosen))
-            row.append(cell_of(comparison.difference(grid, chosen), limit))
+            row[column] = single(strategy) if kind else double(strategy)
         except Exception as error:
-            row.append(f"**{type(error).__name__}**")
-            print(f"{name}, {strategy}: {error}", flush=True)
-        print(f"{name:14} {strategy:14} {row[-1]}", flush=True)
+            row[column] = f"**{type(error).__name__}**"
+            print(f"{name}, {column}: {error}", flush=True)
+        print(f"{name:14} {column:24} {row[column]}", flush=True)
     return row
 
 
@@ -89,12 +151,14 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(every)}")
         return 1
-    different = 0
+    different, rows = 0, dict[str, list[str]]()
+    stamp = stamp_now(COMMAND, SOURCES)
+    if names:  # a page of rows of several times is as old as the oldest
+        (stamp, *_), rows = stamps_of(PAGE.read_text()), rows_of(PAGE.read_text())
     for name in names or every:
-        row = compare(name, every[name])
-        rows = {**(rows_of(PAGE.read_text()) if PAGE.exists() else {}), name: row}
-        PAGE.write_text(page_of(rows, list(settings({}))))
-        different += sum(cell.startswith("**") for cell in row)
+        rows[name] = list(compare(name, every[name]).values())
+        different += sum(cell.startswith("**") for cell in rows[name])
+        PAGE.write_text(page_of(rows, stamp))
     return different
 
 

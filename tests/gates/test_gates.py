@@ -63,7 +63,12 @@ def assert_fires(gate: Gate, tree: Path, *words: str) -> None:
         assert word in result.stdout
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
+@pytest.mark.parametrize(
+    # Rows of pages need the whole project: tests/scores.
+    "gate",
+    [gate for gate in GATES if gate.name != "scores"],
+    ids=lambda gate: gate.name,
+)
 def test_a_tree_in_order_passes(gate: Gate, tree: Path) -> None:
     result = gate.run(tree)
     assert result.returncode == 0, result.stdout

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import weft
+from tools.opinfo.check import Effort
 from tools.opinfo.eager import DTYPES, EagerEffort, EagerReport, check_eager, lost
 from tools.opinfo.eager_report import TITLE, as_json, section, summary, write_table
 from tools.opinfo.report import write_page
 from tools.opinfo.samples import full_name, opinfos
+from tools.scores.stamp import stamp_now
 
 NAMES = """
     add mul matmul square pow floor_divide ldexp polygamma.polygamma_n_1 unsqueeze t copysign
@@ -20,6 +22,7 @@ NAMES = """
     sum var softmax.with_dtype nn.functional.avg_pool2d nn.functional.conv2d nn.functional.dropout
     nn.functional.multi_margin_loss nn.functional.scaled_dot_product_attention native_batch_norm
     fft.hfft2 linalg.inv linalg.solve linalg.pinv linalg.vector_norm masked.var tensor_split resize_"""
+STAMP = stamp_now("python -m tools.opinfo --eager", ["tools/opinfo"])
 QUICK = (torch.float32, torch.int64, torch.complex64)
 BY_NAME = {full_name(info): info for info in opinfos(DTYPES)}
 
@@ -84,7 +87,7 @@ def test_the_page_keeps_both_tables(tmp_path: Path) -> None:
     good, bad = EagerReport("good"), lost("bad", "ended the process")
     good.add(torch.int64, "in place", "right", "")
     good.add(torch.float32, "function", "refused", "LayoutError: no")
-    text = section([good, bad], EagerEffort())
+    text = section([good, bad], EagerEffort(), STAMP)
     assert "| float32 | function | 0 | 1 | 0 | 1 |" in text
     assert "| int64 | in place | 1 | 0 | 0 | 0 |" in text
     assert "| `good` | 1 of 2 | LayoutError: no |" in text
@@ -93,9 +96,9 @@ def test_the_page_keeps_both_tables(tmp_path: Path) -> None:
     assert summary([good, bad]).endswith("1 right, 1 refused, 0 wrong, 1 crash")
     assert as_json([bad])["bad"]["counts"] == {"float32 / function / crash": 1}
     path = tmp_path / "ops.md"
-    write_table(path, [good, bad], EagerEffort())
-    write_page(path, [], 1, 1)
-    write_table(path, [good], EagerEffort())
+    write_table(path, [good, bad], EagerEffort(), STAMP)
+    write_page(path, [], Effort(), STAMP)
+    write_table(path, [good], EagerEffort(), STAMP)
     assert path.read_text().count(TITLE) == 1
     assert path.read_text().startswith("# Ops")
     assert "`bad`" not in path.read_text()

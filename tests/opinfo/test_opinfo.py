@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tools.opinfo.check import Effort, OpReport, check_op, shortened
-from tools.opinfo.report import page, totals
+from tools.opinfo.report import page, splits, totals
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
+from tools.scores.samples import rows_of
+from tools.scores.stamp import stamp_now
 from weft.ops import rule
+from weft.runtime.executor import work
+from weft.runtime.kernels.generated import Kernel, build_kernel
 
 RIGHT = """
     add mm addmm bmm cumsum sort topk gather scatter_add index_select index_add where
@@ -22,6 +28,7 @@ RIGHT = """
     nn.functional.embedding nn.functional.cross_entropy nn.functional.dropout nn.functional.gelu
     fft.fft fft.irfft linalg.eigh linalg.solve linalg.qr as_strided special.zeta kron view_as_complex
     scatter_reduce.amax rand_like"""
+STAMP = stamp_now("python -m tools.opinfo", ["tools/opinfo"])
 BY_NAME = {full_name(info): info for info in opinfos()}
 NAMES = RIGHT.replace(".none", "").split()
 
@@ -104,10 +111,71 @@ def test_the_page_tells_totals_and_reasons() -> None:
         OpReport("half", right=1, refused={"RuleError: no": 2}),
         OpReport("bad", right=1, wrong=["differs"]),
     ]
-    assert totals(reports) == {"right": 1, "partly": 1, "refused": 0, "wrong": 1, "all": 3}
-    text = page(reports, 4, 5)
-    assert "| `half` | partly | 1 of 3 | RuleError: no |" in text
+    assert totals(reports) == {
+        "right": 1,
+        "shape": 0,
+        "partly": 1,
+        "refused": 0,
+        "wrong": 1,
+        "all": 3,
+    }
+    text = page(reports, Effort(), STAMP)
+    assert "| `half` | partly | 1 of 3 |  |  |  |  | RuleError: no |" in text
     assert text.index("`bad`") < text.index("`half`") < text.index("`good`")
+    assert str(STAMP) in text
+
+
+def test_an_op_that_is_only_compared_in_shape_is_no_right_one() -> None:
+    """What memory held, and numbers that weft draws otherwise; values of dropout in eval mode are compared."""
+    for name in ("empty_like", "rand_like"):
+        report = check_op(BY_NAME[name], Effort(samples=2, layouts=1))
+        assert (report.verdict, report.shapes) == ("shape", report.right)
+    assert check_op(BY_NAME["nn.functional.dropout"], Effort(layouts=1)).verdict == "right"
+
+
+def test_a_wrong_shape_of_uninitialized_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.capture.python.changes._moves", lambda value: False)
+    calls = iter(range(100))
+    op = info(lambda x: x.new_empty(3 + next(calls)), torch.rand(2))
+    op.name = "new_empty"
+    assert "result 0 is torch.float32[4]" in check_op(op, Effort()).wrong[0]
+
+
+def test_what_splits_is_told_from_what_gathers() -> None:
+    """Rows of a sum, and of a sort, are split; a histogram reads all elements."""
+    report = check_op(info(lambda x: x.sum(0) * 2, torch.rand(4, 6)), Effort())
+    assert report.splitting.kind == "splits"
+    assert splits(report.splitting) == ("1 of 1", "x0 0 1", "x0", "")
+    report = check_op(info(lambda x: x.exp().histc(), torch.rand(4, 6)), Effort())
+    assert report.splitting.kind == "whole"
+    assert splits(report.splitting) == ("0 of 1", "x0 (0) (1)", "", "histc")
+    report = check_op(info(lambda x: x.sort(0)[0], torch.rand(4, 6)), Effort())
+    assert splits(report.splitting)[1] == "x0 0 1"
+
+
+def test_nothing_splits_where_there_is_nothing_to_split() -> None:
+    report = check_op(info(lambda x: x + 1, torch.rand(1, 1)), Effort())
+    assert report.splitting.kind == "nothing"
+    assert check_op(info(lambda x: x + 1, torch.rand(0, 4)), Effort()).splitting.kind == "nothing"
+
+
+def test_samples_run_as_programs() -> None:
+    assert check_op(BY_NAME["mm"], Effort(layouts=1)).ran == 4
+    assert check_op(BY_NAME["mm"], Effort(layouts=1, programs=1)).ran == 2
+
+
+def test_what_only_programs_get_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter calls each op itself, and so does not see the kernels that programs run."""
+
+    def doubled(*args: Any, **kwargs: Any) -> Kernel:
+        kernel = build_kernel(*args, **kwargs)
+        run = kernel.function
+        return replace(kernel, function=lambda *given: [x * 2 for x in run(*given)])
+
+    monkeypatch.setattr(work, "build_kernel", doubled)
+    report = check_op(info(torch.exp, torch.rand(8, 2)), Effort(layouts=1))
+    assert report.verdict == "wrong"
+    assert "program [0, 1, 2, 3]" in report.wrong[0]
 
 
 def test_reasons_are_cut_at_a_word() -> None:
@@ -115,7 +183,9 @@ def test_reasons_are_cut_at_a_word() -> None:
     assert shortened("one two three", 12) == "one two …"
     reasons = {f"RuleError: {number} " + "word " * 30: 1 for number in range(3)}
     (line,) = [
-        line for line in page([OpReport("half", 1, reasons)], 4, 5).splitlines() if "`half`" in line
+        line
+        for line in page([OpReport("half", 1, refused=reasons)], Effort(), STAMP).splitlines()
+        if "`half`" in line
     ]
     assert "0 word" in line
     assert "1 word" in line
@@ -125,3 +195,10 @@ def test_reasons_are_cut_at_a_word() -> None:
 def test_the_published_page_has_nothing_wrong() -> None:
     text = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
     assert "| wrong | 0 |" in text
+    assert sum(splits_of(text)) >= 560
+
+
+def splits_of(text: str) -> list[int]:
+    """How many ops split, in all samples and in some."""
+    kinds = ("splits", "in part")
+    return [int(row[1]) for row in rows_of(text, 4) if row[0] in kinds]

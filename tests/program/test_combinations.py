@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from on_ranks import passed
-from tools.combinations import LIMITS, Combination, combinations, difference, train
+from tools.combinations import (
+    LIMITS,
+    Combination,
+    cells_of,
+    combinations,
+    difference,
+    page,
+    train,
+)
+from tools.scores.stamp import stamp_now
 
 # Each level with each mesh, both models in turn, recompute and precision in every other.
 SAMPLE = [
@@ -61,3 +70,8 @@ def test_a_wrong_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.combinations.train", wrong)
     combination = Combination("gpt", "data 4", 0, False, None)
     assert difference(combination) > LIMITS[None]
+
+
+def test_the_cells_of_a_page_are_found_again() -> None:
+    every = {each: f"{number}" for number, each in enumerate(combinations())}
+    assert cells_of(page(every, stamp_now("it", ["tools/combinations.py"]))) == every

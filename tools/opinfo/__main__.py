@@ -13,9 +13,10 @@ from typing import Any
 
 from tools.opinfo import eager, eager_report
 from tools.opinfo.check import Effort, OpReport, check_op, shortened
-from tools.opinfo.report import summary, write_page
+from tools.opinfo.report import COMMAND, SOURCES, summary, write_page
 from tools.opinfo.samples import full_name, opinfos
 from tools.opinfo.workers import check_all
+from tools.scores.stamp import stamp_now
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
@@ -45,7 +46,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def _compiled(options: argparse.Namespace) -> bool:
     infos = [info for info in opinfos() if not options.op or full_name(info) in options.op]
     effort = Effort(**_given(samples=options.samples, layouts=options.layouts))
-    reports = []
+    stamp, reports = stamp_now(COMMAND, SOURCES), []
     for report in check_all(
         infos,
         partial(check_op, effort=effort),
@@ -58,7 +59,7 @@ def _compiled(options: argparse.Namespace) -> bool:
     _show_reasons(reports)
     path = options.page or (None if options.op else PAGE)
     if path:
-        write_page(path, reports, effort.samples, effort.layouts)
+        write_page(path, reports, effort, stamp)
     return any(report.wrong for report in reports)
 
 
@@ -68,7 +69,7 @@ def _eager(options: argparse.Namespace) -> bool:
     effort = eager.EagerEffort(
         **_given(samples=options.samples, layouts=options.layouts), dtypes=dtypes
     )
-    reports = []
+    stamp, reports = stamp_now(eager_report.COMMAND, SOURCES), []
     for report in check_all(
         infos, partial(eager.check_eager, effort=effort), eager.lost, options.jobs
     ):
@@ -80,12 +81,12 @@ def _eager(options: argparse.Namespace) -> bool:
         options.json.write_text(json.dumps(eager_report.as_json(reports), indent=1) + "\n")
     path = options.page or (None if options.op or options.dtype else PAGE)
     if path:
-        eager_report.write_table(path, reports, effort)
+        eager_report.write_table(path, reports, effort, stamp)
     return any(report.wrong for report in reports)
 
 
 def _show(report: OpReport | eager.EagerReport, every: bool) -> None:
-    if every or report.verdict != "right":
+    if every or report.verdict not in ("right", "shape"):
         why = [*report.wrong[:3], *report.refused]
         print(
             f"{report.verdict} {report.name} ({report.seconds:.1f} s): {shortened('; '.join(why), 400)}"

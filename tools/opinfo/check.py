@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import weft
 from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.interpret import run_programs
 from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
+from tools.opinfo.partials import with_partials
 from tools.opinfo.reference import Expected, captured, constants, expected
+from tools.opinfo.running import GRIDS, RANKS, alone, programs
 from tools.opinfo.samples import Case, cases, full_name
+from tools.opinfo.splitting import Splitting, has_splits
 from tools.oracles.rules import TorchCall, check_call, close, split_again
 from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
@@ -29,8 +34,8 @@ from weft.compiler.local.localize import localize
 from weft.compiler.signatures import check_signatures
 from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
-from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Value, node_uses
-from weft.ir.nodes import HINT, Hint
+from weft.ir.logical import Call, Input, LogicalGraph, Output
+from weft.ir.nodes import HINT
 from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.torch_ops import to_torch
@@ -49,45 +54,67 @@ class OpReport:
 
     Attributes:
         right: number of samples that are right in all layouts.
+        shapes: those of them that plain torch can only be compared with in shape and dtype.
+        ran: runs of whole programs on several ranks among the comparisons.
         refused: why samples were refused, each with its number.
         wrong: one line for each thing that is wrong.
         skipped: samples that plain torch does not run.
         seconds: how long the check took.
+        splitting: what splits, and what is gathered.
     """
 
     name: str
     right: int = 0
+    shapes: int = 0
+    ran: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     skipped: int = 0
     seconds: float = 0.0
+    splitting: Splitting = field(default_factory=Splitting)
 
     @property
     def verdict(self) -> str:
-        """right, partly, refused or wrong."""
+        """right, shape, partly, refused or wrong."""
         if self.wrong:
             return "wrong"
-        if self.refused:
+        if self.refused or not self.right:
             return "partly" if self.right else "refused"
-        return "right" if self.right else "refused"
+        return "shape" if self.shapes == self.right else "right"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many samples of an op, and how many layouts of a sample."""
+    """How many samples of an op, how many layouts of a sample, and how many samples run as programs."""
 
     samples: int = 6
     layouts: int = 6
+    programs: int = 2
 
 
 def check_op(info: Any, effort: Effort) -> OpReport:
     """Check an op; nothing but a crash of the process gets out of it."""
     report = OpReport(full_name(info))
-    for case in cases(info, effort.samples):
-        _check_case(case, effort, report)
+    # Further ones are only looked at for what splits, where the first have little to split.
+    for number, case in enumerate(cases(info, 3 * effort.samples)):
+        if number < effort.samples:
+            _check_case(case, effort, report)
+        elif not report.wrong and report.splitting.samples < effort.samples:
+            _check_splitting(case, report)
     if not report.right and not report.refused and not report.wrong:
         report.refused["no sample that plain torch runs"] = 1
     return report
+
+
+def _check_splitting(case: Case, report: OpReport) -> None:
+    if has_splits(shapes_of(case)):
+        with suppress(Exception):  # of plain torch, or a refusal: as the first samples say
+            report.splitting.add(captured(case, expected(case).seeds)[0].graph, shapes_of(case))
+
+
+def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
+    """The shapes of a sample's tensors, by the keys that they have in its graph."""
+    return {f"x{i}": tuple(x.shape) for i, x in enumerate(case.tensors)}
 
 
 def _check_case(case: Case, effort: Effort, report: OpReport) -> None:
@@ -99,6 +126,11 @@ def _check_case(case: Case, effort: Effort, report: OpReport) -> None:
     try:
         found, inputs = captured(case, known.seeds)
         problem = next(problems(case, known, found, inputs, effort), "")
+        if not problem:
+            report.splitting.add(found.graph, shapes_of(case))
+        if not problem and report.right < effort.programs:
+            problem = next(_program_problems(case, known, found), "")
+            report.ran += len(GRIDS)
     except Refusal as error:
         reason = reason_of(error)
         report.refused[reason] = report.refused.get(reason, 0) + 1
@@ -109,6 +141,17 @@ def _check_case(case: Case, effort: Effort, report: OpReport) -> None:
         report.wrong.append(problem)
     else:
         report.right += 1
+        report.shapes += is_blank(case) or is_random(found)
+
+
+def is_blank(case: Case) -> bool:
+    """Whether the values are whatever memory held."""
+    return case.name.split(".")[0] in UNINITIALIZED
+
+
+def is_random(found: Captured) -> bool:
+    """Whether weft draws numbers, which plain torch draws otherwise."""
+    return any(node.op == "weft.uniform" for node in found.graph.of_kind(Call))
 
 
 def reason_of(error: Exception) -> str:
@@ -129,14 +172,13 @@ def problems(
     one = Trial((1,), {key: (Broadcast(),) for key in inputs})
     values = run(found.graph, one, inputs)[0]
     named = {node.key: values[node.value.name] for node in found.graph.of_kind(Output)}
-    random = any(node.op == "weft.uniform" for node in found.graph.of_kind(Call))
-    if case.name.split(".")[0] in UNINITIALIZED:
+    if is_blank(case):
+        yield from _shapes(case, "captured", named, known.values)
         return
-    known_values = known.values
-    if random:
-        yield from _shapes(case, named, known_values)
+    if is_random(found):
+        yield from _shapes(case, "captured", named, known.values)
     else:
-        yield from _differences(case, "captured", {**named, **constants(found)}, known_values)
+        yield from _differences(case, "captured", {**named, **constants(found)}, known.values)
     calls = chain(
         signature_problems(found.graph, values),
         stride_problems(found.graph, values),
@@ -152,6 +194,18 @@ def problems(
             yield from _differences(case, f"{trial} rank {rank}", made, named)
 
 
+def _program_problems(case: Case, known: Expected, found: Captured) -> Iterator[str]:
+    """What is wrong where actors run the sample on four ranks, beside plain torch; random ops beside one rank."""
+    random = is_random(found)
+    with weft.local_world(RANKS):
+        right = alone(case, known.seeds) if random else known.values
+        for where, made in programs(case, known.seeds):
+            if is_blank(case):
+                yield from _shapes(case, f"program {where}", made, right)
+            else:
+                yield from _differences(case, f"program {where}", made, right)
+
+
 def _differences(
     case: Case, where: str, found: Mapping[str, Tensor], known: Mapping[str, Tensor]
 ) -> Iterator[str]:
@@ -165,11 +219,13 @@ def _differences(
             yield f"{case.describe()} {where}: {name} differs"
 
 
-def _shapes(case: Case, found: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Iterator[str]:
+def _shapes(
+    case: Case, where: str, found: Mapping[str, Tensor], known: Mapping[str, Tensor]
+) -> Iterator[str]:
     for name in found.keys() & known.keys():
         a, b = found[name], known[name]
         if a.shape != b.shape or a.dtype != b.dtype:
-            yield f"{case.describe()} captured: {name} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
+            yield f"{case.describe()} {where}: {name} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
 
 
 # ------------------------------------------------------------------------------------- signatures
@@ -204,7 +260,7 @@ def run(
     """Compile a graph with inputs laid out as in `trial` and run all ranks; fills `outputs`: name by key."""
     placement = placement_of(trial.grid)
     laid = {node.key: Layout(placement, trial.layouts[node.key]) for node in graph.of_kind(Input)}
-    graph = _with_partials(graph, laid)
+    graph = with_partials(graph, laid)
     hints = Hints({key: _admissible(layout) for key, layout in laid.items()})
     graph, assignment = expand(*fuse_class_losses(graph, deduce(graph, hints, placement)))
     by_name = {node.value.name: laid[node.key] for node in graph.of_kind(Input)}
@@ -232,45 +288,6 @@ def _local_inputs(
 def _admissible(layout: Layout) -> tuple[SBP, ...]:
     """The layout as a hint for an input: Partial stands as Broadcast."""
     return tuple(Broadcast() if isinstance(sbp, Partial) else sbp for sbp in layout.sbp)
-
-
-def _with_partials(graph: LogicalGraph, laid: Mapping[str, Layout]) -> LogicalGraph:
-    """The graph with a hint behind every input that is Partial, so that deduction carries the sum on."""
-    nodes: list[Any] = []
-    renamed: dict[str, str] = {}
-    for node in graph.nodes:
-        if isinstance(node, Input):
-            nodes.append(node)
-            continue
-        if nodes and isinstance(nodes[-1], Input):
-            for given in graph.of_kind(Input):
-                hint = _hint(given, laid[given.key])
-                if hint is not None and hint.outputs[0] is not None:
-                    renamed[given.value.name] = hint.outputs[0].name
-                    nodes.append(hint)
-        nodes.append(_rename(node, renamed))
-    return LogicalGraph(graph.name, tuple(nodes)) if renamed else graph
-
-
-def _hint(node: Input, layout: Layout) -> Call | None:
-    if not any(isinstance(sbp, Partial) for sbp in layout.sbp):
-        return None
-    value = Value(f"{node.value.name}.hinted", node.value.shape, node.value.dtype)
-    return Call(HINT, (Ref(node.value.name),), (), (value,), hint=Hint(layout.sbp))
-
-
-def _rename(node: Any, names: Mapping[str, str]) -> Any:
-    def arg(leaf: Any) -> Any:
-        if isinstance(leaf, tuple):
-            return tuple(map(arg, leaf))
-        return Ref(names.get(leaf.name, leaf.name)) if isinstance(leaf, Ref) else leaf
-
-    if not any(name in names for name in node_uses(node)):
-        return node
-    if isinstance(node, Output):
-        return replace(node, value=arg(node.value))
-    kwargs = tuple((key, arg(value)) for key, value in node.kwargs)
-    return replace(node, args=arg(node.args), kwargs=kwargs)
 
 
 torch.set_num_threads(1)

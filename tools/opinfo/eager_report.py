@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.opinfo.eager import FORMS, VERDICTS, EagerEffort, EagerReport
+from tools.scores.stamp import Stamp
 
 TITLE = "## Eager global tensors\n"
-HEAD = """Made by
-
-```console
-python -m tools.opinfo --eager
-```
+COMMAND = "python -m tools.opinfo --eager"
+HEAD = """{stamp}
 
 {ops} ops run at once on global tensors, through the same runtime as users' programs: up to {samples} samples in each
 dtype, as functions and as methods that write in place, with the gradients of every input, on 2 ranks or 2 × 2, every
@@ -68,13 +66,15 @@ def as_json(reports: Sequence[EagerReport]) -> dict[str, Any]:
     }
 
 
-def write_table(path: Path, reports: Sequence[EagerReport], effort: EagerEffort) -> None:
+def write_table(
+    path: Path, reports: Sequence[EagerReport], effort: EagerEffort, stamp: Stamp
+) -> None:
     """Replace the section of the page, which is its last."""
     text = path.read_text() if path.exists() else ""
-    path.write_text(text.partition(TITLE)[0].rstrip() + "\n\n" + section(reports, effort))
+    path.write_text(text.partition(TITLE)[0].rstrip() + "\n\n" + section(reports, effort, stamp))
 
 
-def section(reports: Sequence[EagerReport], effort: EagerEffort) -> str:
+def section(reports: Sequence[EagerReport], effort: EagerEffort, stamp: Stamp) -> str:
     """The section's text."""
     counts = totals(reports)
     every = sum(counts.values())
@@ -82,7 +82,11 @@ def section(reports: Sequence[EagerReport], effort: EagerEffort) -> str:
     lines = [
         TITLE,
         HEAD.format(
-            samples=effort.samples, ops=len(reports), runs=every, refused=f"{100 * refused:.1f}"
+            stamp=stamp,
+            samples=effort.samples,
+            ops=len(reports),
+            runs=every,
+            refused=f"{100 * refused:.1f}",
         ),
         "| dtype | form | " + " | ".join(VERDICTS) + " |",
         "|---|---|" + "---|" * len(VERDICTS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -72,8 +73,9 @@ def cases(
             by_shapes[shapes] = case
         elif case.key not in by_key:
             by_key[case.key] = case
-    both = [*_spread(list(by_shapes.values()), limit), *by_key.values()]
-    yield from both[:limit]
+    spread = _spread(list(by_shapes.values()), limit)
+    rest = (case for case in by_shapes.values() if case not in spread)
+    yield from islice(chain(spread, by_key.values(), rest), limit)
 
 
 def _spread(items: list[Case], limit: int) -> list[Case]:

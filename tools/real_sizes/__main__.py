@@ -21,10 +21,11 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 
-from tools.real_sizes.page import line_of, page_of
+from tools.real_sizes.page import COMMAND, SOURCES, line_of, page_of
 from tools.real_sizes.record import json_of, merged, results_of
 from tools.real_sizes.rows import all_rows, short_rows
 from tools.real_sizes.run import Result, results
+from tools.scores.stamp import stamp_now
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     rows = short_rows() if told.short else all_rows()
     old = results_of(told.json.read_text()) if told.json and told.json.exists() else []
     found: list[Result] = []
+    stamp = stamp_now(COMMAND, SOURCES)
     patterns = told.only or ["*"]
     chosen = [row for row in rows if any(fnmatchcase(row.name, each) for each in patterns)]
     for result in results(chosen):
@@ -49,7 +51,7 @@ def main(arguments: list[str]) -> int:
         if told.json:
             told.json.write_text(json_of(merged(old, found)))
         if told.page:
-            told.page.write_text(page_of(merged(old, found)))
+            told.page.write_text(page_of(merged(old, found), stamp))
     failed = sum(result.fails for result in found)
     print(
         f"{len(found) - failed} of {len(found)} plans are as the textbook says, or better, or explained"

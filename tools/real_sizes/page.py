@@ -9,15 +9,15 @@ from tools.real_sizes import textbook
 from tools.real_sizes.judge import TOLERANCE, Check, Verdict
 from tools.real_sizes.rows import FAMILIES, all_rows
 from tools.real_sizes.run import Result
+from tools.scores.stamp import Stamp
 
 QUANTITIES = ("bytes", "work", "parameters", "states", "peak", "exchanges")
 MARKS: Mapping[Verdict, str] = {"ok": "", "better": " <", "explained": " *", "FAIL": " !"}
-HEAD = f"""# Plans at real sizes
-
-Written by `make real-sizes` (`python -m tools.real_sizes --page docs/real_sizes.md`). Each row plans a training step
-with AdamW on the meta device, without running it, and compares what one rank sends, computes and holds with closed
-formulas (`tools/real_sizes/textbook.py`). Widths, heads and vocabularies are the published ones; where fewer layers are
-planned than published, the formulas have as many.
+COMMAND = "python -m tools.real_sizes --page docs/real_sizes.md"
+SOURCES = ("src/weft", "tools/real_sizes")
+HEAD = f"""Each row plans a training step with AdamW on the meta device, without running it, and compares what one rank
+sends, computes and holds with closed formulas (`tools/real_sizes/textbook.py`). Widths, heads and vocabularies are the
+published ones; where fewer layers are planned than published, the formulas have as many.
 
 - A cell is the ratio of the plan to the textbook; within {TOLERANCE:.0%} it counts as equal. `<` is better, `*` is
   explained below the tables, `!` fails. Peak and exchanges are upper bounds.
@@ -64,10 +64,10 @@ def _first(error: str) -> str:
     return " ".join(error.split())[:240]
 
 
-def page_of(results: Sequence[Result]) -> str:
+def page_of(results: Sequence[Result], stamp: Stamp) -> str:
     """All results: a table for each family, the explanations that were needed, and what fails."""
     failed = [result for result in results if result.fails]
-    lines = [HEAD, "## Results", ""]
+    lines = ["# Plans at real sizes", "", str(stamp), "", HEAD, "## Results", ""]
     good = len(results) - len(failed)
     lines.append(
         f"{len(results)} of {len(all_rows())} rows are planned here; {good} plans are as the textbook says, "
@@ -97,8 +97,12 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
     head = ("layers", "batch", "precision", "strategy", "ranks", "GB sent", "peak GB", *QUANTITIES)
     yield _line(head)
     yield _line(["---"] * len(head))
-    for result in results:
-        yield _line(_cells(result))
+    yield from map(row_of, results)
+
+
+def row_of(result: Result) -> str:
+    """The line of a row."""
+    return _line(_cells(result))
 
 
 def _cells(result: Result) -> list[str]:

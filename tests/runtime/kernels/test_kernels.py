@@ -12,6 +12,7 @@ from build import call
 from weft.ir.logical import Ref
 from weft.ir.queries.alias import view_bases
 from weft.ops.call import Token
+from weft.runtime.kernels.dense_operands import dense_op
 from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
@@ -109,3 +110,15 @@ def test_copied_outputs_and_aliases():
     w.zero_()
     assert not t.any()
     assert s.all()
+
+
+def test_a_gradient_with_one_row_may_have_any_stride_there() -> None:
+    """What transposing leaves along a dimension of size 1 looks like channels last to torch's pooling of volumes."""
+    x = torch.arange(180.0).reshape(2, 3, 6, 5)
+    out, places = torch.ops.aten.max_pool3d_with_indices(x, 3, 2, 0, 1, True)
+    grad = torch.rand(out.shape).as_strided(out.shape, (6, 1, 2, 1))
+    function = dense_op("aten.max_pool3d_with_indices_backward.default")
+    right = torch.ops.aten.max_pool3d_with_indices_backward(
+        grad.clone(memory_format=torch.contiguous_format), x, 3, 2, 0, 1, True, places
+    )
+    assert torch.equal(function(grad, x, 3, 2, 0, 1, True, places), right)

@@ -100,7 +100,7 @@ def _segment(actor: Actor, plan: RankPlan, target: Target) -> Actor:
     if actor.acts > 1:
         nodes, places = join_sums(nodes, actor.produces)
     same = nodes is actor.nodes
-    named = {variant.op for variant in target.variants}
+    named = {one.op for one in target.variants}
     if any(isinstance(node, LocalCall) and node.op in named for node in nodes):
         same = False
         nodes = tuple([variant(n, target) if isinstance(n, LocalCall) else n for n in nodes])

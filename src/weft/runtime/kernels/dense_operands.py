@@ -44,7 +44,8 @@ def _alone(x: Tensor) -> Tensor:
 
 
 def _contiguous(*args: Any) -> list[Any]:
-    return [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+    """With the strides of new tensors: others, of dimensions of size 1, kernels take for channels last."""
+    return [_laid_in(torch.contiguous_format, x) if isinstance(x, Tensor) else x for x in args]
 
 
 def _group_norm(x: Tensor, *rest: Any) -> list[Any]:
@@ -106,7 +107,7 @@ def _dense_rows(*args: Any) -> list[Any]:
 
 def _volumes(*args: Any) -> list[Any]:
     """A volume without a batch has the rank of a batch of images; laid as those with channels last, it is refused."""
-    return [x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
+    return [_contiguous(x)[0] if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
 
 
 def _gaps(x: Tensor) -> bool:

@@ -1,0 +1,172 @@
+"""Stamps of pages, how pages age, and that a row that is other now is told with what renews it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from tools.scores import age
+from tools.scores.__main__ import drifts
+from tools.scores.age import COMMITS, DAYS, complaints
+from tools.scores.pages import PAGES, Page
+from tools.scores.samples import Found, drift, rows_of
+from tools.scores.stamp import (
+    ROOT,
+    Stamp,
+    contents,
+    contents_at,
+    digest,
+    restamped,
+    stamp_now,
+    stamps_of,
+)
+
+COMMAND = "python -m it"
+TODAY = date(2026, 3, 1)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with a source, committed."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text("one\n")
+    git(tmp_path, "init", "--quiet")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(tree: Path, *command: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *who, *command], cwd=tree, check=True, timeout=60)
+
+
+def commit(tree: Path) -> None:
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--message", "all")
+
+
+def test_a_stamp_stands_on_a_page_as_text() -> None:
+    stamp = stamp_now(COMMAND, ["tools/scores", "tools/models.py"])
+    text = f"# Page\n\n{stamp}\n\nRows.\n"
+    assert stamps_of(text) == [stamp]
+    later = replace(stamp, day=TODAY)
+    assert stamps_of(restamped(text, later)) == [later]
+    with pytest.raises(ValueError, match="no line says that `python -m other` made the page"):
+        restamped(text, replace(stamp, command="python -m other"))
+
+
+def test_contents_are_told_from_others_and_are_those_of_the_commit(tree: Path) -> None:
+    before = contents(tree, ["src"])
+    assert before == contents_at("HEAD", ["src"], tree)
+    (tree / "src/a.py").write_text("two\n")
+    assert digest(contents(tree, ["src"])) != digest(before)
+    (tree / "src/a.py").write_text("one\n")
+    (tree / "src/note.txt").write_text("no source\n")
+    assert digest(contents(tree, ["src"])) == digest(before)
+    (tree / "src/a.py").rename(tree / "src/b.py")
+    assert digest(contents(tree, ["src"])) != digest(before)
+    with pytest.raises(ValueError, match="gone is not there"):
+        contents(tree, ["gone"])
+
+
+def stamp(tree: Path, days: int) -> Stamp:
+    made = stamp_now(COMMAND, ["src"], tree)
+    return replace(made, day=TODAY - timedelta(days))
+
+
+def told(tree: Path, text: str) -> list[str]:
+    return list(complaints(text, (COMMAND,), tree, TODAY))
+
+
+def test_a_page_whose_sources_are_the_same_never_ages(tree: Path) -> None:
+    made = stamp(tree, 5000)
+    assert told(tree, str(made)) == []
+    (tree / "src/a.py").write_text("two\n")
+    (line,) = told(tree, str(made))
+    assert f"5000 days old, more than {DAYS}: `{COMMAND}` renews it" in line
+    assert told(tree, str(replace(made, day=TODAY - timedelta(DAYS)))) == []
+
+
+def test_a_page_ages_by_commits_of_its_sources(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = replace(stamp(tree, 0), day=date(2020, 1, 1))
+    (tree / "src/a.py").write_text("two\n")
+    commit(tree)
+    (tree / "other.py").write_text("no source\n")
+    commit(tree)
+    assert age.commits_since(made, tree) == 2
+    near = str(replace(made, day=TODAY))
+    monkeypatch.setattr(age, "commits_since", lambda *_: COMMITS + 1)
+    (line,) = told(tree, near)
+    assert f"{COMMITS + 1} commits have changed its sources" in line
+    assert f"`{COMMAND}` renews it" in line
+
+
+def test_a_page_without_a_stamp_is_told(tree: Path) -> None:
+    (line,) = told(tree, "# Page\n")
+    assert f"no line says when `{COMMAND}` made it" in line
+
+
+def test_every_page_says_by_which_commands_it_was_made() -> None:
+    for page in PAGES:
+        made = stamps_of(page.path.read_text())
+        assert [stamp.command for stamp in made] == list(page.commands), page.name
+        assert all((ROOT / source).exists() for stamp in made for source in stamp.sources)
+
+
+def holds(text: str, draw: random.Random) -> Iterator[Found]:
+    yield f"row {draw.randrange(10**9)}", ""
+
+
+def is_other(text: str, draw: random.Random) -> Iterator[Found]:
+    yield "row", "2, not 1"
+
+
+def fails(text: str, draw: random.Random) -> Iterator[Found]:
+    yield "first", ""
+    raise OSError("gone")
+
+
+def test_rows_that_are_other_are_told_with_what_renews_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = Page("ops.md", (COMMAND,), (holds, is_other, fails))
+    other, failed = sorted(drifts([page], "seed", 60.0), key=lambda line: "OSError" in line)
+    assert "docs/ops.md: row: 2, not 1" in other
+    assert f"or renew: `{COMMAND}`" in other
+    assert "a row: OSError: gone" in failed
+    assert "first holds" in capsys.readouterr().out
+
+
+def test_the_same_seed_draws_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page("ops.md", (COMMAND,), (holds,))
+    outs = []
+    for seed in ("one", "one", "two"):
+        assert list(drifts([page], seed, 60.0)) == []
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_what_the_time_does_not_suffice_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page("ops.md", (COMMAND,), (is_other,))
+    assert list(drifts([page], "seed", 0.0)) == []
+    assert "ops.md: no turn this time" in capsys.readouterr().out
+
+
+def test_rounding_is_no_drift() -> None:
+    assert drift("3e-15", "1e-15") == ""
+    assert drift("3e-15", "0e+00") == ""
+    assert drift("1e-12", "1e-15") == "1e-12, not 1e-15"
+    assert drift("**1e-03 (head)**", "1e-15") == "**1e-03 (head)**, not 1e-15"
+    assert "the page has **RuleError**" in drift("1e-15", "**RuleError**")
+    assert drift("**2.0e+00**", "**2.1e+00**") == ""
+
+
+def test_rows_are_told_by_their_number_of_columns() -> None:
+    text = "| a | b |\n|---|---|\n| x | y \\| z |\n| 1 | 2 | 3 |\n"
+    assert rows_of(text, 2) == [["a", "b"], ["x", "y \\| z"]]

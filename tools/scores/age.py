@@ -1,0 +1,52 @@
+"""How old a page may be: where its sources are as they were it never ages, otherwise it does by days and commits."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+from tools.scores.stamp import Stamp, contents, digest, stamps_of
+
+DAYS, COMMITS = 60, 600
+
+
+def complaints(text: str, commands: tuple[str, ...], root: Path, today: date) -> Iterator[str]:
+    """What is wrong with the stamps of a page, a line each.
+
+    Args:
+        text: of the page.
+        commands: that its stamps have to name, each once.
+        root: of the tree.
+        today: to which days are counted.
+    """
+    stamps = {stamp.command: stamp for stamp in stamps_of(text)}
+    for command in commands:
+        if command not in stamps:
+            yield f"no line says when `{command}` made it: run it, or `python -m tools.scores --help`"
+        elif is_changed(stamps[command], root):
+            yield from _old(stamps[command], root, today)
+
+
+def is_changed(stamp: Stamp, root: Path) -> bool:
+    """Whether one of the sources is another than when the page was made."""
+    there = all((root / source).exists() for source in stamp.sources)
+    return not there or digest(contents(root, stamp.sources)) != stamp.digest
+
+
+def _old(stamp: Stamp, root: Path, today: date) -> Iterator[str]:
+    days, commits = (today - stamp.day).days, commits_since(stamp, root)
+    how = f"`{stamp.command}` renews it, `make scores` all pages"
+    if days > DAYS:
+        yield f"its sources have changed, and it is {days} days old, more than {DAYS}: {how}"
+    elif commits > COMMITS:
+        yield f"{commits} commits have changed its sources, more than {COMMITS}: {how}"
+
+
+def commits_since(stamp: Stamp, root: Path) -> int:
+    """Commits after the stamp's day that changed its sources; 0 where there is no history."""
+    since = f"--since={stamp.day.isoformat()} 23:59:59"
+    command = ["git", "rev-list", "--count", since, "HEAD", "--", *stamp.sources]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    return int(told.stdout) if told.returncode == 0 else 0

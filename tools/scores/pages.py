@@ -1,0 +1,54 @@
+"""The pages of scores: by which commands their stamps say that they were made, and how rows are found again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from tools.scores import samples
+from tools.scores.stamp import ROOT
+
+Sampler = Callable[[str, random.Random], Iterator[samples.Found]]
+
+
+@final
+@dataclass(frozen=True)
+class Page:
+    """A page with scores.
+
+    Attributes:
+        name: of the file, below docs/.
+        commands: those that its stamps name; each makes a part of it anew.
+        samplers: each draws rows of its text and finds them again.
+    """
+
+    name: str
+    commands: tuple[str, ...]
+    samplers: tuple[Sampler, ...]
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "docs" / self.name
+
+
+PAGES = (
+    Page(
+        "ops.md",
+        ("python -m tools.opinfo", "python -m tools.opinfo --eager"),
+        (samples.ops, samples.eager_ops),
+    ),
+    Page("models.md", ("python -m tools.models",), (samples.models,)),
+    Page("combinations.md", ("python -m tools.combinations",), (samples.combinations,)),
+    Page("benchmarks.md", ("make bench",), (samples.benchmarks,)),
+    Page(
+        "real_sizes.md",
+        ("python -m tools.real_sizes --page docs/real_sizes.md",),
+        (samples.real_sizes,),
+    ),
+    Page("random_programs.md", ("python -m tools.random_programs",), (samples.programs,)),
+    Page("accuracy.md", ("make accuracy",), (samples.accuracy,)),
+    Page("search.md", ("make search-bench",), (samples.search,)),
+)
