@@ -45,5 +45,9 @@ class RankFailure(WeftError):
     """A rank raised, died or did not answer in time."""
 
 
+class NoAnswer(RankFailure):
+    """Another rank has ended early, or did not answer in time; this one says so, and is not the cause."""
+
+
 class InternalError(WeftError):
     """An invariant of weft does not hold: a bug in weft, not in the user's program."""
