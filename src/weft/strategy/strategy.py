@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import yaml
 
-from weft.errors import LayoutError, StrategyError
+from weft.errors import LayoutError, StrategyError, UserError
 from weft.layout import SBP, broadcast, split
+from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.checks import checked
 from weft.strategy.normal import hold
 from weft.strategy.parts import Schedule, Stage
@@ -114,13 +117,9 @@ class Strategy:
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
         """
-        try:
-            text = Path(path).read_text()
-        except OSError as error:
-            raise StrategyError(
-                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
-            ) from error
-        return Strategy.from_text(text, path)
+        if not isinstance(path, str | Path):
+            raise StrategyError(f"Strategy.load takes the path of a file, found {path!r}")
+        return _strategy(partial(read_plain_yaml, Path(path), _EXPECTED), path)
 
     @staticmethod
     def from_text(text: str, path: str | Path) -> Strategy:
@@ -133,37 +132,45 @@ class Strategy:
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
         """
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise StrategyError(
-                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
-            ) from error
-        if not isinstance(content, dict) or content.pop("weft_strategy", None) not in FORMATS:
-            raise StrategyError(
-                f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
-                "Strategy.save writes it"
-            )
-        known = [each.name for each in fields(Strategy)]
-        unknown = set(content) - set(known)
-        if unknown:
-            raise StrategyError(
-                f"{path} has unknown entries: {', '.join(sorted(unknown))}; expected some of {', '.join(known)}"
-            )
-        found = {name: _entry(path, name, value) for name, value in content.items()}
-        try:
-            return Strategy(**found)
-        except StrategyError as error:
-            raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+        return _strategy(partial(load_yaml, text, str(path), _EXPECTED), path)
+
+
+# What a file should be, for errors.
+_EXPECTED = "a file that Strategy.save wrote"
+
+
+def _strategy(read: Callable[[], Any], path: str | Path) -> Strategy:
+    """The strategy that a file's content describes."""
+    try:
+        content = read()
+    except UserError as error:
+        raise StrategyError(f"cannot read the strategy: {error}") from error
+    form = content.pop("weft_strategy", None) if isinstance(content, dict) else None
+    if isinstance(form, bool) or form not in FORMATS:
+        raise StrategyError(
+            f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
+            "Strategy.save writes it"
+        )
+    known = [each.name for each in fields(Strategy)]
+    unknown = sorted(str(name) for name in content if name not in known)
+    if unknown:
+        raise StrategyError(
+            f"{path} has unknown entries: {', '.join(unknown)}; expected some of {', '.join(known)}"
+        )
+    found = {name: _entry(path, name, value) for name, value in content.items()}
+    try:
+        return Strategy(**found)
+    except StrategyError as error:
+        raise StrategyError(f"cannot read the strategy {path}: {error}") from error
 
 
 def _entry(path: str | Path, name: str, value: Any) -> Any:
     """A field from its entry in a file."""
     try:
         return parsed(name, value)
-    except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
+    except (LayoutError, StrategyError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise StrategyError(
-            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error}); give "
+            f"cannot read the strategy {path}: {name}: {reprlib.repr(value)} is not as Strategy.save writes it ({error}); give "
             "a file that it wrote"
         ) from error
 
