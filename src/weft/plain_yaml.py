@@ -82,7 +82,9 @@ def load_yaml(text: str | bytes, where: str, expected: str, *, numbers: bool = F
         _check_bounds(text)
         return yaml.load(text, _LoaderOfNumbers if numbers else _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, _BeyondBoundsError) as error:
-        raise UserError(f"{where} is no YAML that can be read: {error}; expected {expected}") from error
+        raise UserError(
+            f"{where} is no YAML that can be read: {error}; expected {expected}"
+        ) from error
     except (ValueError, TypeError):  # a day that is none, thousands of digits; a list as a key
         raise UserError(
             f"{where} is no YAML that can be read: a date, number or key of it is none; expected {expected}"
@@ -104,7 +106,7 @@ def _check_bounds(text: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
                 raise _BeyondBoundsError(f"*{event.anchor} stands in itself")
-            count += anchored.get(event.anchor, 1)
+            count += anchored.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             anchored.update({event.anchor: 1} if event.anchor else {})

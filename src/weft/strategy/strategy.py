@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, final
 
 import yaml
 
-from weft.errors import LayoutError, StrategyError, UserError
+from weft.errors import LayoutError, StrategyError, UserError, shown
 from weft.layout import SBP, broadcast, split
 from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.checks import checked
@@ -170,8 +169,8 @@ def _entry(path: str | Path, name: str, value: Any) -> Any:
         return parsed(name, value)
     except (LayoutError, StrategyError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise StrategyError(
-            f"cannot read the strategy {path}: {name}: {reprlib.repr(value)} is not as Strategy.save writes it ({error}); give "
-            "a file that it wrote"
+            f"cannot read the strategy {path}: {name}: {shown(value)} is not as Strategy.save writes it ({error}); "
+            "give a file that it wrote"
         ) from error
 
 
@@ -259,6 +258,8 @@ def context_parallel(
     """
     columns, rows = _patterns("columns", columns), _patterns("rows", rows)
     whole = _patterns("whole", whole)
+    if not isinstance(data, bool):
+        raise StrategyError(f"data takes True or False, found {shown(data)}")
     outer: tuple[SBP, ...] = (split(0),) if data else ()
     inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
 
@@ -275,7 +276,7 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[str, ...]:
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
     if found is None or not all(isinstance(each, str) for each in found):
         raise StrategyError(
-            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {given!r}'
+            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {shown(given)}'
         )
     return found
 

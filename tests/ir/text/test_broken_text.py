@@ -1,4 +1,4 @@
-"""Texts of graphs, plans and local programs with mistakes: they are read, or the line is named, and nothing else happens."""
+"""Texts of graphs, plans and local programs with mistakes: they are read, or the line is named."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_plans_with_mistakes_are_read_or_told() -> None:
     [
         ("placement @0 = cpu " + "[" * 5000, "more than 50 levels deep"),
         (f"%x = call f({'[' * 60}{']' * 60}) : f[]", "more than 50 levels deep"),
-        (f"%x = batch \"x\" : float32[{'9' * 5000}]", "line 2"),
+        (f'%x = batch "x" : float32[{"9" * 5000}]', "line 2"),
         ('%x = batch "\\u" : float32[2]', "line 2"),
         ('%x = batch "x" shares 1 [1] 2 : float32[2] @3(B)', "line 2"),
     ],

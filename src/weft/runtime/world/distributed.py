@@ -12,7 +12,6 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 
-from weft.errors import UserError
 from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel, check_same
@@ -180,9 +179,7 @@ def current_world(device_type: str = "cpu") -> World:
     local = innermost_world()
     if local is not None:
         return local
-    if device_type not in BACKENDS:
-        known = " or ".join(f'"{name}"' for name in BACKENDS)
-        raise UserError(f"a world runs on {known}, found {device_type!r}; use one of these")
+    check_devices(device_type)
     if device_type not in _lasting_worlds:
         started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         _lasting_worlds[device_type] = (

@@ -60,5 +60,5 @@ def timeout_seconds() -> float:
     except ValueError:
         found = 0.0
     if not (found > 0 and math.isfinite(found)):
-        raise UserError(f"{TIMEOUT} is a number of seconds above 0, found {text!r}")
+        raise UserError(f"{TIMEOUT} takes a number of seconds above 0, found {text!r}")
     return found

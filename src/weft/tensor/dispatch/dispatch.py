@@ -19,6 +19,9 @@ from weft.tensor.dispatch.ways import honour_lazy_bits, way_of
 from weft.tensor.divergence import check_every, checking, note_write
 from weft.tensor.spec import Spec
 
+# Of one op. Steps whose shapes come again need a few; those whose shapes never do must not fill the memory.
+MOST_RECIPES = 256
+
 
 @final
 class _OpFacts:
@@ -31,6 +34,13 @@ class _OpFacts:
         self.way = way_of(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
+
+    def keep(self, key: Any, recipe: Recipe) -> Recipe:
+        """Keep a recipe, and at most `MOST_RECIPES`: the one that was made first makes room."""
+        if len(self.recipes) >= MOST_RECIPES:
+            self.recipes.pop(next(iter(self.recipes)), None)
+        self.recipes[key] = recipe
+        return recipe
 
 
 # Views whose elements are no elements of what they are taken of.
@@ -78,7 +88,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     recipe = known.recipes.get(key)
     if recipe is None:
         mesh = common_mesh(kind, op, reader.tensors)
-        recipe = known.recipes[key] = make_recipe(op, args, kwargs, mesh, kind)
+        recipe = known.keep(key, make_recipe(op, args, kwargs, mesh, kind))
     own = [
         tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
         for tensor in reader.tensors

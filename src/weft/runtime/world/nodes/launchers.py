@@ -117,7 +117,7 @@ def joined(nodes: Nodes, ranks: int, seconds: float = JOIN_SECONDS) -> Iterator[
     given = given_secret()
     if not given:
         raise UserError(
-            f"several nodes need a secret: set {SECRET} to the same value on all of them, such as "
+            f"several nodes need a secret: give {SECRET} the same value on all of them, such as "
             "`openssl rand -hex 32` prints once"
         )
     secret = proof(given, b"run", nodes.run_id.encode()).hex()
