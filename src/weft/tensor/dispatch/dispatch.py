@@ -16,7 +16,7 @@ from weft.tensor.dispatch.operands import common_mesh, lifted, met
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.views import note_copies
 from weft.tensor.dispatch.ways import honour_lazy_bits, way_of
-from weft.tensor.divergence import check_every, checking, note_write
+from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
 
 # Of one op. Steps whose shapes come again need a few; those whose shapes never do must not fill the memory.
@@ -93,6 +93,8 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
         for tensor in reader.tensors
     ]
+    if not recipe.mesh.in_process and recipe.mesh.ranks:
+        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
     if checking():
         check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
     made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
