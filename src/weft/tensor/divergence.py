@@ -29,7 +29,6 @@ _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 _plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
 
 
-
 @final
 class _Ops:
     """The ops that this process has run on tensors of a channel's ranks: a checksum of all, and the last of them."""

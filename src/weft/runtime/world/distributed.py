@@ -125,6 +125,7 @@ class DistributedWorld(World):
         return self._links
 
     def run(self, function: Callable[[int], T]) -> list[T]:
+        self.check_process()
         return [function(self.rank)]
 
     def check_same(self, texts: Mapping[int, str], what: str) -> None:

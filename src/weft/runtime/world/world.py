@@ -6,6 +6,7 @@ A local world holds all ranks in this process, as threads. Under torchrun every 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,8 +59,21 @@ class World(ABC):
         self.device_type = device_type
         self.timeout = timeout
         self.calls = Calls()
+        self._process = os.getpid()
         if device_type == "cpu":
             keep_freed_memory()
+
+    def check_process(self) -> None:
+        """Check that this is the process that made the world: its threads and connections live there only.
+
+        Raises:
+            UserError: in a process that was forked from it.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "this process was forked from the one that has the ranks, whose threads did not come along: call "
+                "programs there, or start this process with multiprocessing's spawn and make what it needs in it"
+            )
 
     @abstractmethod
     def device(self, rank: int) -> torch.device:
@@ -184,6 +198,7 @@ class LocalWorld(World):
         return channels
 
     def run(self, function: Callable[[int], T]) -> list[T]:
+        self.check_process()
         if self._closed:
             raise UserError(
                 f"this world of {self.size} ranks is closed: use its programs inside of "
