@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -54,7 +56,7 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         UserError: the nodes cannot meet.
     """
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
-    with tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True) as folder:
+    with _nothing_of_torch_s(), _folder() as folder:
         environment = {**os.environ, NOTES: folder, LAUNCHER: str(os.getpid())}
         if options.timeout is not None:
             environment[TIMEOUT] = str(options.timeout)
@@ -66,6 +68,30 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         except KeyboardInterrupt:
             _say("interrupted: all ranks were stopped")
             return INTERRUPTED
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for files of this run, which nobody else can reach."""
+    return tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _nothing_of_torch_s() -> Iterator[None]:
+    """Take away the folder that torch makes when it is imported, unless it was there before or something lies in it."""
+    made = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    before = made.exists()
+    yield
+    if not before:
+        with suppress(OSError):
+            made.rmdir()
+
+
+def _user() -> str:
+    """The name that torch gives its folder."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid_{os.getuid()}"
 
 
 def _run_node(

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Working(Protocol):
-    """What has a lock that is held while it works; the thread that holds it may call on."""
+    """Something with a lock that is held while it works; the thread that holds it may call on."""
 
     working: threading.RLock
 
