@@ -8,6 +8,8 @@ means a bug in weft.
 
 from __future__ import annotations
 
+import reprlib
+
 
 class WeftError(Exception):
     """Root of every error that weft raises on purpose."""
@@ -49,5 +51,17 @@ class RankFailure(WeftError):
     """A rank raised, died or did not answer in time."""
 
 
+class NoAnswer(RankFailure):
+    """Another rank has ended early, or did not answer in time; this one says so, and is not the cause."""
+
+
 class InternalError(WeftError):
     """An invariant of weft does not hold: a bug in weft, not in the user's program."""
+
+
+def shown(value: object) -> str:
+    """A value in short, for messages; of one that cannot be shown, its type."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # a repr of the user's, or a number of thousands of digits
+        return f"a value of type {type(value).__name__}"

@@ -8,13 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.failure import NOTES, Note, describe, format_error, read_notes, write_note
-from weft.errors import RankFailure
+from weft.cli.failure import (
+    NOTES,
+    OWN,
+    TOLD,
+    WAITED,
+    Note,
+    describe,
+    format_error,
+    read_notes,
+    write_note,
+)
+from weft.errors import NoAnswer, RankFailure
+from weft.runtime.failures.board import PeerFailure
 from weft.runtime.world.launch import Exit
 
 
-def note(rank: int, nanoseconds: int, echo: bool = False) -> Note:
-    return Note(rank, nanoseconds, f"ValueError: {rank}", f"Traceback of {rank}", echo)
+def note(rank: int, nanoseconds: int, kind: str = OWN) -> Note:
+    return Note(rank, nanoseconds, f"ValueError: {rank}", f"Traceback of {rank}", kind)
 
 
 def test_the_earliest_note_wins() -> None:
@@ -22,9 +33,10 @@ def test_the_earliest_note_wins() -> None:
     assert describe(exits, [note(0, 20), note(1, 10)]).startswith("rank 1 failed: ValueError: 1")
 
 
-def test_a_rank_that_blames_its_peer_is_not_the_first() -> None:
+@pytest.mark.parametrize("kind", [WAITED, TOLD])
+def test_a_rank_that_waited_for_another_is_not_the_first(kind: str) -> None:
     exits = [Exit(0, 100, 1), Exit(1, 101, 1)]
-    assert describe(exits, [note(0, 10, echo=True), note(1, 20)]).startswith("rank 1 failed")
+    assert describe(exits, [note(0, 10, kind), note(1, 20)]).startswith("rank 1 failed")
 
 
 def test_a_note_counts_although_the_agent_saw_only_its_peer() -> None:
@@ -32,16 +44,81 @@ def test_a_note_counts_although_the_agent_saw_only_its_peer() -> None:
 
 
 def test_a_killed_rank_comes_before_the_peers_that_raise() -> None:
-    text = describe([Exit(0, 100, 1), Exit(1, 101, -9)], [note(0, 10)])
+    text = describe([Exit(0, 100, 1), Exit(1, 101, -9, 20)], [note(0, 10)])
     assert text.startswith("rank 1 (process 101) was ended by signal 9 (SIGKILL)")
 
 
-def test_an_abort_is_an_echo() -> None:
-    assert describe([Exit(1, 101, -6)], [note(0, 10)]).startswith("rank 0 failed")
+def test_what_the_launcher_killed_is_not_the_first() -> None:
+    exits = [Exit(0, 100, 1, 10), Exit(1, 101, -9, 20, asked=True)]
+    assert describe(exits, [note(0, 10)]).startswith("rank 0 failed")
+
+
+@pytest.mark.parametrize("code", [3, -6, -15])
+def test_a_silent_end_counts_when_it_was_the_first(code: int) -> None:
+    exits = [Exit(1, 101, code, 10), Exit(0, 100, 1, 30)]
+    assert describe(exits, [note(0, 20)]).startswith("rank 1 (process 101)")
+    assert describe(exits, [note(0, 5)]).startswith("rank 0 failed")
+
+
+def test_the_first_of_two_silent_ends_is_named() -> None:
+    exits = [Exit(1, 101, 3, 10), Exit(0, 100, -6, 20)]
+    assert describe(exits, []).startswith("rank 1 (process 101) ended with exit code 3")
+
+
+def test_a_rank_that_ended_well_too_early_is_named_with_who_waited() -> None:
+    exits = [Exit(1, 101, 0, 10), Exit(0, 100, 1, 20)]
+    text = describe(exits, [note(0, 20, WAITED)])
+    assert text.startswith("rank 1 (process 101) ended with exit code 0 while others still waited")
+    assert "rank 0 failed: ValueError: 0" in text
+
+
+def test_a_rank_of_another_node_that_ended_well_too_early_is_named() -> None:
+    text = describe([Exit(0, 100, 1, 20)], [note(0, 20, WAITED)], [3])
+    assert text.startswith("rank 3 (on another node) ended with exit code 0")
+
+
+def test_who_ends_well_is_not_blamed_for_another_s_error() -> None:
+    exits = [Exit(1, 101, 0, 10), Exit(0, 100, 1, 20)]
+    assert describe(exits, [note(0, 20)]).startswith("rank 0 failed")
+
+
+def test_a_rank_that_did_not_answer_is_named() -> None:
+    hung = [Exit(0, 100, 1, 20), Exit(2, 102, 1, 21), Exit(1, 101, -15, 30, asked=True)]
+    notes = [note(2, 21, TOLD), note(0, 22, WAITED)]
+    text = describe(hung, notes)
+    assert text.startswith("rank 1 (process 101) did not answer the others: it still ran")
+    assert "rank 0 failed" in text
+    stopped = [hung[0], Exit(1, 101, -9, 30, asked=True, state="T")]
+    assert "stopped by a signal (SIGSTOP)" in describe(stopped, notes)
+
+
+def test_a_list_of_ranks_that_did_not_answer_is_short() -> None:
+    exits = [Exit(0, 100, 1, 20), *(Exit(rank, 0, -15, 30, asked=True) for rank in range(1, 9))]
+    assert "; and 5 more ranks." in describe(exits, [note(0, 20, WAITED)])
 
 
 def test_a_crash_after_the_note_does_not_hide_the_note() -> None:
     assert describe([Exit(1, 101, -11)], [note(1, 10)]).startswith("rank 1 failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), OWN),
+        (RankFailure("rank 0: Compute 1 failed: RuntimeError: no memory"), OWN),
+        (RuntimeError("x"), OWN),
+        (NoAnswer("rank 1"), WAITED),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), WAITED),
+        (PeerFailure("rank 1 failed"), TOLD),
+    ],
+)
+def test_what_a_failure_is_to_the_job(
+    error: Exception, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    write_note(error, "script.py")
+    assert read_notes(tmp_path)[0].kind == kind
 
 
 def test_exit_codes_and_unknown_signals_are_told() -> None:
@@ -52,10 +129,10 @@ def test_exit_codes_and_unknown_signals_are_told() -> None:
 def test_a_note_is_written_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NOTES, str(tmp_path))
     monkeypatch.setenv("RANK", "3")
-    write_note(RankFailure("rank 1 is gone"), "script.py")
+    write_note(NoAnswer("rank 1 is gone"), "script.py")
     (found,) = read_notes(tmp_path)
-    assert (found.rank, found.echo) == (3, True)
-    assert found.title == "weft.errors.RankFailure: rank 1 is gone"
+    assert (found.rank, found.kind) == (3, WAITED)
+    assert found.title == "weft.errors.NoAnswer: rank 1 is gone"
     assert json.loads((tmp_path / "3.json").read_text())["text"] == found.text
 
 

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from weft import cli
 from weft.cli import main
+from weft.cli.run import RunOptions
+from weft.runtime.world.nodes.launchers import Nodes
 
 # The script, its arguments, and the fields of a fleet.
-Started = list[tuple[Path, list[str], int, int, str, str]]
+Started = list[tuple[Path, list[str], RunOptions]]
 
 
 @pytest.fixture
@@ -44,13 +46,13 @@ def test_options_before_the_script_are_weft_s_and_those_behind_are_the_script_s(
 ) -> None:
     result = CliRunner().invoke(main.app, ["run", "-n", "2", str(script), "-n", "9", "--nodes=4"])
     assert result.exit_code == 7
-    assert started == [(script, ["-n", "9", "--nodes=4"], 2, 1, "", "")]
+    assert started == [(script, ["-n", "9", "--nodes=4"], RunOptions(2))]
 
 
 def test_several_nodes(script: Path, started: Started) -> None:
     options = ["-n", "8", "--nnodes", "2", "--rendezvous", "first:29400", "--run-id", "a"]
-    CliRunner().invoke(main.app, ["run", *options, str(script)])
-    assert started == [(script, [], 8, 2, "first:29400", "a")]
+    CliRunner().invoke(main.app, ["run", *options, "--timeout", "5", str(script)])
+    assert started == [(script, [], RunOptions(8, Nodes(2, "first:29400", "a"), 5.0))]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_several_nodes(script: Path, started: Started) -> None:
     [
         (["--nodes", "2"], "--rendezvous host:port and --run-id"),
         (["-n", "0"], "'-n' / '--ranks'"),
+        (["--timeout", "0"], "'--timeout'"),
     ],
 )
 def test_bad_options_are_refused(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from weft.cli import measure
 from weft.cli.main import app
+from weft.cli.run import RunOptions
 from weft.hardware.here import cores, keep_here, this_machine
 from weft.hardware.measured import Measurements, Sample
 from weft.units import Seconds
@@ -23,8 +24,9 @@ class Started:
         self.code = code
         self.runs: list[tuple[list[str], int]] = []
 
-    def __call__(self, script: Path, arguments: Sequence[str], processes: int) -> int:
+    def __call__(self, script: Path, arguments: Sequence[str], options: RunOptions) -> int:
         assert script.exists()
+        processes = options.ranks
         self.runs.append((list(arguments), processes))
         os.environ.setdefault("OMP_NUM_THREADS", "3")
         facts = {"device": "cpu", "ranks": int(arguments[0]), "processes": processes, "threads": 1}

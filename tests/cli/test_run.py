@@ -106,6 +106,19 @@ def test_a_thread_that_waits_inside_torch_does_not_abort_a_rank_that_ends(
     assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
 
 
+def test_nothing_is_left_in_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what torch makes there when it is imported."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    result = run(tmp_path, f"import torch._dynamo\nassert os.listdir({str(temporary)!r})\n")
+    assert result.returncode == 0, result.stderr
+    assert not list(temporary.iterdir())
+
+
 def test_an_exit_code_of_the_script_fails_the_run(tmp_path: Path) -> None:
     result = run(tmp_path, "if os.environ['RANK'] == '0': sys.exit(3)\n")
     assert result.returncode == 1

@@ -61,5 +61,5 @@ def test_stages_that_name_their_ranks_say_the_placement() -> None:
 
 
 def test_more_stages_than_devices_are_told_apart() -> None:
-    with pytest.raises(UserError, match="3000000000 stages .* give fewer stages"):
-        placement_on("cpu", 8, weft.Strategy(stages=3_000_000_000))
+    with pytest.raises(UserError, match="60000 stages .* give fewer stages"):
+        placement_on("cpu", 8, weft.Strategy(stages=60_000))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -462,6 +465,52 @@ def test_a_closed_program_does_not_step() -> None:
         with pytest.raises(UserError, match="was closed"):
             compiled.step(batches()[0])
         assert compiled.full_state_dict().keys() == {"weight", "bias"}
+
+
+def test_a_program_steps_in_one_thread_at_a_time() -> None:
+    told: list[BaseException] = []
+    with weft.local_world(RANKS):
+        compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
+        compiled.step(batches()[0])
+
+        def call() -> None:
+            for method in (lambda: compiled.step(batches()[0]), compiled.update):
+                try:
+                    method()
+                except UserError as error:
+                    told.append(error)
+
+        with compiled.working:
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join(60)
+        for name, error in zip(("step", "update"), told, strict=True):
+            assert f"program.{name} was called while another thread works" in str(error)
+        compiled.step(batches()[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_process_is_told_that_the_ranks_live_elsewhere() -> None:
+    with weft.local_world(RANKS) as world:
+        compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
+        compiled.step(batches()[0])
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            try:
+                for call in (
+                    lambda: compiled.step(batches()[0]),
+                    lambda: world.run(lambda rank: rank),
+                ):
+                    with pytest.raises(
+                        UserError, match="was forked from the one that has the ranks"
+                    ):
+                        call()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        compiled.step(batches()[0])
 
 
 def test_modules_of_dtensors_are_refused(tmp_path: Path) -> None:

@@ -126,6 +126,25 @@ def diverging_early(rank: int) -> None:
             torch.relu(x) if rank == 0 else torch.exp(x)
 
 
+def diverging_where_nothing_is_sent(rank: int) -> None:
+    """Ops that send nothing differ, or their numbers do: the next communication tells, and then all is well again."""
+    x = weft.ones(4, 4, placement=PAIR, sbp=S(0))
+    differing = (
+        lambda: torch.relu(x) if rank == 0 else torch.exp(x),
+        lambda: x * (2.5 + rank),
+        lambda: x * (2 + rank),
+        lambda: x.sum(rank),
+        lambda: x + x if rank == 0 else None,
+    )
+    for differ in differing:
+        differ()
+        with pytest.raises(RankFailure) as caught:
+            x.sum().full()
+        assert "the ranks have run different ops since they last compared them" in str(caught.value)
+        assert "rank 0: aten." in str(caught.value)
+    assert x.sum().full() == 16
+
+
 def plain(rank: int) -> None:
     """Plain tensors that are the same on both ranks may meet global ones; others are told, with the lines."""
     x = weft.ones(4, 4, placement=PAIR, sbp=P())
@@ -177,7 +196,8 @@ def slow(rank: int) -> None:
 
 if __name__ == "__main__":
     here = start()
-    together = (training, borders, dtensors, diverging, diverging_early, plain, missing)
+    divergences = (diverging, diverging_early, diverging_where_nothing_is_sent)
+    together = (training, borders, dtensors, *divergences, plain, missing)
     for case in (slow, crossing) if sys.argv[1:] else together:
         case(here)
         sys.stdout.write(f"{case.__name__} passed\n")

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from weft.cli.ops import show_op as show_op
     from weft.cli.plan import plan_graph as plan_graph
     from weft.cli.planned import PlanOptions as PlanOptions
+    from weft.cli.run import RunOptions as RunOptions
     from weft.cli.run import run_script as run_script
     from weft.cli.search import SearchOptions as SearchOptions
     from weft.cli.search import search_graph as search_graph
     from weft.cli.simulate import SimulationFiles as SimulationFiles
     from weft.cli.simulate import simulate_graph as simulate_graph
+    from weft.runtime.world.nodes.launchers import Nodes as Nodes
 
 _HOMES = {
     "PlanOptions": "weft.cli.planned",
@@ -28,6 +30,8 @@ _HOMES = {
     "measure_here": "weft.cli.measure",
     "plan_graph": "weft.cli.plan",
     "run_script": "weft.cli.run",
+    "Nodes": "weft.runtime.world.nodes.launchers",
+    "RunOptions": "weft.cli.run",
     "show_op": "weft.cli.ops",
     "SearchOptions": "weft.cli.search",
     "search_graph": "weft.cli.search",

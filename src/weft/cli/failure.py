@@ -1,7 +1,7 @@
 """The reason why a run failed: each rank that raises writes a note, and the launcher finds the one that came first.
 
-When one rank fails, its peers soon fail too, because it no longer answers. The agent only sees exit
-codes, in any order; the notes carry the time and the traceback.
+When one rank fails, its peers soon fail too, because it no longer answers. Exit codes come in any order; the
+notes carry the time and the traceback, and say whether another rank was waited for.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from weft.errors import RankFailure
+from weft.errors import NoAnswer, RankFailure
 from weft.runtime.world.launch import Exit
 
 # Folder of the notes, set by the launcher for its ranks.
@@ -25,6 +25,11 @@ NOTES = "WEFT_FAILURE_NOTES"
 
 # A process ends with these only by another's will or its own crash, never because a peer is gone.
 CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+
+# What a rank's failure is to the job: its own, another one's that it waited for, or one that it was told of.
+OWN, WAITED, TOLD = "own", "waited", "told"
+# Words of errors that torch raises where a peer has gone.
+_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
 
 
 @final
@@ -37,14 +42,14 @@ class Note:
         nanoseconds: when, on the clock of its node.
         title: the last line of the traceback: type and message.
         text: the whole traceback, without the frames of the launcher.
-        echo: true where it says itself that another rank failed before.
+        kind: "own", "waited" where another rank did not answer, "told" where another one's failure ended it.
     """
 
     rank: int
     nanoseconds: int
     title: str
     text: str
-    echo: bool
+    kind: str
 
 
 def write_note(error: BaseException, script: str) -> None:
@@ -56,8 +61,17 @@ def write_note(error: BaseException, script: str) -> None:
         return
     rank = int(os.environ["RANK"])
     title = traceback.format_exception_only(error)[-1].strip()
-    note = Note(rank, time.time_ns(), title, text, isinstance(error, RankFailure))
+    note = Note(rank, time.time_ns(), title, text, _kind(error))
     Path(folder, f"{rank}.json").write_text(json.dumps(asdict(note)))
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, NoAnswer):
+        return WAITED
+    if isinstance(error, RankFailure):
+        return TOLD if error.__class__ is not RankFailure else OWN
+    gone = isinstance(error, RuntimeError) and any(words in str(error) for words in _GONE)
+    return WAITED if gone else OWN
 
 
 def format_error(error: BaseException, script: str) -> str:
@@ -83,25 +97,68 @@ def read_notes(folder: Path) -> tuple[Note, ...]:
     return tuple(sorted(notes, key=lambda note: note.rank))
 
 
-def describe(exits: Sequence[Exit], notes: Sequence[Note]) -> str:
-    """One paragraph on the rank that failed first: who, how, and its traceback if it left one."""
+def describe(exits: Sequence[Exit], notes: Sequence[Note], left: Sequence[int] = ()) -> str:
+    """One paragraph on the rank that failed first: who, how, and its traceback if it left one.
+
+    Args:
+        exits: of all ranks of this node, in the order of time.
+        notes: that they left.
+        left: ranks of other nodes that have ended with exit code 0.
+    """
     noted = {note.rank for note in notes}
-    silent = [end for end in exits if end.rank not in noted]
+    silent = [end for end in exits if end.code and not end.asked and end.rank not in noted]
     crashed = [end for end in silent if _signal_name(end.code) in CRASHES]
     if crashed:
         return _describe_exit(crashed[0])
-    if notes:
-        first = min(notes, key=lambda note: (note.echo, note.nanoseconds))
-        return f"rank {first.rank} failed: {first.title}\n\n{first.text.rstrip()}"
-    return _describe_exit(silent[0])
+    own = [(note.nanoseconds, _describe_note(note)) for note in notes if note.kind == OWN]
+    own += [(end.nanoseconds, _describe_exit(end)) for end in silent]
+    if own:
+        return min(own)[1]
+    # Nobody failed by itself: somebody waited for a rank that had left, or that did not answer.
+    first = min(notes, key=lambda note: (note.kind == TOLD, note.nanoseconds), default=None)
+    early = [_process(end) for end in exits if not end.code and not end.asked]
+    early += [f"rank {rank} (on another node)" for rank in left]
+    blamed = [_describe_early(who) for who in early]
+    blamed = blamed or [_describe_hung(end) for end in exits if end.asked]
+    if first is None or not blamed:
+        return _describe_note(first) if first else _describe_exit(exits[0])
+    return f"{_listed(blamed)}.\n\n{_describe_note(first)}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """Up to three texts, and how many there are more."""
+    some = list(texts)
+    more = f"; and {len(some) - 3} more ranks" if len(some) > 3 else ""
+    return "; ".join(some[:3]) + more
+
+
+def _describe_note(note: Note) -> str:
+    return f"rank {note.rank} failed: {note.title}\n\n{note.text.rstrip()}"
+
+
+def _describe_early(who: str) -> str:
+    return f"{who} ended with exit code 0 while others still waited for it"
+
+
+def _describe_hung(end: Exit) -> str:
+    how = (
+        "it was stopped by a signal (SIGSTOP)"
+        if end.state
+        else "it still ran, and did not wait for them"
+    )
+    return f"{_process(end)} did not answer the others: {how}"
 
 
 def _describe_exit(end: Exit) -> str:
     if end.code >= 0:
-        return f"rank {end.rank} (process {end.pid}) ended with exit code {end.code}"
+        return f"{_process(end)} ended with exit code {end.code}"
     name = _signal_name(end.code)
     hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"rank {end.rank} (process {end.pid}) was ended by signal {-end.code} ({name}){hint}"
+    return f"{_process(end)} was ended by signal {-end.code} ({name}){hint}"
+
+
+def _process(end: Exit) -> str:
+    return f"rank {end.rank} (process {end.pid})"
 
 
 def _signal_name(code: int) -> str:

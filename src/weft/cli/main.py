@@ -104,16 +104,31 @@ def run(
     nodes: Annotated[
         int, typer.Option("--nodes", "--nnodes", min=1, help="Nodes that take part.")
     ] = 1,
-    rendezvous: Annotated[str, typer.Option(help="host:port of one node, for several nodes.")] = "",
+    rendezvous: Annotated[
+        str, typer.Option(help="host:port of one node, which listens there, for several nodes.")
+    ] = "",
     run_id: Annotated[
         str, typer.Option(help="Name of the run, the same on each node, for several nodes.")
     ] = "",
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="That a rank waits for another one; 300 without it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Run SCRIPT in one process for each rank; when one fails, end them all and show why."""
+    """Run SCRIPT in one process for each rank; when one fails, end them all and show why.
+
+    Several nodes need the variable WEFT_SECRET, the same on each: who knows it belongs to the job.
+    """
     if nodes > 1 and not (rendezvous and run_id):
         raise typer.BadParameter("several nodes need --rendezvous host:port and --run-id NAME")
     with _told():
-        code = cli.run_script(script, arguments or (), ranks, nodes, rendezvous, run_id)
+        others = cli.Nodes(nodes, rendezvous, run_id) if nodes > 1 else None
+        code = cli.run_script(script, arguments or (), cli.RunOptions(ranks, others, timeout))
     raise typer.Exit(code)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from weft.cli.run import run_script
+from weft.cli.run import RunOptions, run_script
 from weft.hardware.here import cores, kept_here, measured_folder
 from weft.hardware.measured import Measurements
 from weft.hardware.measured.figures import PROCESSES, RANKS, THREADS
@@ -49,7 +49,7 @@ def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) ->
     for number, each in enumerate(set_ups):
         with _threads_of_its_own():
             arguments = [str(each.ranks), str(number), str(len(set_ups)), *more]
-            code = run_script(SCRIPT, arguments, each.processes)
+            code = run_script(SCRIPT, arguments, RunOptions(each.processes))
         if code:
             return code, ""
     return 0, "\n".join(_summary(before, time.perf_counter() - started))

@@ -2,53 +2,145 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from rich.console import Console
 from rich.text import Text
 
 from weft.cli.failure import NOTES, describe, read_notes
-from weft.cli.worker import LAUNCHER
-from weft.runtime.world.launch import Fleet, launch
+from weft.runtime.world.launch import Ending, Fleet, launch
+from weft.runtime.world.nodes.launchers import Nodes, joined
+from weft.runtime.world.variables import LAUNCHER, MEETING, SECRET, TIMEOUT, new_secret
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
 
 
-def run_script(
-    script: Path,
-    arguments: Sequence[str],
-    ranks: int,
-    nodes: int = 1,
-    rendezvous: str = "",
-    run_id: str = "",
-) -> int:
+@final
+@dataclass(frozen=True)
+class RunOptions:
+    """The processes of a run.
+
+    Attributes:
+        ranks: processes on this node.
+        nodes: how the nodes find each other; None where this is the only one.
+        timeout: seconds that a rank waits for another one; None for the usual ones.
+    """
+
+    ranks: int
+    nodes: Nodes | None = None
+    timeout: float | None = None
+
+
+def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> int:
     """Run `script` on every rank of this node.
 
     Args:
         script: of the user.
         arguments: of the script.
-        ranks, nodes, rendezvous, run_id: the fields of `Fleet`.
+        options: which ranks.
 
     Returns:
         the exit code of the command: 0 when every rank ended well, 130 when interrupted, else 1.
+
+    Raises:
+        UserError: the nodes cannot meet.
     """
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
-    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        os.environ[NOTES] = folder
-        os.environ[LAUNCHER] = str(os.getpid())
+    with _nothing_of_torch_s(), _folder() as folder:
+        environment = {**os.environ, NOTES: folder, LAUNCHER: str(os.getpid())}
+        if options.timeout is not None:
+            environment[TIMEOUT] = str(options.timeout)
         try:
-            exits = launch(command, Fleet(ranks, nodes, rendezvous, run_id), Path(folder))
+            if options.nodes is None:
+                environment.update(_alone(Path(folder)))
+                return _told(launch(command, Fleet(options.ranks), environment), Path(folder))
+            return _run_node(command, options, options.nodes, environment, Path(folder))
         except KeyboardInterrupt:
             _say("interrupted: all ranks were stopped")
             return INTERRUPTED
-        if not exits:
-            return 0
-        _say(f"{describe(exits, read_notes(Path(folder)))}\n\nall ranks were stopped")
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for files of this run, which nobody else can reach."""
+    return tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _nothing_of_torch_s() -> Iterator[None]:
+    """Take away the folder that torch makes when it is imported, unless it was there before or something lies in it."""
+    made = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    before = made.exists()
+    yield
+    if not before:
+        with suppress(OSError):
+            made.rmdir()
+
+
+def _user() -> str:
+    """The name that torch gives its folder."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid_{os.getuid()}"
+
+
+def _run_node(
+    command: Sequence[str],
+    options: RunOptions,
+    nodes: Nodes,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> int:
+    host, port = nodes.address.rsplit(":", 1)
+    with joined(nodes, options.ranks) as node:
+        own = {"MASTER_ADDR": host, "MASTER_PORT": port, **node.environment, **environment}
+        own[SECRET] = node.environment[SECRET]
+        ending = launch(command, node.fleet, own, node.events, node.say_ended)
+        if not ending.failed:
+            ending = Ending(ending.exits, node.finish())
+        elif ending.elsewhere is None:
+            text = describe(ending.exits, read_notes(folder), node.left())
+            node.say_failed(text.splitlines()[0])
+        return _told(ending, folder, node.left())
+
+
+def _alone(folder: Path) -> dict[str, str]:
+    """Have the ranks meet in a file, and talk over the loopback interface where they use sockets.
+
+    Nobody listens at MASTER_PORT, which is free; scripts may.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = asked.getsockname()[1]
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        MEETING: str(folder / "meeting"),
+        SECRET: new_secret(),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        # This name, not all that begin so.
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", f"={loopback}"),
+    }
+
+
+def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
+    """Say what failed; gives the exit code. `left` is that of `describe`."""
+    if not ending.failed:
+        return 0
+    told = ending.elsewhere
+    text = told.text if told else describe(ending.exits, read_notes(folder), left)
+    _say(f"{text}\n\nall ranks were stopped")
     return 1
 
 

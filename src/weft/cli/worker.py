@@ -16,11 +16,10 @@ import sys
 from pathlib import Path
 
 from weft.cli.failure import write_note
-from weft.runtime.world.meeting import meet_in_file
+from weft.runtime.world.meeting import meet_privately
+from weft.runtime.world.variables import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
-# Holds the process id of the launcher.
-LAUNCHER = "WEFT_LAUNCHER"
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()
-    meet_in_file()
+    meet_privately()
     del sys.argv[0]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)

@@ -2,71 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, final
-
-import yaml
+from typing import Any
 
 from weft.errors import UserError
+from weft.plain_yaml import read_plain_yaml
 
-# Far above any description of hardware; what is larger is some other file.
-LARGEST = 1 << 20
 # GB a second that any link or memory is above; times that follow from less are no numbers.
 SLOWEST = 1e-9
 # A text of a file may be long, and by its aliases larger than the file.
 _SHORT = Repr()
 
 
-@final
-class _Loader(yaml.SafeLoader):
-    """Plain data only; a key that stands twice in a mapping is an error, where yaml would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, times in Counter(found).items():
-            if times > 1:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a mapping", node.start_mark, f"the key {key!r} stands twice"
-                )
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 takes 1e-3 for a text, and 1.0e-3 for a number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE), list("-+0123456789")
-)
-
-
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file, as plain data.
 
     Raises:
-        UserError: when there is none, when it has more than 1 MiB, or is no YAML.
+        UserError: when there is none, when it is no YAML, or larger than any.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    if len(text) > LARGEST:
-        raise UserError(f"{path} has more than {LARGEST} bytes; expected a description of hardware")
-    try:
-        return yaml.load(text, _Loader)
-    except RecursionError:
-        raise UserError(
-            f"{path} is no YAML that can be read: it is nested too deeply; expected a description of hardware"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no YAML: {error}") from error
-    except ValueError:  # Python reads no whole number of some thousand digits
-        raise UserError(
-            f"{path} is no YAML: a date or number of it is none; expected a description of hardware"
-        ) from None
+    return read_plain_yaml(path, "a description of hardware", numbers=True)
 
 
 def mapping(content: Any, where: str, known: Collection[str] | None = None) -> Mapping[str, Any]:

@@ -9,10 +9,12 @@ from itertools import product
 from typing import Any, final
 
 from weft.cached import cached_property
-from weft.errors import LayoutError
+from weft.errors import LayoutError, shown
 
 # The device types that a placement may name; what plans know of each: `weft.hardware.usual.device_type`.
 DEVICE_NAMES = ("cpu", "cuda")
+# Ranks and axes of a grid, at most; far above any machine.
+MOST_RANKS, MOST_AXES = 1 << 20, 32
 
 
 @final
@@ -31,6 +33,14 @@ class Placement:
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_device_name(self.device_type)
+        for name in ("shape", "ranks"):
+            numbers = getattr(self, name)
+            if not isinstance(numbers, tuple) or not all(type(one) is int for one in numbers):
+                raise LayoutError(
+                    f"weft.Placement({name}=…) takes a tuple of whole numbers, found {shown(numbers)}; "
+                    "weft.placement takes nested lists"
+                )
         if not self.shape or any(size < 1 for size in self.shape):
             raise LayoutError(
                 f"a placement needs at least one axis and one rank on each, found shape {self.shape}; give "
@@ -109,28 +119,41 @@ def placement(device_type: str, ranks: Sequence[Any]) -> Placement:
     Raises:
         LayoutError: when the lists are ragged, empty, or name a rank twice.
     """
-    if device_type not in DEVICE_NAMES:
-        known = " or ".join(f'"{name}"' for name in DEVICE_NAMES)
-        raise LayoutError(
-            f"a placement's device type is {known}, found {device_type!r}; use one of these"
-        )
+    check_device_name(device_type)
     shape = _shape(ranks)
     return Placement(device_type, shape, tuple(_flatten(ranks, len(shape))))
 
 
-def _shape(nested: object) -> tuple[int, ...]:
+def check_device_name(device_type: object) -> None:
+    """Check that a device type is one that there is.
+
+    Raises:
+        LayoutError: naming those that there are.
+    """
+    if not isinstance(device_type, str) or device_type not in DEVICE_NAMES:
+        known = " or ".join(f'"{name}"' for name in DEVICE_NAMES)
+        raise LayoutError(
+            f"a placement's device type is {known}, found {shown(device_type)}; use one of these"
+        )
+
+
+def _shape(nested: object, depth: int = 1) -> tuple[int, ...]:
     parts = nested if isinstance(nested, list | tuple | range) else ()
-    shapes = {_inner(part) for part in parts}
+    if len(parts) > MOST_RANKS or depth > MOST_AXES:
+        raise LayoutError(
+            f"a placement has at most {MOST_RANKS} ranks and {MOST_AXES} axes, found {shown(nested)}; give fewer"
+        )
+    shapes = {_inner(part, depth) for part in parts}
     if len(shapes) != 1:
         raise LayoutError(
-            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {nested!r}; give whole numbers "
+            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {shown(nested)}; give whole numbers "
             "in lists of equal length, none of them empty"
         )
     return (len(parts), *shapes.pop())
 
 
-def _inner(part: object) -> tuple[int, ...]:
-    return () if isinstance(part, int) and not isinstance(part, bool) else _shape(part)
+def _inner(part: object, depth: int) -> tuple[int, ...]:
+    return () if isinstance(part, int) and not isinstance(part, bool) else _shape(part, depth + 1)
 
 
 def _flatten(nested: Sequence[Any], depth: int) -> list[int]:

@@ -7,14 +7,14 @@ the results. Where localizing needs no offset, it may as well be permuted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.ops.arguments import slots
 from weft.ops.call import OpCall
 from weft.ops.factors import Dims, Factors
-from weft.ops.rule import Rule, aten, has_rule, rule_of
+from weft.ops.rule import KNOWN_CALLS, Rule, aten, has_rule, rule_of
 
 # Ops whose local arguments name sizes, or positions along one factor alone.
 _SIZES = frozenset(aten("view _unsafe_view reshape expand flatten.using_ints unflatten.int"))
@@ -44,7 +44,7 @@ def rows_of(
     return _rows_of(rule_of(call), call, tuple(here.items()), rows, tuple(made.items()))
 
 
-@cache
+@lru_cache(maxsize=KNOWN_CALLS)
 def _rows_of(
     rule: Rule,
     call: OpCall,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeAlias, final
 
-from weft.errors import RuleError
+from weft.errors import RuleError, shown
 from weft.layout import Reduction, Split, shard_range
 from weft.ops.arguments import with_arguments
 from weft.ops.call import OpCall, Signature
@@ -93,7 +93,8 @@ class Rule:
 
 
 # Calls of which facts are kept: blocks repeat them, and searches plan nearly the same step again and again.
-KNOWN_CALLS = 1 << 16
+# Eager steps whose shapes never come again must not fill the memory: a call takes about 10 KB in all.
+KNOWN_CALLS = 1 << 14
 
 
 @lru_cache(maxsize=KNOWN_CALLS)
@@ -147,10 +148,22 @@ def rule(
     Raises:
         RuleError: when the notation is malformed.
     """
+    names = (ops,) if isinstance(ops, str) else ops
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise RuleError(f"weft.rule takes names of ops such as aten.mm.default, found {shown(ops)}")
     if isinstance(factors, str):
         parse_factors(factors)
+    elif not callable(factors):
+        raise RuleError(
+            f'weft.rule takes factors such as "m k+, k n -> m n", or a function, found {shown(factors)}'
+        )
+    unknown = sorted(set(options) - {each.name for each in fields(Rule)})
+    if unknown:
+        raise RuleError(
+            f"weft.rule has no option {unknown[0]}; use those that its documentation names"
+        )
     declared = Rule(factors, **options)
-    for name in (ops,) if isinstance(ops, str) else ops:
+    for name in names:
         _RULES[name] = declared
         if name not in WEFT_OPS:
             shares = declared.view if declared.shares is None else declared.shares

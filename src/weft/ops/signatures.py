@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from weft.ops.arguments import operand_indices, slots
 from weft.ops.call import OpCall, Signature, TensorSpec
 from weft.ops.dtypes import keeps
 from weft.ops.factors import factor_sizes
-from weft.ops.rule import Groups, Rule, rule_of
+from weft.ops.rule import KNOWN_CALLS, Groups, Rule, rule_of
 
 
 def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
@@ -34,7 +34,7 @@ def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature
     return _signatures(rule_of(call), call, parts, empty)
 
 
-@cache
+@lru_cache(maxsize=KNOWN_CALLS)
 def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
     groups = _existing(rule.linear_groups(call), call)
     found: Iterable[Signature | None] = chain(

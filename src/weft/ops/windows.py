@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
-from functools import cache
+from functools import lru_cache
 from math import prod
 from typing import final
 
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.arguments import argument, operand_indices
 from weft.ops.call import Argument, OpCall, Signature, TensorSpec
-from weft.ops.rule import Cut
+from weft.ops.rule import KNOWN_CALLS, Cut
 from weft.ops.signatures import signatures
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
@@ -155,7 +155,7 @@ def signatures_with_windows(call: OpCall, parts: int, empty: bool = False) -> tu
     return (*signatures(call, parts, empty), *window_signatures(call, parts))
 
 
-@cache
+@lru_cache(maxsize=KNOWN_CALLS)
 def window_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
     """The signatures under which operands are windows; see `windows`."""
     sliding = _SLIDING.get(call.op)

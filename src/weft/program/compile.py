@@ -320,6 +320,8 @@ def _step(
         if wanted.local is not None:
             example = wanted.local.whole(example)
         step = Step(model, loss_fn, optimizer, example)
+    if not isinstance(verify, bool):
+        raise UserError(f"verify= takes True or False, found {verify!r}")
     if verify:
         check_values(given)
     return step, given

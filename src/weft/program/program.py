@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from weft.program.live.holds import hold, let_go, reads
 from weft.program.live.places import LivePlaces
 from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.modes import check_modes
+from weft.program.one_thread import one_at_a_time
 from weft.program.planning.build import build, evaluation, gathering
 from weft.program.planning.recovery import Failed
 from weft.program.planning.step import Step
@@ -76,6 +78,8 @@ class Program:
         self._steps = self._chain = 0
         self._failed: Failed | None = None
         self._writing: Writing | None = None
+        # One thread at a time works with it.
+        self.working = threading.RLock()
         # By the number of the plan.
         self._predicted: dict[int, Simulation] = {}
         # Threads and groups end with the program also when nobody closes it.
@@ -152,6 +156,7 @@ class Program:
         """The captured step, for plans on other machines: as `weft.Job.stored` gives it."""
         return self._step.stored(device_type, strategy)
 
+    @one_at_a_time
     def step(self, batch: Any, update: bool = True) -> Any:
         """Run one step on every rank of this process: forward, backward, update, and `zero_grad` at the end.
 
@@ -220,6 +225,7 @@ class Program:
             training.show(update)
         return results
 
+    @one_at_a_time
     def update(self) -> None:
         """Update the parameters by what is in their `grad`, clipped as the strategy says; it is None afterwards.
 
@@ -256,6 +262,7 @@ class Program:
             self._note_failure(error, executors, gradients.renew)
             raise
 
+    @one_at_a_time
     def verify(self, batch: Any) -> Verified:
         """Check that a step gives what one plain eager step of the same code gives, and change nothing.
 
@@ -298,6 +305,7 @@ class Program:
         """Check that the program is open and no mode of torch around; after a failure, make new executors."""
         if not self._close.alive:
             raise UserError("this program was closed, and cannot step; compile another one")
+        self._setting.world.check_process()
         setting, trains = self._setting, self._training is not None
         precision = setting.options.precision
         check_modes("the program is called", setting.placement.device_type, precision, trains)

@@ -167,9 +167,9 @@ def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
 def _limit(machine: Machine, asked: int | None) -> int | None:
     """Bytes of the smallest device."""
     if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
             raise UserError(
-                f"weft.search: memory_limit takes bytes, a whole number from 1, found {asked!r}"
+                f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {asked!r}"
             )
         return asked
     known = [machine.costs.capacity(rank).memory for rank in range(machine.devices)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final, get_args
 
-from weft.errors import StrategyError
+from weft.errors import StrategyError, shown
 from weft.layout import Placement
 from weft.patterns import name_patterns
 from weft.strategy.normal import hold
@@ -54,9 +54,9 @@ class Zero:
     axis: int = 0
 
     def __post_init__(self) -> None:
-        if self.level not in (1, 2, 3) or isinstance(self.level, bool):
-            raise StrategyError(f"weft.Zero(level=…) takes 1, 2 or 3, found {self.level!r}")
+        if type(self.level) is not int or self.level not in (1, 2, 3):
+            raise StrategyError(f"weft.Zero(level=…) takes 1, 2 or 3, found {shown(self.level)}")
         if not isinstance(self.axis, int) or isinstance(self.axis, bool) or self.axis < 0:
             raise StrategyError(
-                f"weft.Zero(axis=…) takes the number of an axis of the placement, found {self.axis!r}"
+                f"weft.Zero(axis=…) takes the number of an axis of the placement, found {shown(self.axis)}"
             )

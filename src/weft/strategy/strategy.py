@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import yaml
 
-from weft.errors import LayoutError, StrategyError
+from weft.errors import LayoutError, StrategyError, UserError, shown
 from weft.layout import SBP, broadcast, split
+from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.checks import checked
 from weft.strategy.normal import hold
 from weft.strategy.parts import Schedule, Stage
@@ -114,13 +116,9 @@ class Strategy:
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
         """
-        try:
-            text = Path(path).read_text()
-        except OSError as error:
-            raise StrategyError(
-                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
-            ) from error
-        return Strategy.from_text(text, path)
+        if not isinstance(path, str | Path):
+            raise StrategyError(f"Strategy.load takes the path of a file, found {path!r}")
+        return _strategy(partial(read_plain_yaml, Path(path), _EXPECTED), path)
 
     @staticmethod
     def from_text(text: str, path: str | Path) -> Strategy:
@@ -133,38 +131,46 @@ class Strategy:
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
         """
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise StrategyError(
-                f"cannot read the strategy {path}: {error}; give a file that Strategy.save wrote"
-            ) from error
-        if not isinstance(content, dict) or content.pop("weft_strategy", None) not in FORMATS:
-            raise StrategyError(
-                f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
-                "Strategy.save writes it"
-            )
-        known = [each.name for each in fields(Strategy)]
-        unknown = set(content) - set(known)
-        if unknown:
-            raise StrategyError(
-                f"{path} has unknown entries: {', '.join(sorted(unknown))}; expected some of {', '.join(known)}"
-            )
-        found = {name: _entry(path, name, value) for name, value in content.items()}
-        try:
-            return Strategy(**found)
-        except StrategyError as error:
-            raise StrategyError(f"cannot read the strategy {path}: {error}") from error
+        return _strategy(partial(load_yaml, text, str(path), _EXPECTED), path)
+
+
+# What a file should be, for errors.
+_EXPECTED = "a file that Strategy.save wrote"
+
+
+def _strategy(read: Callable[[], Any], path: str | Path) -> Strategy:
+    """The strategy that a file's content describes."""
+    try:
+        content = read()
+    except UserError as error:
+        raise StrategyError(f"cannot read the strategy: {error}") from error
+    form = content.pop("weft_strategy", None) if isinstance(content, dict) else None
+    if isinstance(form, bool) or form not in FORMATS:
+        raise StrategyError(
+            f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
+            "Strategy.save writes it"
+        )
+    known = [each.name for each in fields(Strategy)]
+    unknown = sorted(str(name) for name in content if name not in known)
+    if unknown:
+        raise StrategyError(
+            f"{path} has unknown entries: {', '.join(unknown)}; expected some of {', '.join(known)}"
+        )
+    found = {name: _entry(path, name, value) for name, value in content.items()}
+    try:
+        return Strategy(**found)
+    except StrategyError as error:
+        raise StrategyError(f"cannot read the strategy {path}: {error}") from error
 
 
 def _entry(path: str | Path, name: str, value: Any) -> Any:
     """A field from its entry in a file."""
     try:
         return parsed(name, value)
-    except (LayoutError, StrategyError, TypeError, AttributeError, KeyError) as error:
+    except (LayoutError, StrategyError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise StrategyError(
-            f"cannot read the strategy {path}: {name}: {value!r} is not as Strategy.save writes it ({error}); give "
-            "a file that it wrote"
+            f"cannot read the strategy {path}: {name}: {shown(value)} is not as Strategy.save writes it ({error}); "
+            "give a file that it wrote"
         ) from error
 
 
@@ -252,6 +258,8 @@ def context_parallel(
     """
     columns, rows = _patterns("columns", columns), _patterns("rows", rows)
     whole = _patterns("whole", whole)
+    if not isinstance(data, bool):
+        raise StrategyError(f"data takes True or False, found {shown(data)}")
     outer: tuple[SBP, ...] = (split(0),) if data else ()
     inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
 
@@ -268,7 +276,7 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[str, ...]:
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
     if found is None or not all(isinstance(each, str) for each in found):
         raise StrategyError(
-            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {given!r}'
+            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {shown(given)}'
         )
     return found
 

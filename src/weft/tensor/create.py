@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from weft.capture.ops.random import normal, unit
-from weft.errors import LayoutError, UserError
+from weft.errors import LayoutError, UserError, shown
 from weft.layout import SBP, Layout, Placement, Split
 from weft.runtime.world.distributed import current_world
+from weft.tensor.arguments import (
+    check_gradient,
+    checked_dtype,
+    checked_number,
+    checked_placement,
+    checked_size,
+    refused,
+    sizes_of,
+)
 from weft.tensor.boxing import box, cut, from_first, laid
 from weft.tensor.dispatch.random import Drawing
 from weft.tensor.global_tensor import GlobalTensor
@@ -39,7 +48,12 @@ def tensor(
     """
     if isinstance(data, GlobalTensor):
         raise UserError("weft.tensor takes plain data, found a global tensor; use x.to_global(…)")
-    whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
+    checked_dtype(dtype, "weft.tensor")
+    with refused("weft.tensor takes a tensor or nested lists of numbers", data):
+        whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
+    if whole.is_meta or whole.layout != torch.strided:
+        raise UserError(f"weft.tensor takes values that lie dense in memory, found {shown(data)}")
+    check_gradient(requires_grad, whole.dtype, "weft.tensor")
     layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
     mesh = mesh_of(placement)
     made = GlobalTensor(*cut(from_first(whole, mesh), layout, mesh))
@@ -56,24 +70,27 @@ def full(
     requires_grad: bool = False,
 ) -> GlobalTensor:
     """A global tensor of whole shape `size` filled with one value."""
-    of = dtype or torch.full((), value).dtype
+    size, number = checked_size(size, "weft.full"), checked_number(value, "weft.full: value=")
+    of = checked_dtype(dtype, "weft.full") or torch.full((), number).dtype
+    check_gradient(requires_grad, of, "weft.full")
     layout = layout_for(placement, sbp, size, "weft.full")
     mesh = mesh_of(placement)
     spec = contiguous(mesh, without_partials(layout), size, of)
-    parts = tuple(
-        torch.full(shape, value, dtype=of, device=device) for shape, device in _local(spec)
-    )
+    with refused("weft.full", size):
+        parts = tuple(
+            torch.full(shape, number, dtype=of, device=device) for shape, device in _local(spec)
+        )
     return GlobalTensor(*laid(spec, parts, layout)).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
 def zeros(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
     """A global tensor of zeros: `weft.zeros(4, 8, placement=, sbp=)`."""
-    return full(_size(size), 0, dtype=dtype or torch.get_default_dtype(), **options)
+    return full(sizes_of(size), 0, dtype=_or_default(dtype, "weft.zeros"), **options)
 
 
 def ones(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
     """A global tensor of ones: `weft.ones(4, 8, placement=, sbp=)`."""
-    return full(_size(size), 1, dtype=dtype or torch.get_default_dtype(), **options)
+    return full(sizes_of(size), 1, dtype=_or_default(dtype, "weft.ones"), **options)
 
 
 def empty(
@@ -84,10 +101,12 @@ def empty(
     requires_grad: bool = False,
 ) -> GlobalTensor:
     """A global tensor whose values are not set."""
-    shape = _size(size)
+    shape, of = checked_size(sizes_of(size), "weft.empty"), _or_default(dtype, "weft.empty")
+    check_gradient(requires_grad, of, "weft.empty")
     layout = layout_for(placement, sbp, shape, "weft.empty")
-    spec = contiguous(mesh_of(placement), layout, shape, dtype or torch.get_default_dtype())
-    parts = tuple(torch.empty(own, dtype=spec.dtype, device=device) for own, device in _local(spec))
+    spec = contiguous(mesh_of(placement), layout, shape, of)
+    with refused("weft.empty", shape):
+        parts = tuple(torch.empty(own, dtype=of, device=device) for own, device in _local(spec))
     return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
@@ -99,7 +118,12 @@ def arange(
     requires_grad: bool = False,
 ) -> GlobalTensor:
     """`torch.arange(*bounds)` as a global tensor."""
-    whole = torch.arange(*bounds, dtype=dtype)
+    checked_dtype(dtype, "weft.arange")
+    with refused("weft.arange takes the bounds and the step of torch.arange", bounds):
+        # On no device at first: what is no number of elements is refused before memory is taken.
+        checked_size(tuple(torch.arange(*bounds, dtype=dtype, device="meta").shape), "weft.arange")
+        whole = torch.arange(*bounds, dtype=dtype)
+    check_gradient(requires_grad, whole.dtype, "weft.arange")
     layout = layout_for(placement, sbp, whole.shape, "weft.arange")
     made = GlobalTensor(*cut(whole, layout, mesh_of(placement)))
     return made.requires_grad_(requires_grad)  # type: ignore[return-value]
@@ -107,12 +131,12 @@ def arange(
 
 def rand(*size: Any, **options: Any) -> GlobalTensor:
     """Uniform numbers in [0, 1), the same in every layout: `weft.rand(4, 8, placement=, sbp=)`."""
-    return _drawn(unit, _size(size), **options)
+    return _drawn(unit, checked_size(sizes_of(size), "weft.rand"), **options)
 
 
 def randn(*size: Any, **options: Any) -> GlobalTensor:
     """Normal numbers, the same in every layout: `weft.randn(4, 8, placement=, sbp=)`."""
-    return _drawn(normal, _size(size), **options)
+    return _drawn(normal, checked_size(sizes_of(size), "weft.randn"), **options)
 
 
 def from_local(
@@ -135,11 +159,16 @@ def from_local(
         LayoutError: when the parts do not make up such a tensor.
         UserError: when this process has several ranks and `shard` is not a part for each.
     """
-    mesh = mesh_of(placement)
+    mesh = mesh_of(checked_placement(placement, "from_local"))
     parts = _parts(shard, mesh)
-    first = parts[0] if parts else torch.empty(tuple(shape or ()))
+    given = None if shape is None else checked_size(shape, "from_local: shape=")
+    first = parts[0] if parts else torch.empty(given or ())
+    if given is not None and len(given) != first.dim():
+        raise LayoutError(
+            f"from_local: shape= takes {first.dim()} dimensions, as the parts have, found {list(given)}"
+        )
     layout = layout_for(placement, sbp, first.shape, "from_local")
-    whole = tuple(shape) if shape is not None else _whole_shape(parts, layout, mesh)
+    whole = _whole_shape(parts, layout, mesh) if given is None else given
     for rank, part in zip(mesh.ranks, parts, strict=True):
         expected = layout.local_shape(whole, rank)
         if tuple(part.shape) != expected or part.dtype != first.dtype:
@@ -179,17 +208,20 @@ def _drawn(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> GlobalTensor:
+    of = _or_default(dtype, "weft.rand")
+    if not (of.is_floating_point or of.is_complex):
+        raise UserError(f"weft.rand: dtype= takes a floating-point or complex dtype, found {of}")
+    check_gradient(requires_grad, of, "weft.rand")
     layout = layout_for(placement, sbp, size, "weft.rand")
     mesh = mesh_of(placement)
-    with torch.no_grad(), Drawing(GlobalTensor, mesh, layout, size):
-        drawn = draw(size, dtype or torch.get_default_dtype(), mesh.device)
+    with refused("weft.rand", size), torch.no_grad(), Drawing(GlobalTensor, mesh, layout, size):
+        drawn = draw(size, of, mesh.device)
     spec, parts = laid(drawn.spec, drawn.locals, layout)
     return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
-def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """`f(2, 3)` and `f((2, 3))` mean the same."""
-    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else tuple(size)
+def _or_default(dtype: object, what: str) -> torch.dtype:
+    return checked_dtype(dtype, what) or torch.get_default_dtype()
 
 
 def _local(spec: Spec) -> list[tuple[tuple[int, ...], torch.device]]:
@@ -209,10 +241,12 @@ def _parts(shard: Tensor | Mapping[int, Tensor], mesh: Mesh) -> tuple[Tensor, ..
                 f"this process has the ranks {list(ranks)}: from_local takes {{rank: part}} here, found one tensor"
             )
         return (shard,) * len(mesh.ranks)
+    if not isinstance(shard, Mapping) or not all(isinstance(x, Tensor) for x in shard.values()):
+        raise UserError(f"from_local takes a tensor, or {{rank: part}}, found {shown(shard)}")
     missing = [rank for rank in mesh.ranks if rank not in shard]
     if missing:
         raise UserError(
-            f"from_local has no part for ranks {missing}, only for {sorted(shard)}; give {{rank: part}} for each of "
+            f"from_local has no part for ranks {missing}, only for {list(shard)}; give {{rank: part}} for each of "
             f"{list(mesh.ranks)}"
         )
     return tuple(shard[rank] for rank in mesh.ranks)

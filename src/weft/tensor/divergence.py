@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
@@ -28,6 +28,22 @@ _counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 # A checksum of the plain tensors that met global ones between the ranks of each channel, and the last of them.
 _plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
 
+
+@final
+class _Ops:
+    """The ops that this process has run on tensors of a channel's ranks: a checksum of all, and the last of them."""
+
+    __slots__ = ("checksum", "last")
+
+    def __init__(self) -> None:
+        self.checksum = 0
+        self.last = "none"
+
+
+# Of each channel, and of the channels of each mesh.
+_ops: WeakKeyDictionary[Channel, _Ops] = WeakKeyDictionary()
+_ops_of: WeakKeyDictionary[Mesh, tuple[_Ops, ...]] = WeakKeyDictionary()
+
 # A checksum of what was written into live tensors, by the ranks of the placement that they lie on.
 _written: dict[frozenset[int], int] = {}
 
@@ -38,8 +54,9 @@ _checksums: Any = WeakTensorKeyDictionary()
 def check_agreement(channel: Channel, what: str) -> None:
     """Check that all ranks of a channel are about to run the same collective for the same op.
 
-    Every rank sends numbers that stand for its collectives so far, for `what` comes next, and for the plain
-    tensors that it took as the same on all ranks. Only when they differ are texts exchanged too.
+    Every rank sends numbers that stand for its collectives so far, for `what` comes next, for the ops that it has
+    run, and for the plain tensors that it took as the same on all ranks. Only when they differ are texts exchanged
+    too.
 
     Raises:
         RankFailure: names what every rank runs, and its line.
@@ -47,16 +64,31 @@ def check_agreement(channel: Channel, what: str) -> None:
     count = _counts.get(channel, 0) + 1
     _counts[channel] = count
     checksum, last = _plain.get(channel, (0, ""))
-    mine = torch.tensor([count, zlib.crc32(what.encode()), checksum], device=channel.device)
+    ops = _ops.get(channel)
+    made = 0 if ops is None else ops.checksum
+    mine = torch.tensor([count, zlib.crc32(what.encode()), made, checksum], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
     with _told_of_circles(channel, what):
         channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
         return
-    same = all(torch.equal(other[:2], mine[:2]) for other in found)
-    texts = channel.exchange_text(last if same else f"{what} ({user_line()})")
+    # Whoever goes on after the error begins anew.
+    if ops is not None:
+        ops.checksum = 0
+    called = all(torch.equal(other[:2], mine[:2]) for other in found)
+    same = called and all(other[2] == mine[2] for other in found)
+    last = last if same else f"{what} ({user_line()})"
+    if called and not same:
+        last = "none" if ops is None else ops.last
+    texts = channel.exchange_text(last)
     pairs = zip(channel.ranks, texts, strict=True)
+    if called and not same:
+        raise RankFailure(
+            "the ranks have run different ops since they last compared them; every rank must make the same calls on "
+            "global tensors in the same order, with the same numbers. Within weft.check_every_op() the first that "
+            "differs is told. The last were " + "; ".join(f"rank {r}: {text}" for r, text in pairs)
+        )
     if same:
         _plain.pop(channel, None)
         raise RankFailure(
@@ -69,6 +101,31 @@ def check_agreement(channel: Channel, what: str) -> None:
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
         + "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
     )
+
+
+def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
+    """Remember an op on tensors of `mesh`, for the next `check_agreement` of its ranks.
+
+    Args:
+        mesh: where it runs, on several processes.
+        op: its name.
+        token: stands for all but the floats among its arguments.
+        floats: these.
+    """
+    found = _ops_of.get(mesh)
+    if found is None:
+        found = _ops_of[mesh] = tuple(_ops_on(mesh))
+    number = zlib.crc32(repr(floats).encode(), token) if floats else token
+    for ops in found:
+        ops.checksum = zlib.crc32(number.to_bytes(4, "big"), ops.checksum)
+        ops.last = op
+
+
+def _ops_on(mesh: Mesh) -> Iterator[_Ops]:
+    for axis, parts in enumerate(mesh.placement.shape):
+        if parts > 1:
+            group = mesh.placement.group(mesh.ranks[0], axis)
+            yield _ops.setdefault(channel_between(mesh.world, group), _Ops())
 
 
 def note_plain(mesh: Mesh, tensor: torch.Tensor) -> None:

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from weft.errors import LayoutError, UserError
+from weft.errors import LayoutError, UserError, shown
 from weft.layout import SBP, Broadcast, Placement, broadcast
 from weft.patterns import check_named, first_match
+from weft.tensor.arguments import checked_placement
 from weft.tensor.create import tensor
 from weft.tensor.global_tensor import GlobalTensor, keep_gradient_with
 
@@ -46,7 +47,12 @@ def distribute(
             f"weft.distribute takes a module, found a {type(module).__name__}; weft.tensor(x, placement=…, sbp=…) "
             "makes a tensor global, weft.from_local the parts of one"
         )
-    patterns = layouts or {}
+    checked_placement(placement, "weft.distribute")
+    patterns = {} if layouts is None else layouts
+    if not isinstance(patterns, Mapping) or not all(isinstance(each, str) for each in patterns):
+        raise UserError(
+            f"weft.distribute: layouts= takes a mapping from name patterns to SBPs, found {shown(layouts)}"
+        )
     named = [*module.named_parameters(), *module.named_buffers()]
     names = [name for name, _ in named]
     for pattern in patterns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -12,11 +13,12 @@ from weft.errors import LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
 from weft.ops.dtypes import dtype_name
+from weft.tensor.arguments import checked_placement
 from weft.tensor.mesh import Mesh
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Spec:
     """Shape, strides and dtype of the whole tensor, and where it lies; compared by identity."""
 
@@ -39,7 +41,8 @@ class Spec:
         return f"{dtype_name(self.dtype)}{list(self.shape)} as {self.layout}"
 
 
-_specs: dict[tuple[object, ...], Spec] = {}
+# As long as anybody holds them.
+_specs: WeakValueDictionary[tuple[object, ...], Spec] = WeakValueDictionary()
 
 
 def intern(
@@ -51,9 +54,8 @@ def intern(
 ) -> Spec:
     """The one spec with these values."""
     key = (mesh, layout, tuple(shape), tuple(strides), dtype)
-    if key not in _specs:
-        _specs[key] = Spec(*key)
-    return _specs[key]
+    found = _specs.get(key)
+    return _specs.setdefault(key, Spec(*key)) if found is None else found
 
 
 def contiguous(mesh: Mesh, layout: Layout, shape: Sequence[int], dtype: torch.dtype) -> Spec:
@@ -73,6 +75,7 @@ def layout_for(
         LayoutError: when it is no SBP, a wrong number of them, or splits a dimension that is not
             there.
     """
+    checked_placement(placement, what)
     every = tuple(sbp) if isinstance(sbp, Sequence) else (sbp,) * placement.axes
     if not all(isinstance(part, Split | Broadcast | Partial) for part in every):
         raise LayoutError(

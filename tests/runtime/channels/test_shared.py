@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,7 +20,7 @@ from on_ranks import passed
 from strangers import needs_root, start_as_stranger
 from weft.errors import InternalError, RankFailure
 from weft.layout import REDUCTIONS
-from weft.runtime.channels import shared
+from weft.runtime.channels import shared, shared_link
 from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.channels.shared import SharedChannel, takers
 from weft.runtime.channels.shared_link import (
@@ -290,6 +293,84 @@ def test_a_stranger_is_no_peer() -> None:
         with pytest.raises(ConnectionError, match="another user listens"):
             connect(address, 1, timeout=5)
         stranger.communicate(timeout=20)
+
+
+@needs_root
+def test_a_stranger_who_connects_gets_no_memory() -> None:
+    """He comes before the peer, and is sent away; the peer then gets in."""
+    code = (
+        "tried = socket.socket(socket.AF_UNIX)\n"
+        "tried.connect('\\0' + sys.argv[1])\n"
+        "print(len(tried.recv(1)))\n"
+    )
+    name = "weft-test-of-strangers"
+    with (
+        listener("\0" + name) as listening,
+        ThreadPoolExecutor(1) as pool,
+        start_as_stranger(code, name, imports="import socket, sys") as stranger,
+    ):
+        offered = pool.submit(offer, listening, 20)
+        assert stranger.communicate(timeout=20)[0] == "0\n"
+        link = connect("\0" + name, 3, 20)
+        number, other = offered.result(20)
+        assert number == 3
+        link.close()
+        other.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "unsealed", "small", "none"])
+def test_memory_that_may_change_its_size_is_refused(kind: str, tmp_path: Path) -> None:
+    """Who maps it would be ended by the system when the other end makes it smaller."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2**16))
+
+    def hand_over(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        connection.recv(8, socket.MSG_WAITALL)
+        descriptor = os.open(path, os.O_RDWR)
+        if kind != "file":
+            os.close(descriptor)
+            descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+            os.ftruncate(descriptor, 4096 if kind == "small" else shared_link._BYTES)
+        if kind == "small":
+            fcntl.fcntl(descriptor, shared_link._ADD_SEALS, shared_link._SEALS)
+        if kind == "none":
+            connection.sendall(b".")
+        else:
+            socket.send_fds(connection, [b"."], [descriptor])
+        os.close(descriptor)
+        connection.close()
+
+    name = f"\0weft-test-{kind}"
+    with listener(name) as listening, ThreadPoolExecutor(1) as pool:
+        handing = pool.submit(hand_over, listening)
+        with pytest.raises(ConnectionError, match="a peer hands over"):
+            connect(name, 1, 20)
+        handing.result(20)
+
+
+def test_neither_end_can_change_the_size_of_memory() -> None:
+    name = "\0weft-test-sealed"
+    seen: list[int] = []
+
+    def mapped(connection: socket.socket, descriptor: int, lower: bool) -> None:
+        for size in (0, 2**30):
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, size)
+        seen.append(descriptor)
+        os.close(descriptor)
+        connection.close()
+
+    with (
+        listener(name) as listening,
+        ThreadPoolExecutor(1) as pool,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(shared_link, "_mapped", mapped)
+        offered = pool.submit(offer, listening, 20)
+        connect(name, 1, 20)
+        offered.result(20)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("transport", ["shared", "gloo"])

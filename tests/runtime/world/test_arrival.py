@@ -37,7 +37,7 @@ def told(tmp_path: Path, *arguments: str, **variables: str) -> None:
     script.write_text(SCRIPT)
     (output, code), (other, _) = run_ranks(script, 2, *arguments, seconds=30, **variables)
     assert code == 1, other
-    assert "RankFailure: rank 1 has ended before it came to weft.compile" in output
+    assert "NoAnswer: rank 1 has ended before it came to weft.compile" in output
     assert f"rank 0 waits for it in {script}:16" in output
 
 

@@ -33,18 +33,20 @@ def parse_graph(text: str) -> LogicalGraph:
     if not lines:
         raise Scanner("", 1).error('expected graph "name", found nothing')
     header = Scanner(lines[0][1], lines[0][0])
-    header.expect("graph")
-    name, micro_batches = header.string(), header.micro()
-    header.end()
+    with header.told():
+        header.expect("graph")
+        name, micro_batches = header.string(), header.micro()
+        header.end()
     placements: list[Placement] = []
     nodes: list[Node] = []
     for number, line in lines[1:]:
         scanner = Scanner(line, number)
-        if scanner.accept("placement"):
-            placements.append(scanner.placement(len(placements)))
-        else:
-            nodes.append(_node(scanner, placements))
-        scanner.end()
+        with scanner.told():
+            if scanner.accept("placement"):
+                placements.append(scanner.placement(len(placements)))
+            else:
+                nodes.append(_node(scanner, placements))
+            scanner.end()
     return LogicalGraph(name, tuple(nodes), micro_batches)
 
 

@@ -17,30 +17,32 @@ def parse_local(text: str) -> LocalProgram:
     """
     lines = _scanners(text)
     head = next(lines, None) or Scanner("", 1)
-    for word in ("local", "program", "of", "rank"):
-        head.expect(word)
-    rank, micro_batches = head.integer(), head.micro()
-    head.end()
+    with head.told():
+        for word in ("local", "program", "of", "rank"):
+            head.expect(word)
+        rank, micro_batches = head.integer(), head.micro()
+        head.end()
     loop: frozenset[str] = frozenset()
     origins: dict[str, str] = {}
     inputs: list[LocalInput] = []
     nodes: list[LocalNode] = []
     outputs: list[LocalOutput] = []
     for scanner in lines:
-        if scanner.accept("loop"):
-            loop |= _loop(scanner)
-        elif scanner.accept("form"):
-            name = scanner.name()
-            scanner.expect("of")
-            origins[name] = scanner.name()
-        elif scanner.accept("input"):
-            inputs.append(input_of(scanner))
-        elif scanner.accept("output"):
-            key = scanner.string()
-            outputs.append(LocalOutput(scanner.name(), key))
-        else:
-            nodes.append(local_node(scanner))
-        scanner.end()
+        with scanner.told():
+            if scanner.accept("loop"):
+                loop |= _loop(scanner)
+            elif scanner.accept("form"):
+                name = scanner.name()
+                scanner.expect("of")
+                origins[name] = scanner.name()
+            elif scanner.accept("input"):
+                inputs.append(input_of(scanner))
+            elif scanner.accept("output"):
+                key = scanner.string()
+                outputs.append(LocalOutput(scanner.name(), key))
+            else:
+                nodes.append(local_node(scanner))
+            scanner.end()
     parts = tuple(inputs), tuple(nodes), tuple(outputs)
     return LocalProgram(rank, *parts, micro_batches, loop, origins)
 

@@ -53,18 +53,19 @@ def parse_plan(text: str) -> Plan:
     ranks: list[_Rank] = []
     for number, line in enumerate(text.splitlines(), 1):
         scanner = Scanner(line, number)
-        if number == 1:
-            scanner.expect("plan")
-            name = scanner.string()
-        elif scanner.accept("communicator"):
-            communicators.append(_communicator(scanner))
-        elif scanner.accept("rank"):
-            ranks.append(_Rank(scanner.integer(), scanner.micro()))
-        elif not ranks:
-            raise scanner.error("expected a communicator or a rank")
-        else:
-            _rank_line(scanner, ranks[-1])
-        scanner.end()
+        with scanner.told():
+            if number == 1:
+                scanner.expect("plan")
+                name = scanner.string()
+            elif scanner.accept("communicator"):
+                communicators.append(_communicator(scanner))
+            elif scanner.accept("rank"):
+                ranks.append(_Rank(scanner.integer(), scanner.micro()))
+            elif not ranks:
+                raise scanner.error("expected a communicator or a rank")
+            else:
+                _rank_line(scanner, ranks[-1])
+            scanner.end()
     return Plan(name, tuple(communicators), tuple(map(_finish, ranks)))
 
 

@@ -6,6 +6,9 @@ import ast
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, final, get_args
 
 from weft.errors import UserError
@@ -14,6 +17,9 @@ from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.reduction import REDUCTIONS
 from weft.ops.call import Token
+
+# Levels of lists in each other, at most; arguments of ops have few.
+DEEPEST = 50
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -87,6 +93,18 @@ class Scanner:
         if self.tokens:
             raise self.error(f"unexpected {self.peek()!r}", "; expected the end of the line")
 
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Name the line where something in it is of another kind than what stands there takes."""
+        try:
+            yield
+        except UserError as error:
+            if self.where in str(error):
+                raise
+            raise self.error(f"cannot read {error}") from error
+        except (TypeError, ValueError, KeyError) as error:
+            raise self.error(f"cannot read {error}", "; expected text as weft prints it") from error
+
     def string(self) -> str:
         return str(json.loads(self.take("string")))
 
@@ -114,14 +132,17 @@ class Scanner:
             raise self.error(f"expected a list of whole numbers, found {items}")
         return items
 
-    def argument(self) -> Any:
+    def argument(self, depth: int = 0) -> Any:
         """One argument tree (see `weft.ir.text.written.argument_text`)."""
         kind, text = self.kind(), self.peek()
+        if depth > DEEPEST:
+            raise self.error(f"lists stand more than {DEEPEST} levels deep in each other")
+        inner = partial(self.argument, depth + 1)
         if self.accept("["):
-            return self._items("]", self.argument)
+            return self._items("]", inner)
         if self.accept("vary"):
             self.expect("(")
-            return Varying(self._items(")", self.argument))
+            return Varying(self._items(")", inner))
         if kind not in ("value", "constant", "string", "complex", "number", "word"):
             raise self.error(f"expected an argument, found {text or 'the end'!r}")
         self.tokens.pop()

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from weft.capture.tree import flatten, unflatten
-from weft.errors import BatchError, UserError
+from weft.errors import BatchError, UserError, shown
 from weft.patterns import first_match
 from weft.strategy.normal import hold
 
@@ -38,16 +38,24 @@ class Buckets:
     dim: int
 
     def __init__(self, sizes: Iterable[int], values: Mapping[str, float], dim: int = 1) -> None:
-        hold(self, sizes=tuple(sizes), values=dict(values), dim=dim)
-        whole = all(isinstance(size, int) and size > 0 for size in self.sizes)
-        if not self.sizes or not whole or list(self.sizes) != sorted(set(self.sizes)):
+        lengths = tuple(sizes) if isinstance(sizes, Iterable) else ()
+        whole = all(type(size) is int and size > 0 for size in lengths)
+        if not lengths or not whole or list(lengths) != sorted(set(lengths)):
             raise UserError(
-                f"weft.Buckets(sizes=…) takes rising lengths such as (128, 256), found {self.sizes}"
+                f"weft.Buckets(sizes=…) takes rising lengths such as (128, 256), found {shown(sizes)}"
             )
-        if not self.values:
+        if (
+            not isinstance(values, Mapping)
+            or not values
+            or not all(map(_is_padding, values.items()))
+        ):
             raise UserError(
-                'weft.Buckets(values=…) takes what to pad each leaf with, such as {"input_ids": 0, "labels": -100}'
+                'weft.Buckets(values=…) takes what to pad each leaf with, such as {"input_ids": 0, "labels": -100}, '
+                f"found {shown(values)}"
             )
+        if type(dim) is not int:
+            raise UserError(f"weft.Buckets(dim=…) takes a dimension, such as 1, found {shown(dim)}")
+        hold(self, sizes=lengths, values=dict(values), dim=dim)
 
     def padded(self, batch: Any, at_least: Mapping[str, int] = MappingProxyType({})) -> Any:
         """The batch with each of its named leaves padded to the next length.
@@ -108,3 +116,8 @@ class Buckets:
         dim = self.dim % leaf.dim()
         ends = (0, 0) * (leaf.dim() - 1 - dim) + (0, size - leaf.shape[dim])
         return torch.nn.functional.pad(leaf, ends, value=value)
+
+
+def _is_padding(entry: tuple[object, object]) -> bool:
+    """True for the pattern of a leaf with a number."""
+    return isinstance(entry[0], str) and isinstance(entry[1], int | float)

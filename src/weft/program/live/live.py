@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
@@ -178,6 +178,8 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
         UserError: when a program of the model is still open, or a graph of autograd needs it, on any
             process.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"weft.release takes a torch.nn.Module, found {shown(model)}")
     optimizers = optimizers_of(optimizer)
     for world in _worlds(model):
         world.calls.enter("release")

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 
 # By model, what of torch's wraps it.
 _wrappers: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = WeakKeyDictionary()
@@ -35,6 +35,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             break
+    _check_plain(model)
+    if wrappers:
+        _wrappers.setdefault(model, WeakSet()).update(wrappers)
+    return model
+
+
+def _check_plain(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"weft.compile takes a torch.nn.Module as the model, found {shown(model)}")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise UserError(
@@ -47,9 +56,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 f"{name} has no shape yet, as its lazy module was never called: call the model once, "
                 "model(batch), before the optimizer is made and weft.compile called"
             )
-    if wrappers:
-        _wrappers.setdefault(model, WeakSet()).update(wrappers)
-    return model
 
 
 @contextmanager

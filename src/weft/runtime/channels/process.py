@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.errors import RankFailure
+from weft.errors import NoAnswer
 from weft.runtime.channels.channel import Channel, joined
 from weft.runtime.failures.board import FailureBoard, first_line
 from weft.runtime.failures.lookout import OtherThread
@@ -74,7 +74,7 @@ class ProcessChannel(Channel):
             if known is not None:
                 raise known from error
             peers = [rank for rank in self.ranks if rank != self.rank]
-            raise RankFailure(
+            raise NoAnswer(
                 f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
                 f"answer in time: {first_line(error)}{self.account()}"
             ) from error

@@ -7,6 +7,7 @@ waits sleeps in the kernel and burns no core.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
@@ -37,6 +38,9 @@ _STRIDE = _LINE + SLOT_BYTES
 _SLOTS_START = 4 * _LINE
 _BYTES = _SLOTS_START + 2 * SLOTS * _STRIDE
 _WAKE = b"."
+# Linux's fcntl: the size of sealed memory never changes, and no seal is taken off.
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEALS = 0x0001 | 0x0002 | 0x0004
 
 # Pieces in a slot begin at multiples of this, so that any dtype can be read there.
 _ALIGNED = 64
@@ -285,8 +289,9 @@ def offer(listening: socket.socket, timeout: float) -> tuple[int, SharedLink]:
         connection.close()
     connection.settimeout(timeout)
     (number,) = _NUMBER.unpack(connection.recv(_NUMBER.size, socket.MSG_WAITALL))
-    descriptor = os.memfd_create("weft")
+    descriptor = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, _BYTES)
+    fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
     socket.send_fds(connection, [_WAKE], [descriptor])
     return number, _mapped(connection, descriptor, lower=True)
 
@@ -301,7 +306,23 @@ def connect(address: str, number: int, timeout: float) -> SharedLink:
         raise ConnectionError("another user listens where a peer should")
     connection.sendall(_NUMBER.pack(number))
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not descriptors:
+        connection.close()
+        raise ConnectionError("a peer hands over no memory")
+    _check_sealed(connection, descriptors[0])
     return _mapped(connection, descriptors[0], lower=False)
+
+
+def _check_sealed(connection: socket.socket, descriptor: int) -> None:
+    """Check that memory from a peer has the size that both count on, for ever: what shrinks would end who reads it."""
+    try:
+        seals = fcntl.fcntl(descriptor, _GET_SEALS)
+    except OSError:  # it is no memory, but some file
+        seals = 0
+    if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _BYTES:
+        os.close(descriptor)
+        connection.close()
+        raise ConnectionError("a peer hands over memory of another size, or whose size may change")
 
 
 def _mapped(connection: socket.socket, descriptor: int, lower: bool) -> SharedLink:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.errors import RankFailure
+from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE
 from weft.runtime.devices.launch import Launch
 from weft.runtime.devices.streams import Streams
@@ -115,7 +115,7 @@ class CudaStreams(Streams):
             if time.monotonic() < deadline:
                 continue
             if marks.pending() == pending:
-                raise RankFailure(self._silence(pending))
+                raise NoAnswer(self._silence(pending))
             pending, deadline = marks.pending(), time.monotonic() + self._timeout
 
     def _silence(self, pending: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
-from weft.errors import BatchError, RankFailure
+from weft.errors import BatchError, NoAnswer, RankFailure
 from weft.ir.plan import Feed, Hold, RankPlan
 from weft.ir.queries.memory import Memory
 from weft.runtime.compiled.parts import Distinct
@@ -191,7 +191,7 @@ class RankExecutor(ABC):
             return cause
         actor = self.plan.actors[act.actor]
         where = f"{actor_text(actor)} failed in {when_text(actor, act.step, act.micro)}"
-        kind = PeerFailure if isinstance(cause, PeerFailure) else RankFailure
+        kind = type(cause) if isinstance(cause, PeerFailure | NoAnswer) else RankFailure
         failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
         failure.__cause__ = cause
         return failure

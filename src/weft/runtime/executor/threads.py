@@ -20,7 +20,7 @@ from weft.actors import (
 )
 from weft.actors.messages import Turn
 from weft.capture.optimizers.groups import Optimizing
-from weft.errors import RankFailure
+from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
@@ -140,12 +140,10 @@ class ThreadExecutor(RankExecutor):
     def _started(self) -> int:
         return sum(queue.machine.started for queue in self._queues.values())
 
-    def _silence(self) -> RankFailure:
+    def _silence(self) -> NoAnswer:
         statistics = [queue.machine.statistics() for queue in self._queues.values()]
         text = silence_text(self.plan, statistics, self._rank.channels)
-        return RankFailure(
-            f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}"
-        )
+        return NoAnswer(f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}")
 
     def _thread(self, queue: Queue) -> threading.Thread:
         name = f"weft rank {self.plan.rank} {queue.name}"

@@ -22,8 +22,10 @@ from typing import Any, TextIO
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from weft.errors import RankFailure
+from weft.errors import NoAnswer
 from weft.runtime.failures.calls import user_line
+from weft.runtime.world.nodes.launchers import ended_key
+from weft.runtime.world.signed import signed
 
 # Seconds between two looks at who has come: at first, and at most.
 _SOON, _LATE = 0.001, 0.2
@@ -70,7 +72,7 @@ def await_all(
         timeout: after which this one gives up.
 
     Raises:
-        RankFailure: names the rank that has ended before it came, or did not come in time.
+        NoAnswer: names the rank that has ended before it came, or did not come in time.
     """
     store.set(_came(rank), "")
     pause, end = _SOON, time.monotonic() + timeout.total_seconds()
@@ -79,9 +81,9 @@ def await_all(
         for other in missing:
             # It may have come, worked and ended since it was looked for.
             if gone(other) and not store.check([_came(other)]):
-                raise RankFailure(f"rank {other} has ended before it came to {_here(rank)}")
+                raise NoAnswer(f"rank {other} has ended before it came to {_here(rank)}")
         if time.monotonic() > end:
-            raise RankFailure(
+            raise NoAnswer(
                 f"rank {missing[0]} did not come within {timeout.total_seconds():.0f} s to {_here(rank)}"
             )
         time.sleep(pause)
@@ -100,13 +102,9 @@ def _came(rank: int) -> str:
     return f"weft/came/{rank}"
 
 
-def _ended(rank: int) -> str:
-    return f"weft/ended/{rank}"
-
-
 def said_to_be_gone(store: Any) -> Callable[[int], bool]:
     """A function that tells by the store whether a rank has ended, as `say_at_end` writes there."""
-    return lambda rank: bool(store.check([_ended(rank)]))
+    return lambda rank: bool(store.check([ended_key(rank)]))
 
 
 def under_torchrun() -> bool:
@@ -118,14 +116,15 @@ def join(backend: str, timeout: timedelta) -> None:
     """Call `torch.distributed.init_process_group`, under torchrun when all processes have come.
 
     Raises:
-        RankFailure: as `await_all`.
+        NoAnswer: as `await_all`.
     """
     if not under_torchrun():
         dist.init_process_group(backend, timeout=timeout)
         return
     found, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
     store = PrefixStore(_PREFIX, found)
-    await_all(store, rank, size, said_to_be_gone(store), timeout)
+    own = signed(store)
+    await_all(own, rank, size, said_to_be_gone(own), timeout)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
 
 
@@ -146,4 +145,4 @@ def _say_end(process: int) -> None:
         else:
             found, rank, _ = next(iter(rendezvous("env://", timeout=_REACH)))
             store = PrefixStore(_PREFIX, found)
-        store.set(_ended(rank), "")
+        signed(store).set(ended_key(rank), "")

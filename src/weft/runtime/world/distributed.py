@@ -26,8 +26,9 @@ from weft.runtime.memory.allocator import keep_freed_memory
 from weft.runtime.world.arrival import await_all, join, say_at_end
 from weft.runtime.world.measure_links import measured_links
 from weft.runtime.world.meeting import gone
+from weft.runtime.world.signed import signed
+from weft.runtime.world.variables import timeout_seconds
 from weft.runtime.world.world import (
-    TIMEOUT,
     Channels,
     LocalWorld,
     World,
@@ -49,7 +50,8 @@ class DistributedWorld(World):
     `torch.distributed` is initialised unless it is already.
     """
 
-    def __init__(self, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
+    def __init__(self, device_type: str = "cpu", timeout: float | None = None) -> None:
+        timeout = timeout_seconds() if timeout is None else timeout
         self._timeout = timedelta(seconds=timeout)
         self._backend = BACKENDS[device_type]
         self._device = _device(device_type)
@@ -59,7 +61,7 @@ class DistributedWorld(World):
         if not dist.is_initialized():
             join(self._backend.library, self._timeout)
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
-        store = dist.distributed_c10d._get_default_store()
+        store = signed(dist.distributed_c10d._get_default_store())
         await_all(store, self.rank, self.size, gone(store), self._timeout)
         self._board = FailureBoard(store, self.rank, self.size)
         self._store = store
@@ -127,6 +129,7 @@ class DistributedWorld(World):
         return self._links
 
     def run(self, function: Callable[[int], T]) -> list[T]:
+        self.check_process()
         return [function(self.rank)]
 
     def check_same(self, texts: Mapping[int, str], what: str) -> None:
@@ -193,9 +196,7 @@ def current_world(device_type: str = "cpu") -> World:
     local = innermost_world()
     if local is not None:
         return local
-    if device_type not in BACKENDS:
-        known = " or ".join(f'"{name}"' for name in BACKENDS)
-        raise UserError(f"a world runs on {known}, found {device_type!r}; use one of these")
+    check_devices(device_type)
     if device_type not in _lasting_worlds:
         started = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         _lasting_worlds[device_type] = (

@@ -1,167 +1,265 @@
-"""Start one process for each rank with torchrun's elastic agent, and tell which ones failed.
+"""Start one process for each rank of this node, watch them, and end them all when one fails.
 
-The agent restarts nothing here: when one process fails, it ends the others at once. On one node it
-opens no port: it has nobody to meet, and its ranks meet in a file (`weft.runtime.world.meeting`). Nodes
-meet in torch's own store, which believes whoever reaches it: it unpickles what it finds there.
+Nothing listens anywhere for this: ranks of one node meet in a file (`weft.runtime.world.meeting`). The end of
+each process is seen when it happens, so that the first is known. This module needs no torch.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import signal
+import subprocess
 import sys
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import final
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, final
 
-from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+# Seconds that other ranks have to end by themselves when one has failed: those that do not are the ones
+# that do not answer.
+GRACE_SECONDS = 1.0
+# Seconds between asking the ranks to end (SIGTERM) and ending them (SIGKILL).
+SHUTDOWN_SECONDS = 5.0
 
-from weft.runtime.world.meeting import MEETING
-
-# The rendezvous of a node that is alone.
-ALONE = "weft-alone"
-
-# How often the agent looks at its processes, and how long a process that was told to end may take,
-# in seconds.
-MONITOR_SECONDS = 0.1
-SHUTDOWN_SECONDS = 10
+# What a launcher is told to end with.
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 @final
 @dataclass(frozen=True)
 class Fleet:
-    """The processes to start: how many, and how the nodes find each other.
+    """The processes of this node, among all of the job.
 
     Attributes:
         ranks: processes on this node.
-        nodes: nodes that take part; the same command is started on each.
-        rendezvous: "host:port" on one of the nodes; not used for a single node.
-        run_id: name of the run, the same on each node.
+        first: the rank of the first of them; the others follow.
+        world: processes of the job.
+        node, nodes: number of this node, from 0, and how many there are.
     """
 
     ranks: int
+    first: int = 0
+    world: int = 0
+    node: int = 0
     nodes: int = 1
-    rendezvous: str = ""
-    run_id: str = ""
+
+    def environment(self, local: int) -> dict[str, str]:
+        """The variables of one process, by its number on this node, under the names that torchrun gives them."""
+        values = {
+            "RANK": self.first + local,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": self.world or self.ranks,
+            "LOCAL_WORLD_SIZE": self.ranks,
+            "GROUP_RANK": self.node,
+            "GROUP_WORLD_SIZE": self.nodes,
+        }
+        return {name: str(value) for name, value in values.items()}
 
 
 @final
 @dataclass(frozen=True)
 class Exit:
-    """The end of one process: global rank, process id, exit code (negative: minus the signal)."""
+    """The end of one process.
+
+    Attributes:
+        rank: the global rank.
+        pid: of the process.
+        code: the exit code; negative: minus the signal.
+        nanoseconds: when it was seen, as `time.time_ns` tells.
+        asked: true where the launcher had told it to end.
+        state: what the process did when it was told to: "T" where it was stopped, else "".
+    """
 
     rank: int
     pid: int
     code: int
+    nanoseconds: int = 0
+    asked: bool = False
+    state: str = ""
 
 
-def launch(command: Sequence[str], fleet: Fleet, folder: Path) -> tuple[Exit, ...]:
+@final
+@dataclass(frozen=True)
+class Elsewhere:
+    """The failure of another node, in words."""
+
+    text: str
+
+
+@final
+@dataclass(frozen=True)
+class Ending:
+    """The end of the processes of a node.
+
+    Attributes:
+        exits: of all of them, in the order of time.
+        elsewhere: the failure of another node that ended them, where there was one.
+    """
+
+    exits: tuple[Exit, ...]
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def failed(self) -> bool:
+        """True where a process, or another node, has failed."""
+        return self.elsewhere is not None or any(each.code for each in self.exits)
+
+
+@final
+@dataclass
+class _Fleet:
+    """The processes that run, and what is seen of them.
+
+    Attributes:
+        events: the ends of processes, and the failures of other nodes, as they come.
+        tell: called with each end.
+        running: by rank.
+        exits: those that have ended, in the order of time.
+        states: how each process was found when it was told to end, by rank.
+        groups: the process groups of all that were started.
+    """
+
+    events: SimpleQueue[Exit | Elsewhere]
+    tell: Callable[[Exit], object]
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    exits: list[Exit] = field(default_factory=list)
+    states: dict[int, str] = field(default_factory=dict)
+    groups: list[int] = field(default_factory=list)
+
+    def start(self, command: Sequence[str], rank: int, environment: Mapping[str, str]) -> None:
+        """Start the process of a rank, in a session of its own, and a thread that waits for its end."""
+        process = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+        self.running[rank] = process
+        self.groups.append(process.pid)
+        name = f"weft rank {rank} end"
+        threading.Thread(target=self._see, args=(rank, process), name=name, daemon=True).start()
+
+    def _see(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        self.events.put(Exit(rank, process.pid, code, time.time_ns()))
+
+    def next(self, seconds: float | None) -> Exit | Elsewhere | None:
+        """The next event; None where there is none within so many seconds."""
+        try:
+            event = self.events.get(timeout=seconds)
+        except Empty:
+            return None
+        if isinstance(event, Exit):
+            self.running.pop(event.rank)
+            if event.rank in self.states:
+                taken = (event.rank, event.pid, event.code, event.nanoseconds)
+                event = Exit(*taken, asked=True, state=self.states[event.rank])
+            self.exits.append(event)
+            self.tell(event)
+        return event
+
+    def settle(self, seconds: float) -> None:
+        """Take events until all processes have ended, for so many seconds at most."""
+        end = time.monotonic() + seconds
+        while self.running and (left := end - time.monotonic()) > 0:
+            self.next(left)
+
+    def end(self) -> None:
+        """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`."""
+        for rank, process in self.running.items():
+            self.states[rank] = _state(process.pid)
+            # One that is stopped hears of nothing until it goes on.
+            _send(process.pid, signal.SIGTERM)
+            _send(process.pid, signal.SIGCONT)
+        self.settle(SHUTDOWN_SECONDS)
+        for group in self.groups:
+            _send(group, signal.SIGKILL)
+        self.settle(SHUTDOWN_SECONDS)
+
+
+def launch(
+    command: Sequence[str],
+    fleet: Fleet,
+    environment: Mapping[str, str],
+    events: SimpleQueue[Any] | None = None,
+    tell: Callable[[Exit], object] = lambda _: None,
+) -> Ending:
     """Run `command` once for each rank of this node and wait for all of them.
 
-    Each process finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
-    and shares the cores fairly with the others unless OMP_NUM_THREADS says otherwise. On one node
-    nobody listens at MASTER_PORT; ranks that call `weft.runtime.world.meeting.meet_in_file` meet there.
+    Each process shares the cores fairly with the others unless OMP_NUM_THREADS says otherwise.
 
     Args:
         command: program and arguments.
-        fleet: how many.
-        folder: for files of this run; nobody else can reach it.
+        fleet: how many, and which ranks.
+        environment: variables of all processes, without those of `Fleet.environment`.
+        events: where failures of other nodes come as `Elsewhere`.
+        tell: called with each end.
 
     Returns:
-        the processes that failed on their own; empty when all ended well.
+        how all of them ended.
 
     Raises:
         KeyboardInterrupt: when this process was told to end; the ranks have ended then.
     """
-    _prepare_environment(fleet.ranks)
-    if fleet.nodes == 1:
-        _keep_inside(folder)
-    agent = elastic_launch(_config(fleet, folder), command[0])
-    try:
-        agent(*command[1:])
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items())
-        return tuple(Exit(rank, failure.pid, failure.exitcode) for rank, failure in failures)
-    except SignalException as error:
-        raise KeyboardInterrupt from error
-    return ()
+    found = _Fleet(SimpleQueue() if events is None else events, tell)
+    elsewhere = None
+    with _interrupted_by_signals():
+        try:
+            for local in range(fleet.ranks):
+                own = {**environment, **_threads(fleet.ranks), **fleet.environment(local)}
+                found.start(command, fleet.first + local, own)
+            while found.running:
+                event = found.next(None)
+                if isinstance(event, Elsewhere):
+                    elsewhere = event
+                if elsewhere or (isinstance(event, Exit) and event.code):
+                    found.settle(0 if elsewhere else GRACE_SECONDS)
+                    break
+        finally:
+            if found.running or any(each.code for each in found.exits):
+                found.end()
+    return Ending(tuple(found.exits), elsewhere)
 
 
-def _prepare_environment(ranks: int) -> None:
+def _threads(ranks: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
-    if "LOGLEVEL" not in os.environ:  # the agent's own words: weft tells what failed
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    share = str(max(1, (cores or 1) // ranks))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
 
 
-def _keep_inside(folder: Path) -> None:
-    """Have the ranks meet in a file, and talk over the loopback interface where they use sockets."""
-    os.environ[MEETING] = str(folder / "meeting")
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # this name, not all that begin so
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt here at the first signal that tells this process to end; none disturbs what follows."""
+    heard = False
+
+    def hear(_number: int, _frame: object) -> None:
+        nonlocal heard
+        if not heard:
+            heard = True
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals are not its business
+        yield
+        return
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    before = {number: signal.signal(number, hear) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-@final
-class _Alone(RendezvousHandler):
-    """The rendezvous of the only node: its store is in the memory of this process."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-
-    def get_backend(self) -> str:
-        return ALONE
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        store = HashStore()
-        place = RendezvousStoreInfo.build(0, store, "127.0.0.1")
-        return RendezvousInfo(store, 0, 1, place)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None: ...
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+def _send(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
-def _alone(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _Alone(parameters.run_id)
-
-
-rendezvous_handler_registry.register(ALONE, _alone)
-
-
-def _config(fleet: Fleet, folder: Path) -> LaunchConfig:
-    alone = fleet.nodes == 1
-    return LaunchConfig(
-        min_nodes=fleet.nodes,
-        max_nodes=fleet.nodes,
-        nproc_per_node=fleet.ranks,
-        run_id=fleet.run_id or str(uuid.uuid4()),
-        rdzv_backend=ALONE if alone else "c10d",
-        rdzv_endpoint="" if alone else fleet.rendezvous,
-        max_restarts=0,
-        monitor_interval=MONITOR_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "agent")),
-    )
+def _state(pid: int) -> str:
+    """The letter T where a process is stopped; "" elsewhere, and where the system does not tell."""
+    if sys.platform != "linux":
+        return ""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return letter if letter == "T" else ""

@@ -1,4 +1,4 @@
-"""The meeting of the ranks of one host: a file in a folder that nobody else can reach.
+"""The meeting of the ranks: a file in a folder that nobody else can reach, or the store of several nodes.
 
 torch's own store listens on all interfaces of the host and believes whoever connects.
 """
@@ -9,49 +9,71 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
 from weft.runtime.private import check_private
 from weft.runtime.world.arrival import await_all, hold_sign, said_to_be_gone, sign_is_gone
+from weft.runtime.world.nodes.client import Client
+from weft.runtime.world.nodes.store import NodesStore
+from weft.runtime.world.signed import signed
+from weft.runtime.world.variables import MEETING, STORE, given_secret, timeout_seconds
 
-# Path of the file, set by the launcher for its ranks.
-MEETING = "WEFT_MEETING"
 
-
-def meet_in_file() -> None:
-    """Let `init_process_group` meet in the launcher's file, if it names one and the call names no other place.
+def meet_privately() -> None:
+    """Let `init_process_group` meet where the launcher says, if it does and the call names no other place.
 
     That is torch's `init_method="env://"`, its default, without MASTER_ADDR and MASTER_PORT. A rank that
     ends before it comes there is named to the others.
     """
-    path = os.environ.get(MEETING)
-    if path is None:
+    if MEETING in os.environ:
+        hold_sign(os.environ[MEETING], int(os.environ["RANK"]))
+    elif STORE not in os.environ:
         return
     # A group that is made after another one was destroyed must not find what that one left.
     times = count()
-    hold_sign(path, int(os.environ["RANK"]))
 
     def meet(
         url: str, timeout: timedelta = default_pg_timeout, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
-        check_private(Path(path).parent, "set TMPDIR to a folder where nobody else may write")
         given = dict(parse_qsl(urlsplit(url).query))
         rank, size = (int(given.get(n.lower(), os.environ[n])) for n in ("RANK", "WORLD_SIZE"))
-        store = FileStore(f"{path}.{next(times)}")
-        await_all(store, rank, size, partial(sign_is_gone, path), timeout)
+        store = _place(next(times))
+        seconds = timedelta(seconds=timeout_seconds())
+        await_all(
+            signed(store), rank, size, gone(), seconds if timeout == default_pg_timeout else timeout
+        )
         yield store, rank, size
 
     importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = meet
 
 
-def gone(store: Store) -> Callable[[int], bool]:
-    """A function that tells whether a rank of the job has ended."""
+def _place(time: int) -> Store:
+    """The store of the group that is made then."""
     path = os.environ.get(MEETING)
-    return said_to_be_gone(store) if path is None else partial(sign_is_gone, path)
+    if path is None:
+        return PrefixStore(f"group{time}", _nodes_store())
+    check_private(Path(path).parent, "set TMPDIR to a folder where nobody else may write")
+    return FileStore(f"{path}.{time}")
+
+
+@cache
+def _nodes_store() -> NodesStore:
+    return NodesStore(Client(os.environ[STORE], given_secret(), timeout_seconds()))
+
+
+def gone(store: Store | None = None) -> Callable[[int], bool]:
+    """A function that tells whether a rank of the job has ended.
+
+    Args:
+        store: of the job, where no launcher of weft's has started it.
+    """
+    if MEETING in os.environ:
+        return partial(sign_is_gone, os.environ[MEETING])
+    return said_to_be_gone(_nodes_store() if STORE in os.environ else store)

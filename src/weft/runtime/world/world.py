@@ -6,6 +6,7 @@ A local world holds all ranks in this process, as threads. Under torchrun every 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TypeVar, final
 
 import torch
 
-from weft.errors import LayoutError, UserError
+from weft.errors import LayoutError, UserError, shown
 from weft.hardware import Device
 from weft.ir.plan import Communicator
 from weft.layout import Placement
@@ -30,6 +31,10 @@ T = TypeVar("T")
 
 # Seconds after which a rank that waits for its peers gives up.
 TIMEOUT = 300.0
+# What a clock of the system takes for seconds that a thread waits: some years.
+LONGEST_TIMEOUT = 1e8
+# Ranks of one process, which are threads.
+MOST_RANKS = 4096
 
 # Channels of the ranks of this process: rank -> communicator id -> channel.
 Channels = dict[int, dict[int, Channel]]
@@ -54,8 +59,21 @@ class World(ABC):
         self.device_type = device_type
         self.timeout = timeout
         self.calls = Calls()
+        self._process = os.getpid()
         if device_type == "cpu":
             keep_freed_memory()
+
+    def check_process(self) -> None:
+        """Check that this is the process that made the world: its threads and connections live there only.
+
+        Raises:
+            UserError: in a process that was forked from it.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "this process was forked from the one that has the ranks, whose threads did not come along: call "
+                "programs there, or start this process with multiprocessing's spawn and make what it needs in it"
+            )
 
     @abstractmethod
     def device(self, rank: int) -> torch.device:
@@ -133,8 +151,11 @@ def check_devices(device_type: str, index: int = 0) -> None:
     """Check that this process sees the device that it is to use.
 
     Raises:
-        UserError: naming how many CUDA devices there are.
+        UserError: naming how many CUDA devices there are, or the kinds of devices.
     """
+    if not isinstance(device_type, str) or device_type not in BACKENDS:
+        known = " or ".join(f'"{name}"' for name in BACKENDS)
+        raise UserError(f"a world runs on {known}, found {shown(device_type)}; use one of these")
     count = BACKENDS[device_type].count
     seen = index + 1 if count is None else count()
     if index >= seen:
@@ -150,9 +171,14 @@ class LocalWorld(World):
     """All ranks in this process: rank 0 is the thread that calls `run`, every other one a thread of its own."""
 
     def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_RANKS:
             raise UserError(
-                f"a world has at least one rank, found {size!r}; give a whole number from 1"
+                f"a world has at least one rank, found {shown(size)}; give a whole number from 1 to {MOST_RANKS}"
+            )
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not number or not 0 < timeout <= LONGEST_TIMEOUT:
+            raise UserError(
+                f"timeout= takes seconds above 0, at most {LONGEST_TIMEOUT:g}, found {shown(timeout)}"
             )
         check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
@@ -172,6 +198,7 @@ class LocalWorld(World):
         return channels
 
     def run(self, function: Callable[[int], T]) -> list[T]:
+        self.check_process()
         if self._closed:
             raise UserError(
                 f"this world of {self.size} ranks is closed: use its programs inside of "

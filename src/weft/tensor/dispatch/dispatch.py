@@ -16,8 +16,11 @@ from weft.tensor.dispatch.operands import common_mesh, lifted, met
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.views import note_copies
 from weft.tensor.dispatch.ways import honour_lazy_bits, way_of
-from weft.tensor.divergence import check_every, checking, note_write
+from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
+
+# Of one op. Steps whose shapes come again need a few; those whose shapes never do must not fill the memory.
+MOST_RECIPES = 256
 
 
 @final
@@ -31,6 +34,13 @@ class _OpFacts:
         self.way = way_of(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
+
+    def keep(self, key: Any, recipe: Recipe) -> Recipe:
+        """Keep a recipe, and at most `MOST_RECIPES`: the one that was made first makes room."""
+        if len(self.recipes) >= MOST_RECIPES:
+            self.recipes.pop(next(iter(self.recipes)), None)
+        self.recipes[key] = recipe
+        return recipe
 
 
 # Views whose elements are no elements of what they are taken of.
@@ -78,11 +88,13 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     recipe = known.recipes.get(key)
     if recipe is None:
         mesh = common_mesh(kind, op, reader.tensors)
-        recipe = known.recipes[key] = make_recipe(op, args, kwargs, mesh, kind)
+        recipe = known.keep(key, make_recipe(op, args, kwargs, mesh, kind))
     own = [
         tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
         for tensor in reader.tensors
     ]
+    if not recipe.mesh.in_process and recipe.mesh.ranks:
+        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
     if checking():
         check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
     made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 
 from weft.capture.fx.private import DispatchMode
+from weft.errors import UserError, shown
 from weft.layout import Layout, broadcast_layout
 from weft.runtime.random import uniform
 from weft.runtime.world.world import World
@@ -50,7 +51,12 @@ def manual_seed(seed: int | None) -> None:
     This starts the numbers anew each time. With None, and as long as it was never called, they use
     torch's seed, and start anew when `torch.manual_seed` is called with another one; with the same
     one they go on, as they take nothing from torch's generator that could tell.
+
+    Raises:
+        UserError: the seed is no whole number.
     """
+    if seed is not None and type(seed) is not int:
+        raise UserError(f"weft.manual_seed takes a whole number or None, found {shown(seed)}")
     _stream.given, _stream.seed = seed, None
 
 

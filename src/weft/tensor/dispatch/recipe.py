@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -52,6 +53,7 @@ class Recipe:
         viewed: true where the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
         advice: layouts found and legal ones, for messages.
+        token: a checksum of the op, its arguments but for the tensors' values and the floats, and the layouts.
     """
 
     op: str
@@ -66,6 +68,7 @@ class Recipe:
     viewed: bool
     offsets: tuple[int, ...]
     advice: str
+    token: int
 
     def run(self, locals_: list[Locals], floats: list[float]) -> list[tuple[Tensor, ...]]:
         """The results of each rank of this process, given the local tensors of every operand."""
@@ -132,6 +135,7 @@ def make_recipe(
         viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
         offsets=tuple(x.storage_offset() for x in made) if _is_view(op) else (),
         advice=_advice(call, layouts, mesh),
+        token=zlib.crc32(f"{call} {call.args} {call.kwargs} {layouts}".encode()),
     )
 
 

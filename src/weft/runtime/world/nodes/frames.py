@@ -1,0 +1,147 @@
+"""Connections between those who know a secret: both ends prove it, and every message carries a proof of its own.
+
+Nothing is interpreted before it is proven. Messages can be read on the way, but not made, changed, repeated or
+left out: the key of their proofs holds for one connection and one direction, and they are counted. The secret
+itself is never sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from typing import final
+
+# What a weft store says first; the number tells versions apart.
+_HELLO = b"weft-store-1"
+_NONCE = 32
+_PROOF = 32
+_LENGTH = struct.Struct("!I")
+_COUNT = struct.Struct("!Q")
+# Bytes of a message, at most.
+LONGEST = 2**26
+# Seconds in which the other end proves itself.
+GREETING_SECONDS = 5.0
+
+
+@final
+class NotProvenError(ConnectionError):
+    """The other end does not know the secret."""
+
+
+def proof(secret: bytes, *parts: bytes) -> bytes:
+    """The HMAC-SHA256 of parts, each with its length."""
+    made = hmac.new(secret, digestmod="sha256")
+    for part in parts:
+        made.update(_COUNT.pack(len(part)) + part)
+    return made.digest()
+
+
+@final
+class Line:
+    """One end of a connection whose other end has proven itself.
+
+    Args:
+        connection: a stream.
+        key: of this connection.
+        sends, hears: the names of the two directions.
+    """
+
+    def __init__(self, connection: socket.socket, key: bytes, sends: bytes, hears: bytes) -> None:
+        self._connection = connection
+        self._key, self._sends, self._hears = key, sends, hears
+        self._sent = self._heard = 0
+
+    def send(self, message: bytes) -> None:
+        """Send a message of at most `LONGEST` bytes.
+
+        Raises:
+            OSError: the other end has gone.
+        """
+        if len(message) > LONGEST:
+            raise ValueError(f"a message of {len(message)} bytes; {LONGEST} is the most")
+        sign = proof(self._key, self._sends, _COUNT.pack(self._sent), message)
+        self._sent += 1
+        self._connection.sendall(_LENGTH.pack(len(message)) + sign + message)
+
+    def receive(self) -> bytes:
+        """The next message.
+
+        Raises:
+            OSError: the other end has gone.
+            NotProvenError: somebody else has put something on the way.
+        """
+        (length,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size))
+        if length > LONGEST:
+            raise NotProvenError(f"a message of {length} bytes")
+        sign = _exactly(self._connection, _PROOF)
+        message = _exactly(self._connection, length)
+        expected = proof(self._key, self._hears, _COUNT.pack(self._heard), message)
+        if not hmac.compare_digest(sign, expected):
+            raise NotProvenError("a message without proof")
+        self._heard += 1
+        return message
+
+    def close(self) -> None:
+        """Close the connection; whoever waits for a message wakes."""
+        with suppress(OSError):  # the other end was faster
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def greet(connection: socket.socket, secret: bytes) -> Line:
+    """Prove to the one who listens that this end knows the secret, and have it prove the same.
+
+    Raises:
+        OSError: the other end has gone, or said nothing.
+        NotProvenError: it is no store of weft's, or has another secret.
+    """
+    connection.settimeout(GREETING_SECONDS)
+    if _exactly(connection, len(_HELLO)) != _HELLO:
+        raise NotProvenError("who listens there is no store of weft's")
+    theirs, own = _exactly(connection, _NONCE), secrets.token_bytes(_NONCE)
+    connection.sendall(own + proof(secret, b"client", theirs, own))
+    found = _received(connection, _PROOF)
+    if not hmac.compare_digest(found, proof(secret, b"server", theirs, own)):
+        raise NotProvenError("who listens there has another secret")
+    connection.settimeout(None)
+    return Line(connection, proof(secret, b"key", theirs, own), b"to server", b"to client")
+
+
+def answer(connection: socket.socket, secret: bytes) -> Line:
+    """Let an end that connected prove that it knows the secret, then prove the same to it.
+
+    Raises:
+        OSError: as `greet`.
+        NotProvenError: it does not know the secret.
+    """
+    connection.settimeout(GREETING_SECONDS)
+    own = secrets.token_bytes(_NONCE)
+    connection.sendall(_HELLO + own)
+    theirs = _exactly(connection, _NONCE)
+    sign = _exactly(connection, _PROOF)
+    if not hmac.compare_digest(sign, proof(secret, b"client", own, theirs)):
+        raise NotProvenError("who connected has another secret")
+    connection.sendall(proof(secret, b"server", own, theirs))
+    connection.settimeout(None)
+    return Line(connection, proof(secret, b"key", own, theirs), b"to client", b"to server")
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    found = _received(connection, count)
+    if len(found) < count:
+        raise ConnectionError("the other end has gone")
+    return found
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer where the other end has gone."""
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(count - len(parts), 2**16))
+        if not part:
+            break
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,177 @@
+"""The store of a job of several nodes: names with values, for those who know the secret of the run.
+
+It listens at one address. What it is sent is data, in JSON: none of it is run, and none is read before the other
+end has proven that it knows the secret.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, final
+
+from weft.runtime.world.nodes.frames import Line, answer
+
+# Seconds that a request may wait; who wants to wait longer asks again.
+WAIT_SECONDS = 0.5
+
+
+@final
+class Server:
+    """Listens, with a thread for each connection.
+
+    Args:
+        address: host and port to listen at; port 0 chooses one.
+        secret: of the run.
+        family: of the address.
+
+    Raises:
+        OSError: the address is no one of this host, or taken.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, family: int = socket.AF_INET
+    ) -> None:
+        self._secret = secret
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._lines: set[Line] = set()
+        self._listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listening.bind(address)
+            self._listening.listen(128)
+        except OSError:
+            self._listening.close()
+            raise
+        threading.Thread(target=self._accept, name="weft store", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """At which it listens."""
+        found: int = self._listening.getsockname()[1]
+        return found
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all connections have ended, for so many seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, seconds)
+
+    def close(self) -> None:
+        """Listen no more, and end all connections."""
+        with suppress(OSError):  # not all systems wake an accept so
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        with self._changed:
+            lines = list(self._lines)
+        for line in lines:
+            line.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            name = "weft store connection"
+            threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """The life of a connection. What it wished for its end comes true however it ends."""
+        wills: dict[str, bytes] = {}
+        try:
+            line = answer(connection, self._secret)
+        except OSError:
+            connection.close()
+            return
+        with self._changed:
+            self._lines.add(line)
+        # It goes, or speaks another version.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            self._talk(line, wills)
+        line.close()
+        with self._changed:
+            self._lines.discard(line)
+            for key, value in wills.items():
+                self._values.setdefault(key, value)
+            self._changed.notify_all()
+
+    def _talk(self, line: Line, wills: dict[str, bytes]) -> None:
+        while True:
+            name, *arguments = json.loads(line.receive())
+            if name == "will":
+                _set_will(wills, *arguments)
+                found = None
+            else:
+                found = _OPERATIONS[name](self, *arguments)
+            line.send(json.dumps(found).encode())
+
+    def _set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value.encode("latin-1")
+            self._changed.notify_all()
+
+    def _get(self, key: str) -> str | None:
+        """The value, or None when it is not there within `WAIT_SECONDS`."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values, WAIT_SECONDS)
+            found = self._values.get(key)
+        return None if found is None else found.decode("latin-1")
+
+    def _wait(self, keys: list[str]) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has(keys), WAIT_SECONDS)
+
+    def _check(self, keys: list[str]) -> bool:
+        with self._changed:
+            return self._has(keys)
+
+    def _has(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _add(self, key: str, amount: int) -> int:
+        with self._changed:
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(total).encode()
+            self._changed.notify_all()
+        return total
+
+    def _compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Write where the value is the expected one, "" where there is none; gives what is there then."""
+        with self._changed:
+            found = self._values.get(key, b"").decode("latin-1")
+            if found == expected:
+                self._values[key] = desired.encode("latin-1")
+                self._changed.notify_all()
+                return desired
+            return found if key in self._values else expected
+
+    def _delete(self, key: str) -> bool:
+        with self._changed:
+            return self._values.pop(key, None) is not None
+
+    def _count(self) -> int:
+        with self._changed:
+            return len(self._values)
+
+
+def _set_will(wills: dict[str, bytes], key: str, value: str | None) -> None:
+    if value is None:
+        wills.pop(key, None)
+    else:
+        wills[key] = value.encode("latin-1")
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "set": Server._set,
+    "get": Server._get,
+    "wait": Server._wait,
+    "check": Server._check,
+    "add": Server._add,
+    "compare_set": Server._compare_set,
+    "delete": Server._delete,
+    "count": Server._count,
+}

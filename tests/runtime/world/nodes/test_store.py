@@ -1,0 +1,171 @@
+"""The store of several nodes: what torch and weft ask of one, and who may ask."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from weft.errors import UserError
+from weft.runtime.world.nodes.client import Client, split_address
+from weft.runtime.world.nodes.frames import greet
+from weft.runtime.world.nodes.server import Server
+from weft.runtime.world.nodes.store import NodesStore
+
+SECRET = b"the secret of the run"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server(("127.0.0.1", 0), SECRET)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    found = Client(f"127.0.0.1:{server.port}", SECRET, 5)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def other(client: Client) -> Iterator[Client]:
+    found = client.another()
+    yield found
+    found.close()
+
+
+def test_values(client: Client, other: Client) -> None:
+    client.set("bytes", bytes(range(256)))
+    assert other.get("bytes", 0) == bytes(range(256))
+    assert (other.check(["bytes"]), other.check(["bytes", "none"])) == (True, False)
+    assert [client.add("n", 2), other.add("n", 3)] == [2, 5]
+    assert client.compare_set("c", b"", b"first") == b"first"
+    assert other.compare_set("c", b"", b"second") == b"first"
+    assert other.compare_set("c", b"first", b"second") == b"second"
+    assert other.compare_set("none", b"x", b"y") == b"x"
+    assert not other.check(["none"])
+    assert client.count() == 3
+    assert [client.delete("c"), client.delete("c")] == [True, False]
+
+
+def test_waits_end_when_the_value_comes_or_the_time_is_over(client: Client, other: Client) -> None:
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(other.get("late", 30)))
+    thread.start()
+    client.set("late", b"here")
+    thread.join(30)
+    assert found == [b"here"]
+    with pytest.raises(TimeoutError, match="never"):
+        client.get("never", 0)
+    with pytest.raises(TimeoutError, match="never"):
+        client.wait(["late", "never"], 0)
+
+
+def test_a_will_comes_true_unless_it_is_taken_back(client: Client) -> None:
+    for key, kept in (("first", True), ("second", False)):
+        dying = client.another()
+        dying.will(key, b"gone")
+        if not kept:
+            dying.will(key, None)
+        dying.set(f"{key} said", b"")
+        dying.close()
+    assert client.get("first", 10) == b"gone"
+    assert not client.check(["second"])
+
+
+def test_torch_takes_it_for_a_store(client: Client) -> None:
+    store = NodesStore(client)
+    store.set("key", "text")
+    assert store.get("key") == b"text"
+    clone = store.clone()
+    assert clone.get("key") == b"text"
+    clone.close()
+    assert (store.add("n", 1), store.num_keys()) == (1, 2)
+    assert store.compare_set("key", "text", "other") == b"other"
+    store.wait(["key"], timedelta(seconds=1))
+    assert store.check(["key"])
+    assert store.delete_key("key")
+    store.set_timeout(timedelta(0))
+    assert store.timeout == timedelta(0)
+    with pytest.raises(RuntimeError, match="not there after 0 s"):
+        store.get("key")
+
+
+def test_a_store_that_is_gone_is_told(server: Server, client: Client) -> None:
+    store = NodesStore(client)
+    server.close()
+    with pytest.raises(RuntimeError, match="the store of the job"):
+        store.set("key", "text")
+
+
+def test_who_has_another_secret_is_refused(server: Server) -> None:
+    with pytest.raises(UserError, match="WEFT_SECRET to the same value"):
+        Client(f"127.0.0.1:{server.port}", b"another secret", 5)
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(TimeoutError, match="nobody listens"):
+            Client(f"127.0.0.1:{free.getsockname()[1]}", SECRET, 0)
+
+
+def test_what_strangers_send_changes_nothing(server: Server, client: Client) -> None:
+    """Random bytes, requests without proof, what torch's own client says, connections that are left open."""
+    draw = random.Random(0)
+    held = []
+    request = json.dumps(["set", "key", "planted"]).encode()
+    for number in range(60):
+        stranger = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        junk = [b"", draw.randbytes(draw.randrange(200)), request, b"\0\0\0\x24" + request]
+        stranger.sendall(junk[number % 4])
+        held.append(stranger)
+    client.set("mine", b"true")
+    assert client.get("mine", 5) == b"true"
+    assert client.count() == 1
+    for stranger in held:
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'["close"]',
+        b'["set"]',
+        b'["set", "a", "\xc4\x80"]',
+        b'["get", 3, 4]',
+        b"7",
+    ],
+)
+def test_nonsense_of_the_job_ends_its_connection_only(
+    server: Server, client: Client, message: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        line = greet(connection, SECRET)
+        line.send(message)
+        with pytest.raises(OSError, match="gone|reset"):
+            line.receive()
+    assert client.count() == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "a:²"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="host:port"):
+        split_address(text)
+
+
+def test_addresses() -> None:
+    assert split_address("first-node:29400") == ("first-node", 29400)
+    assert split_address("[::1]:29400") == ("::1", 29400)

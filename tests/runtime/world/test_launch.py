@@ -1,0 +1,111 @@
+"""Processes that are started, watched and ended: small ones, which are no ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from weft.runtime.world import launch as module
+from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, launch
+
+HEAD = "import os, signal, sys, threading\nrank = os.environ['RANK']\n"
+WAIT = "threading.Event().wait()\n"
+
+
+def ran(text: str, fleet: Fleet | None = None, **options: Any) -> Ending:
+    command = [sys.executable, "-S", "-c", HEAD + text]
+    return launch(command, fleet or Fleet(2), dict(os.environ), **options)
+
+
+def test_all_end_well() -> None:
+    ending = ran("")
+    assert not ending.failed
+    assert sorted(each.rank for each in ending.exits) == [0, 1]
+
+
+def test_each_process_finds_its_numbers(tmp_path: Path) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+    told = "' '.join(os.environ[name] for name in NAMES.split())".replace("NAMES", repr(names))
+    ran(f"open('{tmp_path}/' + rank, 'w').write({told})\n", Fleet(2, 4, 6, 1, 2))
+    assert (tmp_path / "4").read_text() == "4 0 6 2 1 2"
+    assert (tmp_path / "5").read_text() == "5 1 6 2 1 2"
+
+
+def test_cores_are_shared_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"open('{tmp_path}/threads', 'w').write(os.environ['OMP_NUM_THREADS'])\n"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    ran(text, Fleet(1))
+    assert (tmp_path / "threads").read_text() == "7"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    ran(text, Fleet(10**6 - (10**6 - 1)))
+    assert int((tmp_path / "threads").read_text()) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("bad", ["0", "1"])
+def test_ends_come_in_the_order_of_time(bad: str) -> None:
+    ending = ran(f"if rank == '{bad}': os._exit(3)\n{WAIT}")
+    first, second = ending.exits
+    assert (str(first.rank), first.code, first.asked) == (bad, 3, False)
+    assert (second.code, second.asked) == (-15, True)
+    assert first.nanoseconds < second.nanoseconds
+
+
+def test_a_rank_that_ends_within_the_grace_was_not_asked() -> None:
+    text = "if rank == '0': os._exit(3)\nimport time\ntime.sleep(0.2)\nos._exit(4)\n"
+    assert [(each.code, each.asked) for each in ran(text).exits] == [(3, False), (4, False)]
+
+
+@pytest.mark.parametrize("how", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", ""])
+def test_no_process_outlasts_a_failure(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that does not obey nor one that is stopped."""
+    monkeypatch.setattr(module, "SHUTDOWN_SECONDS", 0.5)
+    stop = "" if how else "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    started = time.monotonic()
+    ending = ran(f"{how}if rank == '0': os._exit(3)\n{stop}{WAIT}")
+    assert time.monotonic() - started < 10
+    assert ending.exits[1] == Exit(
+        1,
+        ending.exits[1].pid,
+        -9 if how else -15,
+        ending.exits[1].nanoseconds,
+        asked=True,
+        state="" if how else "T",
+    )
+
+
+def test_the_usual_times_end_all_within_ten_seconds() -> None:
+    assert module.GRACE_SECONDS <= 2
+    assert module.GRACE_SECONDS + module.SHUTDOWN_SECONDS <= 10
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    child = "[sys.executable, '-S', '-c', 'import time; time.sleep(500)']"
+    text = f"import subprocess\nchild = subprocess.Popen({child})\n"
+    ran(f"{text}open('{tmp_path}/child', 'w').write(str(child.pid))\nos._exit(3)\n", Fleet(1))
+    path = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    deadline = time.monotonic() + 20
+    while path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+
+
+def test_the_failure_of_another_node_ends_the_processes_here() -> None:
+    events: SimpleQueue[Any] = SimpleQueue()
+    events.put(Elsewhere("node 1: boom"))
+    ending = ran(WAIT, events=events)
+    assert ending.failed
+    assert ending.elsewhere == Elsewhere("node 1: boom")
+    assert all(each.asked for each in ending.exits)
+
+
+def test_each_end_is_told() -> None:
+    told: list[Exit] = []
+    ending = ran("", tell=told.append)
+    assert tuple(told) == ending.exits
