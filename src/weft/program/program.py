@@ -410,6 +410,7 @@ class Program:
         self._training.take()
         return full_states(optimizer)
 
+    @one_at_a_time
     def save(
         self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
     ) -> None:
@@ -456,6 +457,7 @@ class Program:
         if writing is not None:
             writing.wait()
 
+    @one_at_a_time
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
 
