@@ -438,14 +438,17 @@ class Program:
         state = self._state()
         if self._training is not None:
             self._training.take()
-            if self._training.gradients.standing():
-                raise UserError(
-                    "program.save: gradients wait in parameter.grad, and a checkpoint holds none; call "
-                    "program.update() or model.zero_grad() first"
-                )
+            self._check_no_gradients("save")
         about = about_program(state, self._steps, self._step.optimizers)
         before, self._writing = self._writing, None
         self._writing = save(state, place, about, extra or {}, before, wait)
+
+    def _check_no_gradients(self, call: str) -> None:
+        if self._training is not None and self._training.gradients.standing():
+            raise UserError(
+                f"program.{call}: gradients wait in parameter.grad, and a checkpoint holds none; call "
+                "program.update() or model.zero_grad() first"
+            )
 
     def wait_for_saved(self) -> None:
         """Wait until a checkpoint that `save` still writes is there.
@@ -481,6 +484,8 @@ class Program:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
         agreed(self._setting.world, "the last checkpoint", self.wait_for_saved)
+        if self._failed is None:
+            self._check_no_gradients("load")
         optimizers = self._step.optimizers
         found = load(self._state(), place, optimizers, extra or {})
         self._steps = int(found.about.get("steps", self._steps))
@@ -629,4 +634,6 @@ def _close_all(variants: Variants, training: Training | None) -> None:
 def _checkpoint_path(path: object) -> Path:
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
-    return Path(path).absolute()
+    if "\0" in str(path) or not str(path).isprintable():
+        raise UserError(f"a path of a checkpoint is of printable characters, found {str(path)!r}")
+    return Path(path).expanduser().absolute()

@@ -186,6 +186,26 @@ def test_what_is_no_number_is_null_in_lines(tmp_path: Path) -> None:
     }
 
 
+def test_extras_and_logs_go_on_in_another_loop(tmp_path: Path) -> None:
+    log, kept = weft.logs.Csv(tmp_path / "run.csv"), weft.Checkpoints(tmp_path / "run", every=2)
+    for steps in (2, 4):
+        with compiled() as (program, _):
+            weft.fit(
+                *(program, loader(program)),
+                steps=steps,
+                extra={"note": "plain"},
+                checkpoint=kept,
+                log=[log],
+                log_every=1,
+            )
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 5
+
+
+def test_an_evaluation_that_gives_no_numbers_is_told() -> None:
+    with compiled() as (program, _), pytest.raises(UserError, match="evaluate gave"):
+        weft.fit(program, loader(program), steps=1, evaluate=lambda: {"a": "x"})
+
+
 def test_a_loader_without_batches_is_told() -> None:
     with compiled() as (program, _), pytest.raises(UserError, match="gives no batches"):
         weft.fit(program, [], steps=3)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import weft
-from program.saving.nets import Case, assert_same, batch_of, compiled, everything
+from program.saving.nets import Case, assert_same, batch_of, compiled, everything, loss_fn
 from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.manifest import read_manifest
 
@@ -233,13 +233,12 @@ def test_gradients_that_wait_are_told(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", [None, 3, "", b"x"])
+@pytest.mark.parametrize("path", [None, 3, "", b"x", "a\0b"])
 def test_no_path(path: Any) -> None:
     with compiled(Case()) as (program, _):
-        with pytest.raises(UserError, match="a checkpoint is a folder"):
-            program.save(path)
-        with pytest.raises(UserError, match="a checkpoint is a folder"):
-            program.load(path)
+        for call in (program.save, program.load):
+            with pytest.raises(UserError, match="a checkpoint is a folder|printable"):
+                call(path)
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
@@ -381,6 +380,36 @@ def test_extras_that_do_not_fit_leave_the_program_as_it_was(
 def test_extra_of_a_dtype_that_files_have_not(tmp_path: Path) -> None:
     with compiled(Case()) as (program, _), pytest.raises(UserError, match="complex128"):
         program.save(tmp_path / "saved", {"x": torch.zeros(2, dtype=torch.complex128)})
+
+
+def test_an_evaluation_program_loads_what_training_saved(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((2,), seed=6)) as (program, _):
+        held_out = program.evaluation(loss_fn, batch_of(1))
+        held_out.load(place)
+        found = float(held_out.step(batch_of(1)))
+        program.load(place)
+        assert found == float(held_out.step(batch_of(1)))
+
+
+def test_gradients_that_wait_are_not_mixed_with_what_is_loaded(tmp_path: Path) -> None:
+    place = _saved(tmp_path)
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0), update=False)
+        with pytest.raises(UserError, match=r"program\.load: gradients wait"):
+            program.load(place)
+
+
+def test_two_saves_to_one_path_do_not_mix(tmp_path: Path) -> None:
+    """The later one is told; what is there is whole."""
+    with compiled(Case((2,))) as (program, _):
+        program.save(tmp_path / "saved", wait=False)
+        program.step(batch_of(0))
+        with pytest.raises(UserError, match="exists|another one"):
+            program.save(tmp_path / "saved", wait=False)
+        assert [each.name for each in tmp_path.iterdir()] == ["saved"]
+        program.load(tmp_path / "saved")
+        assert program.steps == 0
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:

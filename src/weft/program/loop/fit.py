@@ -72,7 +72,7 @@ def fit(
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.
         checkpoint: writes checkpoints when they are due, and at the end.
-        extra: more that checkpoints keep, as `Program.save` takes it.
+        extra: more that checkpoints keep, as `Program.save` takes it; what has `load_state_dict` goes on, too.
         schedulers: of learning rates, stepped after each update. One that steps by a figure, as `ReduceLROnPlateau`
             does, is the user's to step, in `evaluate`.
         accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
@@ -183,7 +183,13 @@ class _Telling:
     def evaluated(self) -> Mapping[str, float]:
         """The figures of an evaluation now; none where there is none."""
         self.evaluation = self.program.steps
-        return self.evaluate() if self.evaluate is not None else {}
+        found = self.evaluate() if self.evaluate is not None else {}
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"weft.fit: evaluate gave {found!r}, and takes a dict of numbers by name: {error}"
+            ) from None
 
     def of(self, new: Mapping[str, float]) -> str:
         """Tell new figures; "stop" where the user says so, on all processes."""
@@ -236,7 +242,8 @@ class _Loop:
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         if self.checkpoint is not None and self.program.steps == 0:
-            self.checkpoint.load_newest(self.program, self._kept())
+            kept = {n: x for n, x in self._kept().items() if hasattr(x, "load_state_dict")}
+            self.checkpoint.load_newest(self.program, kept)
         self.saved = self.program.steps
 
     def save(self, ends: bool) -> None:

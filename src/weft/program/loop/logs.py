@@ -37,10 +37,13 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
+        self._path = path
         self._file = _opened(path)
 
     def write(self, step: int, figures: Figures) -> None:
         """Write a line."""
+        if self._file.closed:  # another loop
+            self._file = _opened(self._path)
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
         self._file.write(json.dumps({"step": step, **plain}) + "\n")
         self._file.flush()
@@ -68,6 +71,8 @@ class Csv:
 
     def write(self, step: int, figures: Figures) -> None:
         """Write a row."""
+        if self._file.closed:  # another loop
+            self._file = _opened(self._path)
         row = {"step": step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:

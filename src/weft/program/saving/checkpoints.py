@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -100,7 +101,9 @@ class Checkpoints:
             program.wait_for_saved()
             if program.is_first:
                 shutil.rmtree(place, ignore_errors=True)
-        scored = {} if score is None else {SCORE: float(score)}
+        if score is not None and not isinstance(score, Real):
+            raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
+        scored: dict[str, float] = {} if score is None else {SCORE: float(score)}
         program.save(place, {**(extra or {}), **scored}, self.wait)
         self._take_away()
         return place
@@ -143,7 +146,11 @@ class Checkpoints:
     def all(self) -> list[Path]:
         """The folders of the checkpoints that are there, in the order of their steps."""
         found = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
-        return sorted(each for each in found if each.name.removeprefix(_PREFIX).isdigit())
+        numbers = ((each.name.removeprefix(_PREFIX), each) for each in found)
+        return [
+            each
+            for _, each in sorted((int(n), x) for n, x in numbers if n.isascii() and n.isdigit())
+        ]
 
     def _take_away(self) -> None:
         every = self.all()

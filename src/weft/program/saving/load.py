@@ -99,6 +99,11 @@ def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> N
     if lacking:
         raise UserError(f"program.load: {path} has no extra {lacking[0]!r}; it has {sorted(extra)}")
     for name, each in objects.items():
+        if not hasattr(each, "load_state_dict"):
+            raise UserError(
+                f"program.load: extra gives {name!r} a {type(each).__name__}; it takes objects with load_state_dict. "
+                "What is no such object stands in the dict that load returns"
+            )
         try:
             each.load_state_dict(extra[name])
         except UserError:

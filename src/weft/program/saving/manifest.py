@@ -8,7 +8,9 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from errno import EEXIST
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, final
 
 from weft.errors import DamagedCheckpoint, UserError
@@ -158,34 +160,27 @@ def _of_headers(folder: Path) -> Manifest:
     return Manifest(folder, tensors)
 
 
-def partial_folder(path: Path) -> Path:
-    """The folder in which a checkpoint is written before it is whole."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def begin(path: Path) -> None:
-    """Make an empty folder for a checkpoint that is to be at `path`.
+def begin(path: Path) -> Path:
+    """Make an empty folder, in which a checkpoint is written that is to be at `path`. Two at once have two.
 
     Raises:
         UserError: something is at `path`, or it cannot be written there.
     """
     if path.exists():
         raise UserError(f"{path} exists; give program.save a path where nothing is")
-    beside = partial_folder(path)
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 
 
-def publish(path: Path, manifest: Manifest) -> None:
+def publish(beside: Path, path: Path, manifest: Manifest) -> None:
     """Put a checkpoint whose files are written in its place, all at once.
 
     Raises:
         UserError: a file is not there, as where hosts do not share the folder; or the place cannot be written.
     """
-    beside = partial_folder(path)
     files = {extent.file for each in manifest.tensors.values() for extent in each.extents}
     missing = sorted(file for file in files if not (beside / file).exists())
     if missing:
@@ -199,15 +194,19 @@ def publish(path: Path, manifest: Manifest) -> None:
             opened.write(manifest.to_text())
             opened.flush()
             os.fsync(opened.fileno())
+        if path.exists():
+            raise FileExistsError(EEXIST, "another one has been put there meanwhile")
+        # It was for this user alone until now.
+        shutil.copymode(path.parent, beside)
         beside.rename(path)
         _folder_to_disk(path.parent)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 
 
-def abandon(path: Path) -> None:
+def abandon(beside: Path) -> None:
     """Take away what was written of a checkpoint that failed."""
-    shutil.rmtree(partial_folder(path), ignore_errors=True)
+    shutil.rmtree(beside, ignore_errors=True)
 
 
 def _folder_to_disk(folder: Path) -> None:

@@ -50,20 +50,19 @@ def save(
     world = state.setting.world
     first = 0 in world.ranks
 
-    def start() -> None:
+    def start() -> str:
         if before is not None:
             before.wait()
-        if first:
-            begin(path)
+        return str(begin(path)) if first else ""
 
-    agreed(world, "the folder", start)
+    beside = Path(told(world, "the folder", start)[0])
     try:
         kept, numbers = state.kept()
         entries = [*state.variables(), *state.states(kept)]
         work = agreed(
             world,
             "what is saved",
-            lambda: _work(state, entries, path, {**about, "numbers": numbers}, extra),
+            lambda: _work(state, entries, path, beside, {**about, "numbers": numbers}, extra),
         )
         if not wait:
             return Writing(work.copied())
@@ -72,7 +71,7 @@ def save(
         agreed(world, "the checkpoint", lambda: work.publish(parts) if first else None)
     except BaseException:
         if first:
-            abandon(path)
+            abandon(beside)
         raise
     return None
 
@@ -81,6 +80,7 @@ def _work(
     state: ProgramState,
     entries: Sequence[SavedTensor],
     path: Path,
+    beside: Path,
     about: Mapping[str, Any],
     extra: Mapping[str, Any],
 ) -> WriteJob:
@@ -103,7 +103,7 @@ def _work(
             tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     own = world.ranks[0]
     others = range(world.size) if len(world.ranks) < world.size else (own,)
-    return WriteJob(path, files, tensors, {**about, EXTRA: content}, own, tuple(others))
+    return WriteJob(path, beside, files, tensors, {**about, EXTRA: content}, own, tuple(others))
 
 
 def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -16,14 +17,14 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.saving.files import Extent, write_file
-from weft.program.saving.manifest import Manifest, Stored, abandon, partial_folder, publish
+from weft.program.saving.manifest import Manifest, Stored, abandon, publish
 from weft.units import Seconds
 from weft.whole_files import write_whole
 
 # Name, file, box and checksum of what was written.
 Part: TypeAlias = Sequence[Any]
 # Between two looks for the files of other processes; and for how long.
-_LOOK, _PATIENCE = Seconds(0.02), Seconds(1800.0)
+_LOOK, _PATIENCE = Seconds(0.02), Seconds(600.0)
 
 
 @final
@@ -33,6 +34,7 @@ class WriteJob:
 
     Attributes:
         path: of the checkpoint.
+        beside: the folder in which it is written until it is whole.
         files: boxes of tensors, by file and by the tensor's name.
         tensors: whole shape and dtype of all that is saved; of the user's own only in the first process.
         about: what is no tensor.
@@ -41,6 +43,7 @@ class WriteJob:
     """
 
     path: Path
+    beside: Path
     files: Mapping[str, Mapping[str, tuple[Region, Tensor]]]
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     about: Mapping[str, Any]
@@ -63,7 +66,7 @@ class WriteJob:
         """Write the files of this process."""
         found: list[Part] = []
         for file, each in self.files.items():
-            sums = write_file(partial_folder(self.path), file, each)
+            sums = write_file(self.beside, file, each)
             found += [[name, file, whole, sums[name]] for name, (whole, _) in each.items()]
         return found
 
@@ -77,7 +80,11 @@ class WriteJob:
             name: Stored(shape, dtype, tuple(extents.get(name, ())))
             for name, (shape, dtype) in self.tensors.items()
         }
-        publish(self.path, Manifest(self.path, stored, {**self.about, "names": sorted(stored)}))
+        publish(
+            self.beside,
+            self.path,
+            Manifest(self.path, stored, {**self.about, "names": sorted(stored)}),
+        )
 
 
 @final
@@ -115,14 +122,15 @@ class Writing:
         except UserError as error:
             self._error = error
             if first:
-                abandon(work.path)
+                abandon(work.beside)
             else:
-                self._tell({"error": str(error)})
+                with suppress(UserError):  # the disk may be full
+                    self._tell({"error": str(error)})
         except Exception as error:
             self._error = UserError(f"cannot write {work.path}: {type(error).__name__}: {error}")
 
     def _note(self, rank: int) -> Path:
-        return partial_folder(self._work.path) / f"rank-{rank:05d}.json"
+        return self._work.beside / f"rank-{rank:05d}.json"
 
     def _tell(self, content: Mapping[str, Any]) -> None:
         write_whole(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
