@@ -267,8 +267,10 @@ def host() -> str:
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # Sockets without a file name belong to a network namespace.
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    # Sockets without a file name belong to a network namespace, and users to one of their own: containers of one host
+    # may share either.
+    spaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "user")]
+    return f"{boot} {spaces} {os.getuid()}"
 
 
 def listener(address: str) -> socket.socket:
