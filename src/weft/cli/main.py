@@ -119,16 +119,32 @@ def run(
             show_default=False,
         ),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Times that the ranks are started again after one has failed."),
+    ] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Restart with one rank fewer, as long as there are so many; else with as many.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run SCRIPT in one process for each rank; when one fails, end them all and show why.
 
+    A script that begins with weft.Checkpoints.load_newest, as weft.fit does, goes on after a restart where it was.
     Several nodes need the variable WEFT_SECRET, the same on each: who knows it belongs to the job.
     """
     if nodes > 1 and not (rendezvous and run_id):
         raise typer.BadParameter("several nodes need --rendezvous host:port and --run-id NAME")
+    if min_ranks is not None and (min_ranks > ranks or not restarts):
+        raise typer.BadParameter("--min-ranks goes with --restarts, and is at most --ranks")
     with _told():
         others = cli.Nodes(nodes, rendezvous, run_id) if nodes > 1 else None
-        code = cli.run_script(script, arguments or (), cli.RunOptions(ranks, others, timeout))
+        options = cli.RunOptions(ranks, others, timeout, restarts, min_ranks)
+        code = cli.run_script(script, arguments or (), options)
     raise typer.Exit(code)
 
 

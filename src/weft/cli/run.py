@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.cli.failure import NOTES, describe, read_notes
+from weft.errors import UserError
 from weft.runtime.world.launch import Ending, Fleet, launch
 from weft.runtime.world.nodes.launchers import Nodes, joined
-from weft.runtime.world.variables import LAUNCHER, MEETING, SECRET, TIMEOUT, new_secret
+from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
@@ -34,11 +35,16 @@ class RunOptions:
         ranks: processes on this node.
         nodes: how the nodes find each other; None where this is the only one.
         timeout: seconds that a rank waits for another one; None for the usual ones.
+        restarts: how many times the ranks are started again after one has failed.
+        least: ranks that a restart needs; each has one fewer than before, as long as there are so many. None for as
+            many as before.
     """
 
     ranks: int
     nodes: Nodes | None = None
     timeout: float | None = None
+    restarts: int = 0
+    least: int | None = None
 
 
 def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> int:
@@ -56,8 +62,31 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         UserError: the nodes cannot meet.
     """
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
-    with _nothing_of_torch_s(), _folder() as folder:
-        environment = {**os.environ, NOTES: folder, LAUNCHER: str(os.getpid())}
+    if options.nodes is not None and options.restarts:
+        raise UserError(
+            "weft run: --restarts goes with one node yet; start the command again on each node, which goes on from the "
+            "newest checkpoint"
+        )
+    with _nothing_of_torch_s():
+        for number in range(options.restarts + 1):
+            code = _run_once(command, options, number)
+            if code != 1 or number == options.restarts:
+                break
+            if options.least is not None:
+                options = replace(options, ranks=max(options.least, options.ranks - 1))
+            _say(f"restart {number + 1} of {options.restarts}, on {options.ranks} ranks")
+        return code
+
+
+def _run_once(command: Sequence[str], options: RunOptions, number: int) -> int:
+    """Start the ranks, for the time that `number` says, from 0; gives the exit code."""
+    with _folder() as folder:
+        environment = {
+            **os.environ,
+            NOTES: folder,
+            LAUNCHER: str(os.getpid()),
+            RESTART: str(number),
+        }
         if options.timeout is not None:
             environment[TIMEOUT] = str(options.timeout)
         try:

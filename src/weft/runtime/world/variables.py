@@ -22,6 +22,9 @@ SECRET = "WEFT_SECRET"
 # Seconds that a rank waits for another one.
 TIMEOUT = "WEFT_TIMEOUT"
 
+# How many times the ranks of this run were started before.
+RESTART = "WEFT_RESTART"
+
 # Without the variable.
 TIMEOUT_SECONDS = 300.0
 # Characters that a secret has at least.
