@@ -116,6 +116,22 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
     def with_training(name: str, **more: Any) -> ApiCall:
         return ApiCall(name, getattr(weft, name), {**training(), **more})
 
+    loading = {
+        "dataset": [torch.ones(2)],
+        "batch_size": 1,
+        "program": None,
+        "shuffle": False,
+        "seed": 0,
+        "workers": 0,
+        "collate_fn": None,
+        "drop_last": False,
+        "sampler": None,
+        "ahead": 2,
+        "split": True,
+    }
+    yield lambda: ApiCall("Loader", weft.Loader, loading)
+    kept = {"path": "kept", "every": 2, "keep": 2, "wait": True}
+    yield lambda: ApiCall("Checkpoints", weft.Checkpoints, kept)
     compiled = {
         "placement": where,
         "strategy": None,

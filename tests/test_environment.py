@@ -13,7 +13,10 @@ from weft.runtime.world.distributed import _shares_memory
 
 ROOT = Path(__file__).parents[1]
 # What processes that weft starts tell each other.
-INTERNAL = {"WEFT_FAILURE_NOTES", "WEFT_LAUNCHER", "WEFT_MEETING", "WEFT_RANK_PROCESS"}
+INTERNAL = {
+    *("WEFT_FAILURE_NOTES", "WEFT_LAUNCHER", "WEFT_MEETING", "WEFT_RANK_PROCESS"),
+    *("WEFT_RESTART", "WEFT_STORE"),
+}
 
 
 def test_every_variable_that_is_read_has_a_row():

@@ -635,5 +635,5 @@ def _checkpoint_path(path: object) -> Path:
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
     if "\0" in str(path) or not str(path).isprintable():
-        raise UserError(f"a path of a checkpoint is of printable characters, found {str(path)!r}")
+        raise UserError(f"a path of a checkpoint takes printable characters, found {str(path)!r}")
     return Path(path).expanduser().absolute()

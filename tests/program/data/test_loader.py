@@ -187,7 +187,7 @@ def test_samples_that_do_not_go_together_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"dataset": 3}, "has __getitem__ or __iter__, found a int"),
+        ({"dataset": 3}, "with __getitem__ or __iter__, found a int"),
         ({"batch_size": 0}, "batch_size takes a number from 1, found 0"),
         ({"batch_size": True}, "batch_size takes a number"),
         ({"workers": -1}, "workers takes a number from 0"),

@@ -66,23 +66,13 @@ class Loader:
         ahead: int = 2,
         split: bool = True,
     ) -> None:
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("workers", workers, 0),
-            ("ahead", ahead, 1),
-            ("seed", seed, None),
-        ):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or (least is not None and value < least)
-            ):
-                from_ = "" if least is None else f" from {least}"
-                raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+        _check_numbers(batch_size=(batch_size, 1), workers=(workers, 0), ahead=(ahead, 1))
+        _check_numbers(seed=(seed, None))
+        _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler)
         iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if iterable and not isinstance(dataset, Iterable):
             raise UserError(
-                f"weft.Loader: a dataset has __getitem__ or __iter__, found a {type(dataset).__name__}"
+                f"weft.Loader: takes a dataset with __getitem__ or __iter__, found a {type(dataset).__name__}"
             )
         if iterable and (shuffle or sampler is not None or workers > 1):
             raise UserError(
@@ -156,7 +146,7 @@ class Loader:
             value = state.get(name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UserError(
-                    f"weft.Loader: the state has {name}={value!r}, where a number from 0 stands"
+                    f"weft.Loader: the state has {name}={value!r}, and takes a number from 0 there"
                 )
         self.epoch, self._step = state["epoch"], state["step"]
 
@@ -220,8 +210,38 @@ def _told(batches: Iterator[_Loaded]) -> Iterator[_Loaded]:
     except RuntimeError as error:
         if "worker" not in str(error):
             raise
-        raise UserError(f"weft.Loader: a process that loads has ended: {error}") from error
+        raise UserError(
+            f"weft.Loader: a process that loads has ended; load with workers=0 to see why: {error}"
+        ) from error
 
 
 def _as_it_is(loaded: Any) -> Any:
     return loaded
+
+
+def _check_numbers(**numbers: tuple[Any, int | None]) -> None:
+    """Numbers by name, each with the least that it may be."""
+    for name, (value, least) in numbers.items():
+        plain = isinstance(value, int) and not isinstance(value, bool)
+        if not plain or (least is not None and value < least):
+            from_ = "" if least is None else f" from {least}"
+            raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+
+
+def _check_kinds(
+    shuffle: object,
+    drop_last: object,
+    split: object,
+    program: object,
+    collate_fn: object,
+    sampler: object,
+) -> None:
+    for name, given in (("shuffle", shuffle), ("drop_last", drop_last), ("split", split)):
+        if not isinstance(given, bool):
+            raise UserError(f"weft.Loader: {name} takes True or False, found {given!r}")
+    if program is not None and not hasattr(program, "rows"):
+        raise UserError(f"weft.Loader: program takes a weft.Program, found {program!r}")
+    if collate_fn is not None and not callable(collate_fn):
+        raise UserError(f"weft.Loader: collate_fn takes a function, found {collate_fn!r}")
+    if sampler is not None and not isinstance(sampler, Iterable):
+        raise UserError(f"weft.Loader: sampler takes numbers of samples, found {sampler!r}")

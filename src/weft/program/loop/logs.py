@@ -133,7 +133,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError as error:
             raise UserError(
-                f"weft.logs.TensorBoard needs tensorboard: pip install tensorboard ({error})"
+                f"weft.logs.TensorBoard needs tensorboard; run pip install tensorboard ({error})"
             ) from None
         self._writer: Any = SummaryWriter(str(folder))
 
@@ -163,7 +163,7 @@ class WeightsAndBiases:
             import wandb  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
         except ImportError as error:
             raise UserError(
-                f"weft.logs.WeightsAndBiases needs wandb: pip install wandb ({error})"
+                f"weft.logs.WeightsAndBiases needs wandb; run pip install wandb ({error})"
             ) from None
         self._run: Any = wandb.init(**options)
 

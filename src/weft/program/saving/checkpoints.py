@@ -140,7 +140,9 @@ class Checkpoints:
                 errors.append(str(error))
                 _log.warning("%s; trying the one before", error)
         if errors:
-            raise UserError(f"no checkpoint in {self.folder} can be loaded: {errors[0]}")
+            raise UserError(
+                f"no checkpoint in {self.folder} can be loaded; give a folder of whole ones: {errors[0]}"
+            )
         return None
 
     def all(self) -> list[Path]:

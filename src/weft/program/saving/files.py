@@ -148,7 +148,9 @@ class Reading:
             into[slices(within(common, whole))].copy_(part.reshape(region_shape(common)))
             left, name = left - region_size(common), extent.key
         if left > 0:
-            raise DamagedCheckpoint(f"{self.folder} holds only a part of {name}; a file is missing")
+            raise DamagedCheckpoint(
+                f"{self.folder} holds only a part of {name}; a file is missing: load another checkpoint"
+            )
 
     def check(self, extent: Extent) -> None:
         """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written."""

@@ -28,7 +28,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
     """
     if deep > _MOST_DEEP:
         raise UserError(
-            f"{where} is nested more than {_MOST_DEEP} deep; a checkpoint holds no deeper"
+            f"{where} is nested more than {_MOST_DEEP} deep; a checkpoint takes no deeper"
         )
 
     def inner(each: Any, name: object) -> Any:
@@ -72,7 +72,7 @@ def _single(value: Any, where: str) -> Any:
         case torch.dtype():
             return {_KIND: "dtype", "value": str(value).removeprefix("torch.")}
     raise UserError(
-        f"{where} is a {type(value).__name__}; a checkpoint holds numbers, texts, tensors, and lists and dicts of "
+        f"{where} is a {type(value).__name__}; a checkpoint takes numbers, texts, tensors, and lists and dicts of "
         "them, or an object with state_dict() and load_state_dict()"
     )
 

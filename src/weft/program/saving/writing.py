@@ -144,7 +144,8 @@ class Writing:
             while not note.exists():
                 if time.monotonic() > until:
                     raise UserError(
-                        f"rank {rank} has not written its part of {self._work.path} within {_PATIENCE:g} s"
+                        f"rank {rank} has not written its part of {self._work.path} within {_PATIENCE:g} s; "
+                        "write to a quicker disk"
                     )
                 time.sleep(_LOOK)
             content = json.loads(note.read_text())
