@@ -80,7 +80,8 @@ def test_memory_of_the_device() -> None:
             memory = program.memory()[0]
             assert memory.measured is not None
             peaks[patterns] = memory.measured.activations
-            assert memory.predicted.activations == pytest.approx(peaks[patterns], rel=0.02)
+            # Values of which the plan does not know whether they are copies count as such.
+            assert 1.0 <= memory.predicted.activations / peaks[patterns] <= 1.07
     assert peaks["blocks.*",] < 0.4 * peaks[()]
 
 

