@@ -101,6 +101,9 @@ def real_sizes(text: str, draw: random.Random) -> Iterator[Found]:
     lines = set(text.splitlines())
     every = list(rows.all_rows())
     for row in draw.sample(every, len(every)):
+        # Samples of other pages leave another one behind.
+        torch = importlib.import_module("torch")
+        torch.set_default_dtype(torch.float32)
         (result,) = run.results([row])
         found = page.row_of(result)
         there = found in lines or any(_near(found, line) for line in lines)
