@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import weft
-from program.data.datasets import Drawn, loss_fn, net
+from program.data.datasets import Drawn, plain_losses
 
 SCRIPT = Path(__file__).with_name("dies_on_ranks.py")
 SIZE = 12
@@ -26,20 +25,6 @@ def _run(folder: Path, deaths: int, *options: str) -> tuple[int, str, list[list[
     return done.returncode, done.stderr, [json.loads(line) for line in lines]
 
 
-def _plainly() -> dict[int, float]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, losses = weft.Loader(Drawn(), SIZE, shuffle=True, drop_last=True), dict[int, float]()
-    for _ in range(3):
-        for batch in loader:
-            loss = loss_fn(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[len(losses) + 1] = loss.item()
-    return losses
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "sizes"), [((), [3, 3, 3]), (("--min-ranks", "2"), [3, 2, 2])])
 def test_the_run_goes_on(options: tuple[str, ...], sizes: list[int], tmp_path: Path) -> None:
@@ -52,7 +37,8 @@ def test_the_run_goes_on(options: tuple[str, ...], sizes: list[int], tmp_path: P
         {size} for size in sizes
     ]
     losses = {int(step): loss for *_, step, loss in found}
-    assert losses == pytest.approx(_plainly(), rel=1e-12)
+    batches = weft.Loader(Drawn(), SIZE, shuffle=True, drop_last=True)
+    assert losses == pytest.approx(dict(enumerate(plain_losses(batches, 3), 1)), rel=1e-12)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.boxing.overlaps import overlaps
-from weft.boxing.path import State, changes, copies_beside
+from weft.boxing.path import State, changes, copies
 from weft.boxing.step import COLLECTIVES, step_bytes
 from weft.layout import Split
 from weft.units import Bytes
@@ -84,7 +84,7 @@ def grid_moves(grid: tuple[int, ...], options: State) -> GridMoves:
         np.array([kind in COLLECTIVES for kind, *_ in every], dtype=bool),
         _array(
             [
-                step_bytes(kind, grid[axis], Bytes(copies_beside(state, axis, grid) * part))
+                step_bytes(kind, grid[axis], Bytes(copies(state, grid, axis) * part))
                 for (kind, axis, state, _), part in zip(every, parts, strict=True)
             ]
         ),

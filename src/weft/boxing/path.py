@@ -249,7 +249,7 @@ def _moved(
         return Bytes(0)
     if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
         return Bytes(missing_elements(state, after, grid, shape) * itemsize)
-    held = math.prod(shape) * itemsize * copies_beside(state, axis, grid)
+    held = math.prod(shape) * itemsize * copies(state, grid, axis)
     return step_bytes(kind, grid[axis], Bytes(held))
 
 
@@ -259,17 +259,15 @@ def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
     return all(shape[split.dim] % ranks == 0 for split in splits)
 
 
-def copies_beside(state: State, axis: int, grid: tuple[int, ...]) -> int:
-    """The number of groups along `axis` that hold the whole of a tensor.
+def copies(state: State, grid: tuple[int, ...], but: int | None = None) -> int:
+    """The number of copies of a tensor on a grid; along all axes, or all but one, whose groups are counted so.
 
-    Axes that split share one tensor between their groups, even when unevenly; the others repeat it.
+    Axes that split share one tensor, even when unevenly; the others repeat it.
     """
-    beside = (
-        parts
-        for other, (sbp, parts) in enumerate(zip(state, grid, strict=True))
-        if other != axis and not isinstance(sbp, Split)
+    pairs = enumerate(zip(state, grid, strict=True))
+    return math.prod(
+        parts for axis, (sbp, parts) in pairs if axis != but and not isinstance(sbp, Split)
     )
-    return math.prod(beside)
 
 
 def _order(sbp: SBP) -> tuple[int, int, str]:

@@ -451,11 +451,15 @@ class Program:
             )
 
     def wait_for_saved(self) -> None:
-        """Wait until a checkpoint that `save` still writes is there.
+        """Wait until a checkpoint that `save` still writes is there. Every process must call it.
 
         Raises:
-            UserError: it could not be written.
+            UserError: on every process, when one could not write.
         """
+        self._enter("wait for the last checkpoint")
+        agreed(self._setting.world, "what was written", self._written)
+
+    def _written(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
@@ -483,7 +487,7 @@ class Program:
         if not self._close.alive:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
-        agreed(self._setting.world, "the last checkpoint", self.wait_for_saved)
+        agreed(self._setting.world, "the last checkpoint", self._written)
         if self._failed is None:
             self._check_no_gradients("load")
         optimizers = self._step.optimizers
@@ -615,7 +619,7 @@ class Program:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
         let_go(self._setting.model, self)
-        self.wait_for_saved()
+        self._written()
 
 
 def _constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,21 @@ def net() -> nn.Module:
 
 def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def plain_losses(batches: Iterable[dict[str, Tensor]], epochs: int) -> list[float]:
+    """The loss of each batch, on one device with plain PyTorch; each loop over `batches` is an epoch."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(epochs):
+        for batch in batches:
+            loss = loss_fn(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
 
 
 def example(size: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 import weft
-from program.data.datasets import SAMPLES, Drawn, Streamed, example, loss_fn, net
+from program.data.datasets import SAMPLES, Drawn, Streamed, example, loss_fn, net, plain_losses
 from weft.errors import UserError
 
 SIZE = 18
@@ -84,15 +84,7 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[0]))
 def test_training_is_that_of_one_device(case: tuple[tuple[int, ...], dict[str, Any]]) -> None:
     grid, entries = case
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    expected = []
-    for batch in batches(weft.Loader(Drawn(), SIZE, shuffle=True), 2):
-        loss = loss_fn(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(loss.item())
+    expected = plain_losses(weft.Loader(Drawn(), SIZE, shuffle=True), 2)
     model = net()
     ranks = torch.arange(torch.Size(grid).numel()).reshape(grid)
     with weft.local_world(ranks.numel()):

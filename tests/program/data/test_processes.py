@@ -6,29 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import weft
 from on_ranks import passed
-from program.data.datasets import SAMPLES, Drawn, loss_fn, net
+from program.data.datasets import SAMPLES, Drawn, plain_losses
 
 SCRIPT = Path(__file__).with_name("loads_on_processes.py")
 SIZE = 18
-
-
-def _plainly(drop_last: bool, size: int = SIZE) -> list[float]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    loader = weft.Loader(Drawn(), size, shuffle=True, drop_last=drop_last)
-    for _ in range(2):
-        for batch in loader:
-            loss = loss_fn(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.slow
@@ -38,7 +22,8 @@ def _plainly(drop_last: bool, size: int = SIZE) -> list[float]:
 def test_each_process_loads_what_it_takes(layout: str, ranks: int, tmp_path: Path) -> None:
     passed(SCRIPT, ranks, layout, str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
-    expected = _plainly(False, 7) if layout == "few" else _plainly(layout != "data")
+    size, last = (7, True) if layout == "few" else (SIZE, layout == "data")
+    expected = plain_losses(weft.Loader(Drawn(), size, shuffle=True, drop_last=not last), 2)
     for losses, *_ in found:
         assert losses == pytest.approx(expected, rel=1e-12)
     loaded = [count for *_, count in found]

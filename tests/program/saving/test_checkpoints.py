@@ -83,6 +83,17 @@ def test_a_damaged_one_is_replaced_when_the_run_comes_there_again(tmp_path: Path
         assert_same(everything(program), saved)
 
 
+def test_parts_of_a_run_that_was_ended_while_it_wrote_are_cleared(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path)
+    with compiled(Case()) as (program, _):
+        kept.save(program)
+        for number in range(3):
+            (tmp_path / f".step-0000000{number}.x{number}.partial").mkdir()
+        program.step(batch_of(0))
+        kept.save(program)
+    assert names(tmp_path) == [0, 1]
+
+
 def test_what_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     """The newest is not passed over for what the user gives."""
     kept = weft.Checkpoints(tmp_path)

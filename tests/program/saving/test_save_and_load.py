@@ -93,6 +93,45 @@ def test_states_of_optimizers(optimizer: tuple[str, dict[str, Any]], tmp_path: P
         assert float(program.step(batch_of(1))) == pytest.approx(expected, rel=1e-12)
 
 
+class Counting(torch.optim.Optimizer):
+    """Keeps numbers alone, one of them not finite."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    kept = self.state[parameter]
+                    kept["count"], kept["worst"] = kept.get("count", 0) + 1, float("inf")
+                    parameter.add_(parameter.grad, alpha=-group["lr"] / kept["count"])
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_states_that_are_numbers(after: int, tmp_path: Path) -> None:
+    batch, losses = torch.ones(6, 4), list[list[float]]()
+    for ranks in (2, after):
+        torch.manual_seed(ranks)
+        model = torch.nn.Linear(4, 4).double()
+        with weft.local_world(ranks):
+            program = weft.compile(
+                *(model, lambda m, b: m(b.double()).square().mean()),
+                *(Counting(model.parameters()), batch),
+                placement=weft.placement("cpu", list(range(ranks))),
+            )
+            if not losses:
+                for _ in range(3):
+                    program.step(batch)
+                program.save(tmp_path / "saved")
+            else:
+                program.load(tmp_path / "saved")
+            losses.append([float(program.step(batch)) for _ in range(2)])
+            program.close()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
 def test_before_the_first_step(tmp_path: Path) -> None:
     """There are no states yet; those of the program that loads begin anew."""
     with compiled(Case((2,))) as (program, _):

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from weft.boxing.grid_moves import GridMoves, Numbers
 from weft.boxing.overlaps import overlaps
-from weft.boxing.path import State
+from weft.boxing.path import copies
 from weft.cached import cached_property
 from weft.hardware import CostModel
-from weft.layout import Partial, Split
+from weft.layout import Partial
 
 Table: TypeAlias = npt.NDArray[np.float64]
 
@@ -118,7 +118,7 @@ class Chains:
         """Bytes that all ranks together hold in each state."""
         size = math.prod(self.shape) * self.itemsize
         return np.array(
-            [size * _copies(state, self.moves.grid) for state in self.moves.states], np.float64
+            [size * copies(state, self.moves.grid) for state in self.moves.states], np.float64
         )
 
 
@@ -127,9 +127,3 @@ _NONE: tuple[Numbers, Numbers, Table] = (
     np.empty(0, np.int64),
     np.empty(0),
 )
-
-
-def _copies(state: State, grid: tuple[int, ...]) -> int:
-    """On how many ranks each element lies."""
-    pairs = zip(state, grid, strict=True)
-    return math.prod(parts for sbp, parts in pairs if not isinstance(sbp, Split))

@@ -30,6 +30,7 @@ from weft.ir.plan import (
 from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import KINDS, Kind, value_bytes
 from weft.ir.queries.op_calls import local_op_call
+from weft.ops import OpCall
 from weft.ops.arguments import normal_dim
 from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
 from weft.ops.kernel_memory.parts import FEW
@@ -104,16 +105,8 @@ def _compute(
     updated = {bases.get(update.source, update.source) for update in updates}
     lasting = frozenset((*produced.values(), *updated))
     taking = {place: local_op_call(c, values) for place, c in enumerate(calls) if c.op in TAKING}
-    sizes = {name: value_bytes(value) for name, value in made.items()}
-    for place, call in taking.items():
-        for value, more in zip(calls[place].outputs, padding(call), strict=True):
-            if value is not None:
-                sizes[value.name] = Bytes(sizes[value.name] + more)
-    besides = {place: beside(call) for place, call in taking.items()}
-    for place, each in enumerate(calls):
-        if each.op in LAYING:
-            copied = sum(value_bytes(values[x]) for x in each.operands if x in strided)
-            besides[place] = Bytes(besides.get(place, 0) + copied)
+    sizes = _sizes(calls, made, taking)
+    besides = _besides(calls, values, taking, strided)
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
@@ -122,6 +115,33 @@ def _compute(
         for base, (of, size) in fresh.items():
             fresh[base] = (of, max(size, lives.get(shared.get(base, base), NO_BYTES)))
     return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
+
+
+def _sizes(
+    calls: Sequence[LocalCall], made: Mapping[str, LocalValue], taking: Mapping[int, OpCall]
+) -> dict[str, Bytes]:
+    """The bytes of each result, with what its kernel makes around it; `taking` are calls that take more, by place."""
+    found = {name: value_bytes(value) for name, value in made.items()}
+    for place, call in taking.items():
+        for value, more in zip(calls[place].outputs, padding(call), strict=True):
+            if value is not None:
+                found[value.name] = Bytes(found[value.name] + more)
+    return found
+
+
+def _besides(
+    calls: Sequence[LocalCall],
+    values: Mapping[str, LocalValue],
+    taking: Mapping[int, OpCall],
+    strided: Collection[str],
+) -> dict[int, Bytes]:
+    """The bytes that calls take beside their results while they run, by place: of kernels, of operands put in order."""
+    found = {place: beside(call) for place, call in taking.items()}
+    for place, each in enumerate(calls):
+        if each.op in LAYING:
+            copied = sum(value_bytes(values[x]) for x in each.operands if x in strided)
+            found[place] = Bytes(found.get(place, 0) + copied)
+    return found
 
 
 def _updating(

@@ -96,11 +96,12 @@ class Checkpoints:
             UserError: as `Program.save` does.
         """
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
-        if place.exists():
-            # A run that went on from an earlier one has come here again, as after damage.
-            program.wait_for_saved()
-            if program.is_first:
-                shutil.rmtree(place, ignore_errors=True)
+        program.wait_for_saved()
+        if program.is_first:
+            # A run that went on from an earlier one may come here again, as after damage; runs that were ended while
+            # they wrote have left parts.
+            for each in (place, *self.folder.glob(f".{_PREFIX}*.partial")):
+                shutil.rmtree(each, ignore_errors=True)
         if score is not None and not isinstance(score, Real):
             raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
         scored: dict[str, float] = {} if score is None else {SCORE: float(score)}

@@ -76,7 +76,7 @@ def write_file(
         with ThreadPoolExecutor(_THREADS) as pool:
             sums = pool.map(checksum, values.values())
             save_file(values, path, about)
-            _to_disk(path)
+            to_disk(path)
             return dict(zip(values, sums, strict=True))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
@@ -228,7 +228,8 @@ def slices(region: Region) -> tuple[slice, ...]:
     return tuple(slice(at, at + length) for at, length in region)
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """Wait until a file, or what is in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

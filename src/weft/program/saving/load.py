@@ -246,8 +246,9 @@ def _read_states(
                     )
                     reader.read(f"{STATE}{key}.{name}", entry.pieces(rank), part)
                     values.setdefault(key, {}).setdefault(rank, {})[name] = part
-        for own in values.get(key, {}).values():
-            own.update(numbers.get(key, {}))
+        for rank, variables in state.setting.variables.items() if key in numbers else ():
+            if key in variables:
+                values.setdefault(key, {}).setdefault(rank, {}).update(numbers[key])
     for each in state.training.states if state.training is not None else ():
         each.put(values)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, final
 
 from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
-from weft.program.saving.files import SUFFIX, Extent, extents_of_file
+from weft.program.saving.files import SUFFIX, Extent, extents_of_file, to_disk
 
 NAME = "weft.json"
 _VERSION = 1
@@ -189,17 +188,14 @@ def publish(beside: Path, path: Path, manifest: Manifest) -> None:
             "share"
         )
     try:
-        text = beside / NAME
-        with text.open("w") as opened:
-            opened.write(manifest.to_text())
-            opened.flush()
-            os.fsync(opened.fileno())
+        (beside / NAME).write_text(manifest.to_text())
+        to_disk(beside / NAME)
         if path.exists():
             raise FileExistsError(EEXIST, "another one has been put there meanwhile")
         # It was for this user alone until now.
         shutil.copymode(path.parent, beside)
         beside.rename(path)
-        _folder_to_disk(path.parent)
+        to_disk(path.parent)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 
@@ -207,11 +203,3 @@ def publish(beside: Path, path: Path, manifest: Manifest) -> None:
 def abandon(beside: Path) -> None:
     """Take away what was written of a checkpoint that failed."""
     shutil.rmtree(beside, ignore_errors=True)
-
-
-def _folder_to_disk(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

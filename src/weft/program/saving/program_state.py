@@ -15,7 +15,7 @@ from weft.layout import Shares
 from weft.program.everyone import told
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.saved_tensors import SavedTensor
-from weft.program.saving.values import from_json, to_json
+from weft.program.saving.values import to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
 
@@ -76,8 +76,8 @@ class ProgramState:
             for member in each.members:
                 yield member.key, member.states, member.shares
 
-    def kept(self) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:
-        """By parameter, the names of the states that are tensors, and the states that are none. Collective."""
+    def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
+        """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
 
         def own() -> str:
             found: dict[str, Any] = {}
@@ -94,10 +94,7 @@ class ProgramState:
         for text in told(self.setting.world, "what is kept", own):
             merged |= json.loads(text)
         tensors = {key: each[0] for key, each in merged.items()}
-        others = {
-            key: from_json(each[1], STATE + key, {}) for key, each in merged.items() if each[1]
-        }
-        return tensors, others
+        return tensors, {key: each[1] for key, each in merged.items() if each[1]}
 
     def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> SavedTensor:
         layout = value.layout

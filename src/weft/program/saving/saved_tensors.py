@@ -1,4 +1,4 @@
-"""Entries: the tensors of a program that a checkpoint holds, under the names of a single device."""
+"""The tensors of a program that a checkpoint holds, under the names of a single device, and who writes what of them."""
 
 from __future__ import annotations
 

@@ -119,15 +119,14 @@ class Writing:
             self._tell({"parts": work.write()})
             if first:
                 work.publish(self._gathered())
-        except UserError as error:
-            self._error = error
+        except Exception as error:
+            text = f"cannot write {work.path}: {type(error).__name__}: {error}"
+            self._error = error if isinstance(error, UserError) else UserError(text)
             if first:
                 abandon(work.beside)
             else:
                 with suppress(UserError):  # the disk may be full
-                    self._tell({"error": str(error)})
-        except Exception as error:
-            self._error = UserError(f"cannot write {work.path}: {type(error).__name__}: {error}")
+                    self._tell({"error": str(self._error)})
 
     def _note(self, rank: int) -> Path:
         return self._work.beside / f"rank-{rank:05d}.json"
