@@ -83,7 +83,9 @@ def test_predicted_is_measured(case: str) -> None:
         assert new.measured is not None
         for kind in ("parameters", "buffers", "states", "batch", "constants"):
             assert getattr(new.measured, kind) == getattr(new.predicted, kind), kind
-        assert new.predicted.peak == pytest.approx(new.measured.peak, rel=0.1)
+        # The plan counts what may be there at once, whichever of two queues is ahead.
+        assert new.measured.peak <= 1.005 * new.predicted.peak
+        assert new.predicted.peak <= 1.2 * new.measured.peak
 
 
 def test_memory_prints_a_table() -> None:
