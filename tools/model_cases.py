@@ -24,6 +24,8 @@ EPS = {torch.float64: 1e-4, torch.float32: 1e-8}
 FLOOR = 1e-4
 # The least relative difference of losses that counts as 1 in float32: a net's loss differs by some units of rounding.
 LOSS_UNIT = 2**-18
+# Plain trainings in float32 from weights that are rounded otherwise.
+SHAKEN = 3
 LINE, PAIR, GRID = [0, 1, 2, 3], [0, 1], [[0, 1], [2, 3]]
 S, B = weft.split, weft.broadcast
 
@@ -120,6 +122,7 @@ class Comparison:
         self._loss = case.loss
         self._plainly = cache(self._trained)
         self._rounding = cache(self._moved_away)
+        self._shaken = cache(self._rounded)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The case's loss, all in float64."""
@@ -150,6 +153,13 @@ class Comparison:
         batches = [{key: _cast(value, dtype) for key, value in x.items()} for x in self.batches]
         return Training(copy.deepcopy(self.model).to(dtype), self._loss, batches, eps)
 
+    def _rounded(self, parts: int, eps: float) -> list[Trained]:
+        """Plain float32 trainings from weights that are rounded otherwise: gradients near zero may change their sign."""
+        trainings = [self.training(torch.float32, eps) for _ in range(SHAKEN)]
+        for seed, training in enumerate(trainings):
+            _shake(training.model, seed)
+        return [training.plainly(parts) for training in trainings]
+
     def _trained(
         self, parts: int, dtype: torch.dtype = torch.float64, eps: float = EPS[torch.float64]
     ) -> Trained:
@@ -172,17 +182,20 @@ class Comparison:
 
         Returns:
             the distance of all parameters and buffers from those of plain PyTorch in float32, in units of
-            that of plain PyTorch in float32 from itself in float64; or the relative difference of losses in
-            these units, of `LOSS_UNIT` at least, where that is larger.
+            the largest that plain PyTorch has from itself in float64, as it is and from weights that are rounded
+            otherwise; or the relative difference of losses in these units, of `LOSS_UNIT` at least, where that is
+            larger.
         """
         parts, eps = self._parts(strategy), EPS[torch.float32]
         training = self.training(torch.float32, eps)
         losses, state = _run(lambda: training.compile(grid, strategy), training.batches, grid)
         expected_losses, expected = self._plainly(parts, torch.float32, eps)
         exact_losses, exact = self._plainly(parts, torch.float64, eps)
+        rounded = [(expected_losses, expected), *self._shaken(parts, eps)]
         found, plain, double = (_flat(expected, x) for x in (state, expected, exact))
-        moved = float((found - plain).norm() / (plain - double).norm())
-        unit = max(LOSS_UNIT, _loss_distance(expected_losses, exact_losses))
+        far = max(float((_flat(expected, x) - double).norm()) for _, x in rounded)
+        unit = max(LOSS_UNIT, *(_loss_distance(x, exact_losses) for x, _ in rounded))
+        moved = float((found - plain).norm()) / far
         return max(moved, _loss_distance(losses, expected_losses) / unit)
 
 
@@ -251,6 +264,15 @@ def _flat(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Tens
 
 def _moved(value: torch.Tensor) -> torch.Tensor:
     return value * (1 + 1e-15) if value.is_floating_point() else value
+
+
+def _shake(model: nn.Module, seed: int) -> None:
+    """Change each weight by a unit of rounding, up or down."""
+    draw = torch.Generator().manual_seed(seed)
+    unit = torch.finfo(torch.float32).eps
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1 + unit * (2 * torch.randint(2, weight.shape, generator=draw) - 1)
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:

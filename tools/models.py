@@ -24,6 +24,7 @@ from tools.model_cases import (
     LOSS_UNIT,
     MICRO_BATCHES,
     RATE,
+    SHAKEN,
     STEPS,
     Case,
     Comparison,
@@ -60,9 +61,10 @@ weft on 2 and 4 ranks, threads of one process.
   change of the batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may
   differ.
 - *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the larger of two distances from plain
-  PyTorch in float32, that of all parameters and buffers and that of losses, each in units of the distance of plain
-  PyTorch in float32 from itself in float64 (of {LOSS_UNIT:.0e} of a loss at least). Up to {SINGLE_LIMIT:g} is equal:
-  two roundings of the same are 1.4 apart, and more where a net blows them up.
+  PyTorch in float32, that of all parameters and buffers and that of losses, each in units of the largest distance that
+  plain PyTorch in float32 has from itself in float64, as it is and {SHAKEN} times from weights that are rounded
+  otherwise (of {LOSS_UNIT:.0e} of a loss at least): Adam takes a whole step by the sign of a gradient that is zero but
+  for rounding. Up to {SINGLE_LIMIT:g} is equal.
 - *data*: the batch split; *tensor*: the batch whole, the linear layers (experts, tables, heads) that
   `examples/models/` names split as Megatron-LM does; *hybrid*: both, on two axes; *automatic*: all deduced. Where that
   comes to data parallel, differing by as much to the last digit, it says "{AS_DATA}" and is not counted; nor is

@@ -46,6 +46,28 @@ def test_keys(batch: Any, keys: list[str]) -> None:
     assert keys_of(batch) == keys
 
 
+NOT_DENSE: dict[str, Callable[[], torch.Tensor]] = {
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 8)], layout=torch.jagged),
+    "nested, strided": lambda: torch.nested.nested_tensor([torch.ones(2, 8)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2, 8), 1.0, 0, torch.qint8),
+    "sparse": lambda: torch.ones(2, 8).to_sparse(),
+    "sparse, compressed": lambda: torch.ones(2, 8).to_sparse_csr(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_a_batch_is_dense(kind: str) -> None:
+    """As an example, and as a later batch."""
+    leaf, word = NOT_DENSE[kind](), kind.split(",")[0]
+    with pytest.raises(BatchError, match=rf"'x' of the batch is a {word}.* expected a dense one"):
+        describe_batch({"x": leaf})
+    spec = describe_batch({"x": torch.ones(2, 8)})
+    assert spec.read_batch({"x": leaf}) is None
+    with pytest.raises(BatchError, match=rf"'x' of the batch is a {word}"):
+        spec.flatten_batch({"x": leaf})
+
+
 def test_two_leaves_of_one_key() -> None:
     with pytest.raises(BatchError, match=r"two leaves .* 'a\.b'"):
         keys_of({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)})

@@ -11,7 +11,7 @@ from torch import nn
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.errors import RankFailure
+from weft.errors import BatchError, RankFailure
 from weft.runtime.executor import optimizer as updates
 
 STRATEGIES = {
@@ -56,6 +56,21 @@ def test_training_goes_on_after_a_bad_batch(ranks: int, name: str) -> None:
         program.close()
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_batch_without_values(name: str) -> None:
+    model = GPT().double()
+    batch = token_batch(4)
+    with weft.local_world(2):
+        placement = weft.placement("cpu", [0, 1])
+        program = weft.compile(
+            model, token_loss, adamw(model), batch, placement=placement, strategy=STRATEGIES[name]
+        )
+        with pytest.raises(BatchError, match="'x' is on the meta device and has no values"):
+            program.step({**batch, "x": batch["x"].to("meta")})
+        assert program.steps == 0
+        program.step(batch)
 
 
 def test_a_half_made_update_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

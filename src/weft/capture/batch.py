@@ -56,7 +56,9 @@ class BatchSpec:
             return None
         leaves = {}
         for (key, shape, dtype), leaf in zip(self._tests, found, strict=True):
-            if type(leaf) is not torch.Tensor or leaf.shape != shape or leaf.dtype is not dtype:
+            if type(leaf) is not torch.Tensor or leaf.dtype is not dtype or not is_dense(leaf):
+                return None
+            if leaf.shape != shape or leaf.is_meta:
                 return None
             leaves[key] = leaf
         return leaves
@@ -121,11 +123,7 @@ def describe_batch(batch: Any) -> BatchSpec:
 
 def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout != torch.strided:
-            raise BatchError(
-                f"the leaf {key!r} of the example batch is a sparse tensor ({leaf.layout}), and sparse tensors are not "
-                "supported; expected a dense one: x.to_dense(), or its indices and values as tensors"
-            )
+        _check_dense(key, leaf)
         return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
     if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
         return Static(key, leaf)
@@ -135,8 +133,28 @@ def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     )
 
 
+def is_dense(leaf: torch.Tensor) -> bool:
+    """True where a tensor is a block of numbers: not sparse, nested or quantized."""
+    return leaf.layout is torch.strided and not leaf.is_nested and not leaf.is_quantized
+
+
+def _check_dense(key: str, leaf: torch.Tensor) -> None:
+    if is_dense(leaf):
+        return
+    if leaf.is_nested:
+        kind, remedy = "nested", "a padded one with a mask: torch.nested.to_padded_tensor(x, 0.0)"
+    elif leaf.is_quantized:
+        kind, remedy = "quantized", "x.dequantize()"
+    else:
+        kind, remedy = f"sparse ({leaf.layout})", "x.to_dense(), or its indices and values as tensors"
+    raise BatchError(
+        f"the leaf {key!r} of the batch is a {kind} tensor, and these are not supported; expected a dense one: {remedy}"
+    )
+
+
 def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
     if isinstance(leaf, torch.Tensor):
+        _check_dense(expected.key, leaf)
         same = TensorLeaf(expected.key, tuple(leaf.shape), dtype_name(leaf.dtype)) == expected
     else:
         # 1, 1.0 and True are equal, but make different programs.

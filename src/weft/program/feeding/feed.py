@@ -108,6 +108,7 @@ class Feeder:
         whole, found = batch.stand_in()
         leaves = self._spec.flatten_batch(whole)
         plain = {key: leaf for key, leaf in leaves.items() if id(leaf) not in found}
+        _check_values(plain)
         rows = {key: found[id(leaf)] for key, leaf in leaves.items() if id(leaf) in found}
         feeds: dict[int, dict[str, Tensor]] = {}
         for (rank, regions), device in zip(
@@ -154,6 +155,8 @@ class Feeder:
         whole, shards = without_shards(batch)
         leaves = self._spec.flatten_batch(whole)
         given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
+        plain = {key: leaf for key, leaf in leaves.items() if key not in given}
+        _check_values(plain)
         cut = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
         parts = self._in_micro_batches(given)
         feeds = {
@@ -163,7 +166,6 @@ class Feeder:
             }
             for rank, device in self._devices.items()
         }
-        plain = {key: leaf for key, leaf in leaves.items() if key not in given}
         return feeds, self._sums(plain, given, step)
 
     def _cut(self, key: str, leaf: Tensor) -> Tensor:
@@ -181,3 +183,12 @@ class Feeder:
             for key, leaf in given.items()
             if key in layouts
         }
+
+
+def _check_values(leaves: Mapping[str, Tensor]) -> None:
+    for key, leaf in leaves.items():
+        if leaf.is_meta:
+            raise BatchError(
+                f"the batch's leaf {key!r} is on the meta device and has no values; an example may be, a batch that "
+                "a step runs on may not"
+            )
