@@ -15,13 +15,17 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo test thorough quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
 
 test: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# All cases of every test: half an hour.
+thorough: $(READY)
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --thorough
 
 quick: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow" @tests/quick.txt

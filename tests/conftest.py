@@ -6,6 +6,7 @@ import difflib
 import gc
 import importlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
@@ -21,15 +22,42 @@ os.environ.setdefault("WEFT_DEBUG", "1")
 os.environ.setdefault("WEFT_PLAN_COSTS", "usual")
 
 UPDATE = "--update-golden"
+THOROUGH = "--thorough"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(UPDATE, action="store_true", help="write the golden files anew")
+    parser.addoption(THOROUGH, action="store_true", help="all cases of every test")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption(UPDATE):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+    if not config.getoption(THOROUGH):
+        left_out = _left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Those marked `thorough`, and of the cases of each test of a module in `sampled.txt` all but every n-th."""
+    found, numbers, sampled = set[pytest.Item](), Counter[tuple[Path, str]](), _sampled()
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            found.add(item)
+        elif item.path in sampled:
+            test = (item.path, getattr(item, "originalname", item.name))
+            if numbers[test] % sampled[item.path]:
+                found.add(item)
+            numbers[test] += 1
+    return found
+
+
+def _sampled() -> dict[Path, int]:
+    """The modules of `sampled.txt`, with n."""
+    folder = Path(__file__).parent
+    rows = (line.split() for line in (folder / "sampled.txt").read_text().splitlines())
+    return {folder / module: int(n) for n, module in rows}
 
 
 @final

@@ -157,7 +157,8 @@ def tested(cell: Cell, only: Sequence[str]) -> str:
     if not cell.torch:
         only = only or [f"tests/{folder}" for folder in FREE]
         command += ["-p", "tools.without_torch", "-m", "not slow"]
-    ended = _said([*command, *only], TESTS).splitlines() or ["pytest said nothing"]
+    every = [] if only else ["--thorough"]
+    ended = _said([*command, *every, *only], TESTS).splitlines() or ["pytest said nothing"]
     failed = [line.split(" - ")[0] for line in ended if line.startswith(("FAILED", "ERROR"))]
     return "; ".join([re.sub(r" in [\d.]+s.*", "", ended[-1]).strip("= "), *failed[:5]])
 

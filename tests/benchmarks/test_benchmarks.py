@@ -44,6 +44,7 @@ def test_memory_is_flat(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_compile_time(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -71,6 +72,7 @@ def test_eager_overhead(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_overhead(tmp_path: Path) -> None:
     run(tmp_path, "-m", "benchmarks.overhead", "--rounds", "1", "--cases", "mlp width 64")
     found = result(tmp_path, "overhead")["mlp width 64"]

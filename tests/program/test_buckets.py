@@ -75,3 +75,15 @@ def test_what_does_not_fit_is_told() -> None:
         weft.Buckets((16, 8), {"x": 0})
     with pytest.raises(UserError, match="what to pad"):
         weft.Buckets((8,), {})
+
+
+def test_of_padded_batches_each_process_takes_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest row of all says how far they are padded."""
+    model = Tagger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with weft.local_world(1):
+        given: dict[str, Any] = {"placement": weft.placement("cpu", [0])}
+        program = weft.compile(model, loss_fn, optimizer, batch_of(6, 0), shapes=BUCKETS, **given)
+        monkeypatch.setattr(type(program._variants), "rows", lambda *_: [0])
+        assert program.rows(4) == [0, 1, 2, 3]
+        program.close()

@@ -96,7 +96,7 @@ def test_the_limit_holds() -> None:
     least = min(each.memory for each in every("h100x2").values())
     assert plain is not None
     limit = (plain.total + least) // 2
-    found = weft.search(layers(), "h100x2", memory_limit=limit, moves=400)
+    found = weft.search(layers(), "h100x2", memory_limit=limit, moves=100)
     assert found.simulation.memory is not None
     assert found.simulation.memory.total <= limit
     with pytest.raises(UserError, match=r"no strategy fits .* GB of memory; the least that was"):
@@ -204,10 +204,10 @@ def test_a_batch_norm_is_never_cut_into_micro_batches_unasked() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     batch = {"x": torch.zeros(8, 6), "y": torch.zeros(8, dtype=torch.int64)}
     step = weft.Job(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).stored()
-    found = weft.search(step, "h100x2", moves=1000)
+    found = weft.search(step, "h100x2", moves=100)
     assert {each.strategy.micro_batches for each in found.tried} == {1}
     assert any("BatchNorm" in each for each in found.not_searched)
-    asked = weft.search(step, "h100x2", moves=1000, fixed=Strategy(micro_batches=2))
+    asked = weft.search(step, "h100x2", moves=100, fixed=Strategy(micro_batches=2))
     assert {each.strategy.micro_batches for each in asked.tried} == {2}
 
 

@@ -39,6 +39,7 @@ def test_it_plans_nothing_twice(plans: list[Strategy]) -> None:
     assert second.bound == first.bound
 
 
+@pytest.mark.thorough
 def test_the_whole_is_known_after_two_halves() -> None:
     """Moves count strategies that are new, so a search in parts finds what one in a piece finds."""
     whole = weft.search(layers(), "h100x2", moves=400, seed=1)
@@ -49,14 +50,14 @@ def test_the_whole_is_known_after_two_halves() -> None:
 
 def test_a_pin_skips_what_was_far_slower(plans: list[Strategy]) -> None:
     """Its points are not planned again; those near the best are, with the pin."""
-    first = weft.search(decoder(), "h100x4", moves=30)
+    first = weft.search(decoder(), "h100x4", moves=12)
     pin = Strategy(parameters={"head.weight": weft.broadcast})
     plans.clear()
-    second = weft.search(decoder(), "h100x4", moves=30, fixed=pin, start=first)
+    second = weft.search(decoder(), "h100x4", moves=12, fixed=pin, start=first)
     assert second.best.parameters["head.weight"] == weft.broadcast
     assert all(each.parameters["head.weight"] == weft.broadcast for each in plans)
     assert any("something else fixed" in why for why in second.skipped)
-    cold = weft.search(decoder(), "h100x4", moves=30, fixed=pin)
+    cold = weft.search(decoder(), "h100x4", moves=12, fixed=pin)
     assert second.seconds <= cold.seconds
 
 

@@ -146,7 +146,10 @@ def _check_dense(key: str, leaf: torch.Tensor) -> None:
     elif leaf.is_quantized:
         kind, remedy = "quantized", "x.dequantize()"
     else:
-        kind, remedy = f"sparse ({leaf.layout})", "x.to_dense(), or its indices and values as tensors"
+        kind, remedy = (
+            f"sparse ({leaf.layout})",
+            "x.to_dense(), or its indices and values as tensors",
+        )
     raise BatchError(
         f"the leaf {key!r} of the batch is a {kind} tensor, and these are not supported; expected a dense one: {remedy}"
     )

@@ -8,6 +8,8 @@ from weft.lazy import looked_up
 
 if TYPE_CHECKING:
     from weft.cli.capture import capture_job as capture_job
+    from weft.cli.convert import export_checkpoint as export_checkpoint
+    from weft.cli.convert import import_files as import_files
     from weft.cli.diff import diff_strategies as diff_strategies
     from weft.cli.measure import measure_here as measure_here
     from weft.cli.ops import list_ops as list_ops
@@ -26,6 +28,8 @@ _HOMES = {
     "PlanOptions": "weft.cli.planned",
     "capture_job": "weft.cli.capture",
     "diff_strategies": "weft.cli.diff",
+    "export_checkpoint": "weft.cli.convert",
+    "import_files": "weft.cli.convert",
     "list_ops": "weft.cli.ops",
     "measure_here": "weft.cli.measure",
     "plan_graph": "weft.cli.plan",

@@ -15,6 +15,7 @@ from weft.strategy import Strategy
 from weft.strategy.precision import precision_of
 
 TRAIN, PLAN, LOOK = "Train", "Plan without devices", "Look up"
+KEEP = "Checkpoints"
 
 app = typer.Typer(
     help="Train one ordinary PyTorch model on many devices.",
@@ -335,6 +336,41 @@ def diff(
     """Show in what two strategies differ, and what each difference costs or saves by itself."""
     with _told():
         typer.echo(cli.diff_strategies(first, second, graph, topology, as_json))
+
+
+@app.command(rich_help_panel=KEEP)
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="The folder that program.save wrote.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the files go; it is not there yet.")
+    ],
+    megabytes: Annotated[
+        int, typer.Option("--file-size", min=1, metavar="MB", help="Of a file at most.")
+    ] = 5000,
+    dtype: Annotated[
+        str, typer.Option(help="To round numbers to, such as bfloat16.", show_default=False)
+    ] = "",
+    masters: Annotated[bool, typer.Option(help="Take float32 masters where there are.")] = False,
+) -> None:
+    """Write the model of a checkpoint as Hugging Face has it: safetensors with an index."""
+    with _told():
+        typer.echo(cli.export_checkpoint(checkpoint, folder, megabytes, dtype, masters))
+
+
+@app.command("import", rich_help_panel=KEEP)
+def import_(
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder with safetensors files.")
+    ],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="The folder; it is not there yet.")
+    ],
+) -> None:
+    """Write a checkpoint of safetensors files, as Hugging Face has them."""
+    with _told():
+        typer.echo(cli.import_files(source, checkpoint))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,8 @@ from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
+from weft.program.data.ahead import loaded_ahead
+from weft.program.data.loader import Loader
 from weft.program.everyone import agreed, told
 from weft.program.explain.beside import BoxTimes, box_times, step_line
 from weft.program.explain.details import details as tables
@@ -225,6 +227,26 @@ class Program:
             training.show(update)
         return results
 
+    def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
+        """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
+
+        A thread loads the next batches while a step runs. Where they come from a `weft.Loader`, its place is behind the
+        batch of the last step that was made; what other iterables draw, they draw that much earlier.
+
+        Args:
+            batches: a `weft.Loader`, or anything that can be looped over.
+            ahead: how many batches may be loaded before their step; 0 for none.
+
+        Raises:
+            UserError: `ahead` cannot be; and as `step` does.
+        """
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+            raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
+        if not isinstance(batches, Iterable):
+            raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
+        every = batches.ahead(ahead) if isinstance(batches, Loader) else None
+        return map(self.step, every or loaded_ahead(iter(batches), ahead))
+
     @one_at_a_time
     def update(self) -> None:
         """Update the parameters by what is in their `grad`, clipped as the strategy says; it is None afterwards.
@@ -412,7 +434,11 @@ class Program:
 
     @one_at_a_time
     def save(
-        self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
+        self,
+        path: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        replace: bool = False,
     ) -> None:
         """Write a checkpoint: parameters, buffers, optimizer states, masters, loss scale, options of groups, steps.
 
@@ -422,11 +448,12 @@ class Program:
         whole or not at all. Every process must call it.
 
         Args:
-            path: where nothing is yet, on a file system that all processes see.
+            path: on a file system that all processes see.
             extra: more that `load` gives back: numbers, texts, whole tensors, lists and dicts of them, and objects with
                 `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process.
             wait: False goes on as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
                 `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
+            replace: True puts it in the place of what is at `path`, once it is whole; else nothing may be there.
 
         Raises:
             UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
@@ -441,7 +468,7 @@ class Program:
             self._check_no_gradients("save")
         about = about_program(state, self._steps, self._step.optimizers)
         before, self._writing = self._writing, None
-        self._writing = save(state, place, about, extra or {}, before, wait)
+        self._writing = save(state, place, about, extra or {}, before, wait, replace)
 
     def _check_no_gradients(self, call: str) -> None:
         if self._training is not None and self._training.gradients.standing():
@@ -516,7 +543,12 @@ class Program:
         return told_all
 
     def rows(self, size: int) -> list[int]:
-        """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks."""
+        """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks.
+
+        All, too, where `weft.Buckets` pads batches: how far, the longest row of all says.
+        """
+        if self._setting.buckets is not None:
+            return list(range(size))
         return self._variants.rows(size)
 
     def _state(self) -> ProgramState:

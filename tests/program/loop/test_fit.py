@@ -101,6 +101,20 @@ def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
     )
 
 
+def test_the_checkpoint_of_the_least_figure_stays(tmp_path: Path) -> None:
+    scores = iter([3.0, 1.0, 2.0, 4.0])
+    kept = weft.Checkpoints(tmp_path, every=3, keep=1, score="held_out")
+    with compiled() as (program, _):
+        weft.fit(
+            *(program, loader(program)),
+            steps=12,
+            evaluate=lambda: {"held_out": next(scores)},
+            evaluate_every=3,
+            checkpoint=kept,
+        )
+    assert [each.name for each in kept.all()] == ["step-00000006", "step-00000012"]
+
+
 def test_epochs_and_evaluation() -> None:
     found: list[tuple[int, dict[str, float]]] = []
     with compiled() as (program, _):
@@ -290,6 +304,7 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         ({"steps": 1, "accumulate": 0}, "accumulate takes"),
         ({"steps": 1, "log_every": True}, "log_every takes"),
         ({"steps": 1, "log": [3]}, "log takes logs"),
+        ({"steps": 1, "extra": {"loader": 1}}, "give yours another name"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
 from weft.errors import UserError
+from weft.program.saving import writing
 
 
 def names(folder: Path) -> list[int]:
@@ -39,6 +41,41 @@ def test_without_scores_only_the_newest_stay(tmp_path: Path) -> None:
     with compiled(Case((3,))) as (program, _):
         assert kept.load_newest(program) == {"number": 2}
         assert program.steps == 3
+
+
+def test_what_is_there_stays_until_another_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1)
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        kept.save(program, {"number": 1})
+        with pytest.raises(UserError, match="score takes a number"):
+            kept.save(program, score="low")  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "write_file", _full)
+            with pytest.raises(OSError, match="No space left"):
+                kept.save(program, {"number": 2})
+        assert names(tmp_path) == [1]
+        assert kept.load_newest(program) == {"number": 1}
+        kept.save(program, {"number": 3})
+        assert names(tmp_path) == [1]
+        assert kept.load_newest(program) == {"number": 3}
+
+
+def _full(*_: object) -> None:
+    raise OSError(ENOSPC, "No space left on device")
+
+
+def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1)
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        kept.save(program, {"number": 1}).rename(tmp_path / ".step-00000001.x.replaced")
+        assert kept.load_newest(program) == {"number": 1}
+        (tmp_path / ".step-00000001.y.replaced").mkdir()
+        kept.save(program)
+    assert names(tmp_path) == [1]
 
 
 def test_a_damaged_one_is_named_and_the_one_before_taken(

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from weft.errors import UserError
+from weft.program.data.ahead import loaded_ahead
 from weft.program.data.order import mixed, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.feeding.rows import RowsOfBatch
@@ -106,10 +107,18 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch that are still to come, none after its last one; then the next epoch begins."""
+        return self.ahead(0)
+
+    def ahead(self, number: int) -> Iterator[Any]:
+        """The same; a thread takes so many from the workers before they are asked for.
+
+        The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
+        samples draw would meet what the loop draws.
+        """
         self._loops += 1
         loop = self._loops
         batches = self._streamed() if self._iterable else self._mapped()
-        for own, size, loaded in _told(batches):
+        for own, size, loaded in loaded_ahead(_told(batches), number if self._workers else 0):
             if loop != self._loops:
                 raise UserError(
                     "weft.Loader: another loop over this loader has begun, and has its place now; make a second loader"

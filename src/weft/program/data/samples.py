@@ -96,8 +96,8 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
                 return
             number += 1
             if number > self._skipped:
-                whole = len(samples) < self._size
-                own = samples if whole else [samples[row] for row in self._rows]
+                short = len(samples) < self._size
+                own = samples if short else [samples[row] for row in self._rows]
                 with drawn_by(mixed(self._seed, number, len(own))):
                     batch = collated(self._collate, own, f"batch {number - 1}")
                 yield len(samples), batch

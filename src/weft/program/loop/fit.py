@@ -20,6 +20,8 @@ from weft.program.program import Program
 from weft.program.saving.checkpoints import Checkpoints
 
 LOADER = "loader"
+# Batches that a thread takes from the workers before their step.
+AHEAD = 2
 # After these ends an evaluation is made; not after a signal, which leaves little time.
 _AT_THE_END = ("steps", "epochs", "stop")
 
@@ -59,8 +61,9 @@ def fit(
 ) -> Fitted:
     """Train until so many steps or epochs are made. Every process calls it.
 
-    Where `checkpoint` has a checkpoint, the loop goes on from the newest: program, schedulers, the loader's place and
-    `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a checkpoint.
+    Where `checkpoint` has a checkpoint and the program has made no step yet, the loop goes on from the newest: program,
+    schedulers, the loader's place and `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a
+    checkpoint.
 
     Args:
         program: that trains.
@@ -86,6 +89,10 @@ def fit(
     """
     _check(steps, epochs, accumulate, log_every, evaluate_every)
     _check_schedulers(schedulers)
+    if LOADER in (extra or {}) and isinstance(loader, Loader):
+        raise UserError(
+            f"weft.fit: the place of the loader stands among the extras as {LOADER!r}; give yours another name"
+        )
     logs = [log_of(each) for each in log]
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
@@ -137,14 +144,14 @@ class _Run:
                 why = telling.of(telling.evaluated())
         if why in _AT_THE_END and telling.evaluation != loop.program.steps:
             telling.of(telling.evaluated())
-        loop.save(ends=True)
+        loop.save(telling.last, ends=True)
         return why
 
     def _epoch(self) -> str:
         """The rest of an epoch; why it ended before its last batch."""
         for result, samples in self.loop.epoch():
             why = self._after(result, samples)
-            self.loop.save(ends=bool(why))
+            self.loop.save(self.telling.last, ends=bool(why))
             if why:
                 return why
         return ""
@@ -223,7 +230,8 @@ class _Loop:
     def epoch(self) -> Iterator[tuple[Any, int]]:
         """Train by what the loader still has; the result of each update's last batch, and samples."""
         samples = 0
-        for number, batch in enumerate(self.loader, 1):
+        batches = self.loader.ahead(AHEAD) if isinstance(self.loader, Loader) else self.loader
+        for number, batch in enumerate(batches, 1):
             samples += _samples(batch)
             updates = number % self.accumulate == 0
             result = self.program.step(batch, update=updates)
@@ -246,12 +254,12 @@ class _Loop:
             self.checkpoint.load_newest(self.program, kept)
         self.saved = self.program.steps
 
-    def save(self, ends: bool) -> None:
+    def save(self, figures: Figures, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
         kept, step = self.checkpoint, self.program.steps
         due = kept is not None and (ends or _passed(self.saved, step, kept.every))
         if kept is not None and due and step and step != self.saved:
-            kept.save(self.program, self._kept())
+            kept.save(self.program, self._kept(), figures.get(kept.score or ""))
             self.saved = step
 
     def _kept(self) -> dict[str, Any]:

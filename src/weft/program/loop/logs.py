@@ -8,8 +8,9 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
 from weft.whole_files import write_whole
@@ -37,20 +38,25 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = path
-        self._file = _opened(path)
+        self._path = Path(path)
+        self._file: TextIO | None = None
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write a line."""
-        if self._file.closed:  # another loop
-            self._file = _opened(self._path)
+        """Write a line.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        self._file = self._file or _opened(self._path)
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
         self._file.write(json.dumps({"step": step, **plain}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; the next line opens it again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
 
 @final
@@ -66,27 +72,34 @@ class Csv:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._columns = _columns(self._path)
-        self._file = _opened(path)
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write a row."""
-        if self._file.closed:  # another loop
-            self._file = _opened(self._path)
+        """Write a row.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        if self._file is None:
+            self._columns, self._file = _columns(self._path), _opened(self._path)
         row = {"step": step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:
+            self._file.close()
             self._widen(more)
+            self._file = _opened(self._path)
         csv.DictWriter(self._file, self._columns).writerow(row)
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; the next row opens it again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def _widen(self, more: list[str]) -> None:
         """Write the file anew, with more columns."""
-        self._file.close()
         with self._path.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
         self._columns += more
@@ -95,7 +108,6 @@ class Csv:
         table.writeheader()
         table.writerows(rows)
         write_whole(self._path, text.getvalue(), "the log")
-        self._file = _opened(self._path)
 
 
 @final
@@ -135,16 +147,21 @@ class TensorBoard:
             raise UserError(
                 f"weft.logs.TensorBoard needs tensorboard; run pip install tensorboard ({error})"
             ) from None
-        self._writer: Any = SummaryWriter(str(folder))
+        # The first process alone writes, and so has files.
+        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder))
+        self._writer: Any = None
 
     def write(self, step: int, figures: Figures) -> None:
         """Add a scalar for each figure."""
+        if self._writer is None:
+            self._writer = self._open()
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Close the files."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 @final
@@ -165,15 +182,20 @@ class WeightsAndBiases:
             raise UserError(
                 f"weft.logs.WeightsAndBiases needs wandb; run pip install wandb ({error})"
             ) from None
-        self._run: Any = wandb.init(**options)
+        # The first process alone writes, and so has a run.
+        self._begin: Callable[[], Any] = partial(wandb.init, **options)
+        self._run: Any = None
 
     def write(self, step: int, figures: Figures) -> None:
         """Log the figures."""
+        if self._run is None:
+            self._run = self._begin()
         self._run.log(dict(figures), step=step)
 
     def close(self) -> None:
         """End the run."""
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
 
 
 @final
@@ -224,11 +246,15 @@ def _columns(path: Path) -> list[str]:
         return next(csv.reader(opened), [])
 
 
-def _opened(path: str | Path) -> Any:
+def _opened(path: Path) -> TextIO:
+    """A file that is written at its end, on a line of its own: a run that was killed may have left half of one."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return Path(path).open("a", newline="")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a", newline="")
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            opened.write("\n")
     except OSError as error:
         raise UserError(
             f"cannot write the log {path}: {error.strerror}; give a path that can be written"
         ) from None
+    return opened

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.manifest import read_manifest
+from weft.program.saving.manifest import PARTIAL, REPLACED, read_manifest
 from weft.program.saving.save import EXTRA
 
 _log = logging.getLogger("weft")
@@ -39,7 +39,11 @@ class Saving(Protocol):
         """Wait until the last checkpoint is written."""
 
     def save(
-        self, path: str | Path, extra: Mapping[str, Any] | None = None, wait: bool = True
+        self,
+        path: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        replace: bool = False,
     ) -> None:
         """Write a checkpoint."""
 
@@ -57,12 +61,14 @@ class Checkpoints:
         every: how many steps lie between two that `save_when_due` writes.
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
         wait: False goes on as soon as all is copied, as `Program.save` does; one more may stay then.
+        score: of the figures of `weft.fit`, the one that is best where it is least.
     """
 
     path: str | Path
     every: int = 1000
     keep: int = 3
     wait: bool = True
+    score: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("every", "keep"):
@@ -71,6 +77,10 @@ class Checkpoints:
                 raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
         if not isinstance(self.wait, bool):
             raise UserError(f"weft.Checkpoints: wait takes True or False, found {self.wait!r}")
+        if self.score is not None and not isinstance(self.score, str):
+            raise UserError(
+                f"weft.Checkpoints: score takes the name of a figure, found {self.score!r}"
+            )
         if not isinstance(self.path, str | Path) or not str(self.path):
             raise UserError(f"weft.Checkpoints: path takes a folder, found {self.path!r}")
 
@@ -96,17 +106,16 @@ class Checkpoints:
             UserError: as `Program.save` does.
         """
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
-        program.wait_for_saved()
-        if program.is_first:
-            # A run that went on from an earlier one may come here again, as after damage; runs that were ended while
-            # they wrote have left parts.
-            for each in (place, *self.folder.glob(f".{_PREFIX}*.partial")):
-                shutil.rmtree(each, ignore_errors=True)
         if score is not None and not isinstance(score, Real):
             raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
         scored: dict[str, float] = {} if score is None else {SCORE: float(score)}
-        program.save(place, {**(extra or {}), **scored}, self.wait)
-        self._take_away()
+        program.wait_for_saved()
+        if program.is_first:
+            self._clear()
+        # A run that went on from an earlier one may come here again, as after damage.
+        program.save(place, {**(extra or {}), **scored}, self.wait, replace=True)
+        if program.is_first:
+            self._take_away()
         return place
 
     def save_when_due(
@@ -131,6 +140,8 @@ class Checkpoints:
         """
         errors: list[str] = []
         program.wait_for_saved()
+        if program.is_first:
+            self._put_back()
         names = [each.name for each in self.all()]
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
@@ -154,6 +165,20 @@ class Checkpoints:
             each
             for _, each in sorted((int(n), x) for n, x in numbers if n.isascii() and n.isdigit())
         ]
+
+    def _clear(self) -> None:
+        """Take away what runs that were ended while they wrote have left."""
+        self._put_back()
+        for suffix in (PARTIAL, REPLACED):
+            for each in self.folder.glob(f".{_PREFIX}*{suffix}"):
+                shutil.rmtree(each, ignore_errors=True)
+
+    def _put_back(self) -> None:
+        """Put a checkpoint in its place again that another was about to replace when the run was ended."""
+        for each in self.folder.glob(f".{_PREFIX}*{REPLACED}"):
+            place = self.folder / each.name.split(".")[1]
+            if not place.exists():
+                each.rename(place)
 
     def _take_away(self) -> None:
         every = self.all()

@@ -132,14 +132,17 @@ def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, st
     """The tensor of the checkpoint from which each entry is read; None where it keeps what it has."""
     stored = manifest.tensors
     names = {entry.name for entry in entries}
-    missing = sorted(n for n in names if n.startswith(MODEL) and n not in stored)
+    # Of tied parameters, files of others hold one.
+    models = [entry for entry in entries if entry.name.startswith(MODEL)]
+    there = {entry.key: entry.name for entry in models if entry.name in stored}
+    missing = sorted(entry.name for entry in models if entry.key not in there)
     unknown = sorted(n for n in stored if n.startswith(MODEL) and n not in names)
     if missing or unknown:
         raise UserError(
             f"{manifest.folder} is of another model: it lacks {_few(missing)}, and has {_few(unknown)} which the model "
             "has not; load it into the model that was saved"
         )
-    found = {entry.name: _source(entry, stored) for entry in entries}
+    found = {entry.name: _source(entry, stored, there) for entry in entries}
     for entry in entries:
         source = found[entry.name]
         if source is not None and stored[source].shape != entry.shape:
@@ -150,15 +153,19 @@ def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, st
     return found
 
 
-def _source(entry: SavedTensor, stored: Mapping[str, Stored]) -> str | None:
+def _source(
+    entry: SavedTensor, stored: Mapping[str, Stored], there: Mapping[str, str]
+) -> str | None:
+    """The tensor that an entry is read from; `there` are the names of parameters and buffers by their keys."""
     if entry.name.startswith(MASTERS):
-        name = entry.name.removeprefix(MASTERS)
-        return entry.name if entry.name in stored else MODEL + name
+        key = entry.name.removeprefix(MASTERS)
+        return entry.name if entry.name in stored else there.get(key, MODEL + key)
     if entry.name.startswith(MODEL):
         # What is wider here than it was saved goes on from its master.
         master = MASTERS + entry.key
-        wide = entry.name in stored and _size(entry.dtype) > _size(stored[entry.name].dtype)
-        return master if wide and master in stored else entry.name
+        own = there[entry.key]
+        wide = _size(entry.dtype) > _size(stored[own].dtype)
+        return master if wide and master in stored else own
     return entry.name if entry.name in stored else None
 
 
@@ -256,14 +263,14 @@ def _read_states(
 def _extra(manifest: Manifest) -> dict[str, Any]:
     """The user's own, tensors in it whole."""
     tensors = {}
-    for name, each in manifest.tensors.items():
-        if name.startswith(f"{EXTRA}."):
+    stored = {name: x for name, x in manifest.tensors.items() if name.startswith(f"{EXTRA}.")}
+    with Reading(manifest.folder) as reading:
+        for name, each in stored.items():
             if each.dtype not in DTYPES.values():
                 raise DamagedCheckpoint(f"{manifest.folder}: {name} is of no dtype {each.dtype!r}")
             tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
             whole = tuple((0, size) for size in each.shape)
-            with Reading(manifest.folder) as reading:
-                reading.piece(each.extents, whole, tensors[name])
+            reading.piece(each.extents, whole, tensors[name])
     found = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
     if not isinstance(found, dict):
         raise DamagedCheckpoint(f"{manifest.folder}: its extra is no dict; load another checkpoint")

@@ -17,6 +17,8 @@ from weft.layout.region import Region, overlap, region_size
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, to_disk
 
 NAME = "weft.json"
+# Ends of hidden folders: one that is being written, and one that another takes the place of.
+PARTIAL, REPLACED = ".partial", ".replaced"
 _VERSION = 1
 # Bytes that a manifest may have.
 _MOST = 1 << 30
@@ -159,23 +161,23 @@ def _of_headers(folder: Path) -> Manifest:
     return Manifest(folder, tensors)
 
 
-def begin(path: Path) -> Path:
+def begin(path: Path, replaces: bool = False) -> Path:
     """Make an empty folder, in which a checkpoint is written that is to be at `path`. Two at once have two.
 
     Raises:
-        UserError: something is at `path`, or it cannot be written there.
+        UserError: something is at `path`, and is not to be replaced; or it cannot be written there.
     """
-    if path.exists():
+    if path.exists() and not replaces:
         raise UserError(f"{path} exists; give program.save a path where nothing is")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Path(mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        return Path(mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 
 
-def publish(beside: Path, path: Path, manifest: Manifest) -> None:
-    """Put a checkpoint whose files are written in its place, all at once.
+def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False) -> None:
+    """Put a checkpoint whose files are written in its place, all at once; what it replaces goes then.
 
     Raises:
         UserError: a file is not there, as where hosts do not share the folder; or the place cannot be written.
@@ -190,12 +192,17 @@ def publish(beside: Path, path: Path, manifest: Manifest) -> None:
     try:
         (beside / NAME).write_text(manifest.to_text())
         to_disk(beside / NAME)
-        if path.exists():
+        if path.exists() and not replaces:
             raise FileExistsError(EEXIST, "another one has been put there meanwhile")
         # It was for this user alone until now.
         shutil.copymode(path.parent, beside)
+        to_disk(beside)
+        old = beside.with_suffix(REPLACED)
+        if path.exists():
+            path.rename(old)
         beside.rename(path)
         to_disk(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 

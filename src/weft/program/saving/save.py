@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from weft.program.saving.values import to_json
 from weft.program.saving.writing import WriteJob, Writing
 from weft.tensor import GlobalTensor
 
-EXTRA = "extra"
+EXTRA, TIED = "extra", "tied"
 
 
 def save(
@@ -30,16 +31,18 @@ def save(
     extra: Mapping[str, Any],
     before: Writing | None = None,
     wait: bool = True,
+    replaces: bool = False,
 ) -> Writing | None:
     """Write a checkpoint. Every process must call it.
 
     Args:
         state: of the program.
-        path: a folder that is not there yet, on a file system that all processes see.
+        path: a folder on a file system that all processes see.
         about: the program, as `to_json` takes it.
         extra: the user's own.
         before: an earlier checkpoint of the program that may still be written.
         wait: False returns as soon as all is copied, and writes meanwhile.
+        replaces: True puts it in the place of what is there.
 
     Returns:
         The work that goes on; None where it is done.
@@ -53,7 +56,7 @@ def save(
     def start() -> str:
         if before is not None:
             before.wait()
-        return str(begin(path)) if first else ""
+        return str(begin(path, replaces)) if first else ""
 
     beside = Path(told(world, "the folder", start)[0])
     try:
@@ -62,10 +65,15 @@ def save(
         work = agreed(
             world,
             "what is saved",
-            lambda: _work(state, entries, path, beside, {**about, "numbers": numbers}, extra),
+            lambda: _work(
+                *(state, entries, path, beside),
+                {**about, "numbers": numbers, TIED: _tied(entries)},
+                extra,
+            ),
         )
+        work = replace(work, replaces=replaces)
         if not wait:
-            return Writing(work.copied())
+            return Writing(agreed(world, "copies in host memory", work.copied))
         written = told(world, "the files", lambda: json.dumps(work.write()))
         parts = [each for text in dict.fromkeys(written) for each in json.loads(text)]
         agreed(world, "the checkpoint", lambda: work.publish(parts) if first else None)
@@ -74,6 +82,13 @@ def save(
             abandon(beside)
         raise
     return None
+
+
+def _tied(entries: Sequence[SavedTensor]) -> dict[str, str]:
+    """Further names of tensors that have several, each with the first one."""
+    first: dict[str, str] = {}
+    found = {entry.name: first.setdefault(entry.key, entry.name) for entry in entries}
+    return {name: other for name, other in found.items() if name != other}
 
 
 def _work(

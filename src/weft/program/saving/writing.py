@@ -40,6 +40,7 @@ class WriteJob:
         about: what is no tensor.
         rank: the first of this process.
         processes: the first ranks of all.
+        replaces: whether something may be at `path`.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class WriteJob:
     about: Mapping[str, Any]
     rank: int
     processes: tuple[int, ...]
+    replaces: bool = False
 
     def copied(self) -> WriteJob:
         """The same, of copies in host memory, so that the tensors may change."""
@@ -84,6 +86,7 @@ class WriteJob:
             self.beside,
             self.path,
             Manifest(self.path, stored, {**self.about, "names": sorted(stored)}),
+            self.replaces,
         )
 
 

@@ -1,0 +1,180 @@
+"""Checkpoints and the files of Hugging Face: sharded safetensors with an index, under a model's own names."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.errors import UserError
+from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
+from weft.program.saving.manifest import (
+    DTYPES,
+    Manifest,
+    Stored,
+    abandon,
+    begin,
+    publish,
+    read_manifest,
+)
+from weft.program.saving.program_state import MASTERS, MODEL
+from weft.program.saving.save import TIED
+from weft.units import ITEM_SIZE, Bytes
+
+# Of a file, as `transformers` has it.
+MOST: Final = Bytes(5 * 10**9)
+INDEX = f"model{SUFFIX}.index.json"
+
+
+@final
+@dataclass(frozen=True)
+class Written:
+    """The files that were written.
+
+    Attributes:
+        folder: where they are.
+        tensors, bytes: in them.
+    """
+
+    folder: Path
+    tensors: int
+    bytes: Bytes
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.tensors} tensors, {self.bytes} bytes"
+
+
+def export(
+    checkpoint: Path, folder: Path, most: Bytes = MOST, dtype: str = "", masters: bool = False
+) -> Written:
+    """Write the model of a checkpoint as `transformers` and `safetensors` read it. One tensor at a time is in memory.
+
+    Args:
+        checkpoint: that `Program.save` wrote.
+        folder: that is not there yet: "model.safetensors", or "model-00001-of-00003.safetensors", … with an index.
+        most: bytes of a file.
+        dtype: that floating-point tensors are rounded to, such as "bfloat16"; as they are without.
+        masters: take the float32 master of each parameter that has one.
+
+    Raises:
+        UserError: there is no checkpoint, it is damaged or holds no model; or the folder cannot be written.
+    """
+    if dtype and dtype not in DTYPES.values():
+        raise UserError(f"dtype takes one of {', '.join(DTYPES.values())}, found {dtype!r}")
+    if most < 1:
+        raise UserError(f"a file takes bytes from 1, found {most}")
+    manifest = read_manifest(checkpoint)
+    named = _model(manifest, masters)
+    check_extents(checkpoint, (extent for each in named.values() for extent in each.extents))
+    files = _files({name: _bytes(each, dtype) for name, each in named.items()}, most)
+    beside = begin(folder)
+    try:
+        with Reading(checkpoint) as reading:
+            for file, names in files.items():
+                values = {name: _value(reading, named[name], dtype) for name in names}
+                save_file(values, beside / file, {"format": "pt"})
+                to_disk(beside / file)
+        total = sum(_bytes(each, dtype) for each in named.values())
+        if len(files) > 1:
+            places = {name: file for file, names in files.items() for name in names}
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        shutil.copymode(folder.parent, beside)
+        beside.rename(folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
+    finally:
+        abandon(beside)
+    return Written(folder, len(named), Bytes(total))
+
+
+def import_model(source: Path, checkpoint: Path) -> Written:
+    """Write a checkpoint of files that another program wrote, as those of Hugging Face; `Program.load` reads both.
+
+    Args:
+        source: a folder of safetensors files, under the names of the model's `state_dict()`.
+        checkpoint: the folder, which is not there yet.
+
+    Raises:
+        UserError: there are no such files, they are damaged, or it is a checkpoint already.
+    """
+    manifest = read_manifest(source)
+    if manifest.about:
+        raise UserError(f"{source} is a checkpoint already; program.load reads it as it is")
+    stored = {MODEL + name: each for name, each in manifest.tensors.items()}
+    for name, each in stored.items():
+        if each.dtype not in ITEM_SIZE:
+            raise UserError(f"{source}: {name} is of dtype {each.dtype}, which weft does not know")
+    beside, found = begin(checkpoint), dict[str, Stored]()
+    try:
+        files = _files({name: _bytes(each) for name, each in stored.items()}, MOST)
+        with Reading(source) as reading:
+            for number, names in enumerate(files.values(), 1):
+                file = f"shard-00001-model-{number:05d}{SUFFIX}"
+                values = {name: _value(reading, stored[name]) for name in names}
+                whole = {name: tuple((0, size) for size in x.shape) for name, x in values.items()}
+                sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
+                for name, x in values.items():
+                    extent = Extent(file, name, whole[name], sums[name])
+                    found[name] = Stored(tuple(x.shape), stored[name].dtype, (extent,))
+        publish(beside, checkpoint, Manifest(checkpoint, found, {"names": sorted(found)}))
+    finally:
+        abandon(beside)
+    return Written(checkpoint, len(found), Bytes(sum(map(_bytes, stored.values()))))
+
+
+def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
+    """The tensors of a model, by the names of its `state_dict()`."""
+    stored = manifest.tensors
+    found = {name.removeprefix(MODEL): x for name, x in stored.items() if name.startswith(MODEL)}
+    if not found:
+        raise UserError(
+            f"{manifest.folder} holds no model, whose tensors begin with {MODEL!r}; give the folder that program.save "
+            "has written"
+        )
+    if masters:
+        tied = manifest.about.get(TIED, {})
+        for name in found:
+            own = tied.get(MODEL + name, MODEL + name).removeprefix(MODEL)
+            found[name] = stored.get(MASTERS + own, found[name])
+    return dict(sorted(found.items()))
+
+
+def _bytes(stored: Stored, dtype: str = "") -> int:
+    kept = dtype if dtype and "float" in stored.dtype else stored.dtype
+    return math.prod(stored.shape) * ITEM_SIZE.get(kept, 1)
+
+
+def _files(sizes: Mapping[str, int], most: int) -> dict[str, list[str]]:
+    """The names of each file, in order; a file has more bytes than `most` only where one tensor has."""
+    parts = list(_parts(sizes, most))
+    if len(parts) == 1:
+        return {f"model{SUFFIX}": parts[0]}
+    return {f"model-{n:05d}-of-{len(parts):05d}{SUFFIX}": x for n, x in enumerate(parts, 1)}
+
+
+def _parts(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    part: list[str] = []
+    held = 0
+    for name, size in sizes.items():
+        if part and held + size > most:
+            yield part
+            part, held = [], 0
+        part.append(name)
+        held += size
+    yield part
+
+
+def _value(reading: Reading, stored: Stored, dtype: str = "") -> Tensor:
+    """A tensor whole, in memory of its own."""
+    value = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+    reading.piece(stored.extents, tuple((0, size) for size in stored.shape), value)
+    return value.to(getattr(torch, dtype)) if dtype and value.is_floating_point() else value
